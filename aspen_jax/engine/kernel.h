@@ -1,0 +1,97 @@
+// The seam between the engine and its back-ends.
+//
+// The engine schedules tiles and knows no operation by name; a back-end knows operations and no scheduler. They meet here: a
+// back-end registers Kernels; when a graph is loaded the engine asks the kernel of each op to check and prepare that op once
+// (`Kernel::prepare`), and afterwards runs its tiles through the plain function pointer that `prepare` returned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace aspen {
+
+inline constexpr int kMaxRank = 8;
+
+// The numbers are part of the graph format (docs/graph_format.md).
+enum class DType : uint8_t {
+  kBool = 0,
+  kI8 = 1,
+  kI16 = 2,
+  kI32 = 3,
+  kI64 = 4,
+  kU8 = 5,
+  kU16 = 6,
+  kU32 = 7,
+  kU64 = 8,
+  kF16 = 9,
+  kBF16 = 10,
+  kF32 = 11,
+  kF64 = 12,
+};
+inline constexpr int kNumDTypes = 13;
+
+constexpr int64_t size_of(DType dtype) {
+  constexpr int64_t kSizes[kNumDTypes] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+  return kSizes[static_cast<int>(dtype)];
+}
+
+// How a kernel sees an operand or its output: an n-dimensional strided window. Strides are in elements, may be zero
+// (broadcast) or negative (reverse). The engine has checked that every element lies inside the buffer behind it.
+struct TensorView {
+  DType dtype = DType::kF32;
+  int rank = 0;
+  int64_t shape[kMaxRank] = {};
+  int64_t strides[kMaxRank] = {};
+};
+
+// A graph, an op or a parameter that cannot be accepted. Thrown at load time only; it never crosses the FFI border.
+class GraphError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Everything known about an op when its graph is loaded. `params` is read with WordReader (words.h).
+struct OpSpec {
+  std::span<const TensorView> inputs;
+  const TensorView& output;
+  std::span<const int64_t> params;
+};
+
+// What `prepare` derives from an OpSpec; immutable and shared by all workers and runs.
+class OpState {
+ public:
+  virtual ~OpState() = default;
+};
+
+// One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view.
+struct TileArgs {
+  const OpState* state;
+  const void* const* inputs;
+  void* output;
+  const int32_t* lo;
+  const int32_t* hi;
+  std::byte* scratch;  // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
+};
+
+// Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.
+using RunTile = const char* (*)(const TileArgs&) noexcept;
+
+struct PreparedOp {
+  std::unique_ptr<const OpState> state;
+  RunTile run = nullptr;
+  size_t scratch_bytes = 0;
+};
+
+struct Kernel {
+  const char* name;
+  // Checks shapes, strides, dtypes and params so that `run` is safe on every box inside the output; throws GraphError.
+  PreparedOp (*prepare)(const OpSpec&);
+};
+
+}  // namespace aspen

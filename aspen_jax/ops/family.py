@@ -1,0 +1,144 @@
+"""What an op family must say about itself. Adding an op means adding one module with a family, its kernel and its test."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_type_hints
+
+import numpy as np
+
+from aspen_jax.ops.block import BlockProgram
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from aspen_jax.program import Op
+
+
+class Words:
+    """Reads parameter words in order (docs/graph_format.md, "Parameter words")."""
+
+    def __init__(self, words: Sequence[int]):
+        self._words = [int(word) for word in words]
+        self._next = 0
+
+    def integer(self) -> int:
+        if self._next >= len(self._words):
+            raise ValueError("parameter words end early")
+        self._next += 1
+        return self._words[self._next - 1]
+
+    def list(self) -> tuple[int, ...]:
+        size = self.integer()
+        if not 0 <= size <= len(self._words) - self._next:
+            raise ValueError(f"parameter list of impossible length {size}")
+        self._next += size
+        return tuple(self._words[self._next - size : self._next])
+
+    def done(self) -> bool:
+        return self._next == len(self._words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attrs:
+    """Base of attribute dataclasses; fields are int, bool, float or tuple[int, ...]."""
+
+    def to_words(self) -> list[int]:
+        words: list[int] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                words += [len(value), *map(int, value)]
+            elif isinstance(value, float):
+                words.append(struct.unpack("<q", struct.pack("<d", value))[0])
+            else:
+                words.append(int(value))
+        return words
+
+    @classmethod
+    def from_words(cls, words: Words) -> Self:
+        hints = get_type_hints(cls)
+        values: list[Any] = []
+        for field in dataclasses.fields(cls):
+            hint = hints[field.name]
+            if hint is float:
+                values.append(struct.unpack("<d", struct.pack("<q", words.integer()))[0])
+            elif hint in (int, bool):
+                values.append(hint(words.integer()))
+            else:
+                values.append(words.list())
+        return cls(*values)
+
+
+class Work(NamedTuple):
+    """Estimated work of tiles: arrays of one entry a tile."""
+
+    flops: np.ndarray
+    bytes: np.ndarray
+
+
+class OpFamily(abc.ABC):
+    """One kind of operation: shapes, regions, work, kernel and reference.
+
+    Boxes are integer arrays [tiles, rank, 2] of half-open ranges [lo, hi).
+    """
+
+    name: str
+    kernel: str
+    attrs_type: type[Attrs] | None = None
+
+    @abc.abstractmethod
+    def num_main(self, op: Op) -> int:
+        """How many of the op's inputs belong to the kernel itself; the rest belong to the epilogue."""
+
+    @abc.abstractmethod
+    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of the result before any epilogue, from the (shape, dtype) of the kernel's own inputs.
+
+        Raises:
+            ValueError: the inputs do not fit together.
+        """
+
+    @abc.abstractmethod
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        """The box of main input `index` (in its view's coordinates) that each output box reads. May be empty (hi <= lo)."""
+
+    @abc.abstractmethod
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        """Floating-point operations and bytes moved for each output box, epilogue included."""
+
+    @abc.abstractmethod
+    def reference(self, attrs: Any, *inputs: Array) -> Array:
+        """The same result in jax.lax, without epilogue."""
+
+    def region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        """The box of input `index`, in its view's coordinates, that each output box reads: the only source of dependencies."""
+        if index >= self.num_main(op):
+            return boxes
+        return self.main_region(op, index, boxes)
+
+    def grain(self, op: Op) -> tuple[int, ...]:
+        """Per output dimension, the smallest extent worth a tile of its own (SIMD and register blocks); merged from there."""
+        shape = op.output.shape
+        return tuple(min(16, extent) if axis == len(shape) - 1 else 1 for axis, extent in enumerate(shape))
+
+    def params(self, op: Op) -> list[int]:
+        """The op's parameter words."""
+        words = [] if op.attrs is None else op.attrs.to_words()
+        return words + ([0] if op.program is None else [1, *op.program.to_words()])
+
+    def parse(self, words: Sequence[int]) -> tuple[Any, BlockProgram | None]:
+        """Attributes and program from parameter words.
+
+        Raises:
+            ValueError: the words are not of this family.
+        """
+        reader = Words(words)
+        attrs = None if self.attrs_type is None else self.attrs_type.from_words(reader)
+        program = BlockProgram.from_words(reader) if reader.integer() else None
+        if not reader.done():
+            raise ValueError(f"{self.name}: more parameter words than it has attributes")
+        return attrs, program
