@@ -1,0 +1,51 @@
+// Block programs: element-wise code, run one block of rows x columns at a time so that intermediates stay in the L1 cache.
+//
+// A program is the body of a `block` op and the epilogue of every other op (epilogue.h). The encoding is described in
+// docs/graph_format.md, "Block program words"; the instructions are listed in block_ops.inc.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "aspen_jax/engine/kernel.h"
+#include "aspen_jax/engine/words.h"
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+// One operand of a block: element (row, col) is at data + row * row_stride + col * col_stride, counted in elements.
+// Blocks whose columns are adjacent (col_stride 1) or equal (0) are read in place; any other stride is gathered first.
+struct Plane {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+};
+
+class BlockProgram {
+ public:
+  static constexpr int kMaxInputs = 64;
+
+  // Reads and checks a program over inputs of these dtypes. Throws GraphError.
+  static BlockProgram parse(WordReader& words, std::span<const DType> inputs, DType output);
+
+  // What `run` needs; a multiple of 64.
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+  // Whether the program only copies input `copied_input()`, whose dtype is then the output's (any dtype at all).
+  bool is_copy() const { return copied_input_ >= 0; }
+  int copied_input() const { return copied_input_; }
+
+  // Computes rows x cols elements. There is one plane for each input. `out` may be exactly one of the planes (same address,
+  // strides and size of element) and must not overlap any in another way. `scratch` is 64-byte aligned.
+  void run(const Plane* inputs, void* out, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
+           std::byte* scratch) const noexcept;
+
+ private:
+  size_t scratch_bytes_ = 0;
+  int copied_input_ = -1;
+};
+
+}  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,0 +1,60 @@
+// The epilogue of an op: the element-wise program that turns a kernel's result into the op's output, block by block, while the
+// block is still in registers or in the L1 cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "aspen_jax/engine/kernel.h"
+#include "aspen_jax/engine/words.h"
+#include "block.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+class Epilogue {
+ public:
+  // Reads the tail of an op's words ("0", or "1" and a block program) to their end. Inputs from `num_main` on are the
+  // epilogue's and must have the output's shape; `result` is the dtype of the kernel's own result (register 0).
+  // Throws GraphError.
+  static Epilogue parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result);
+
+  // No program: the kernel's result is the output.
+  bool empty() const { return empty_; }
+
+  // Whether the kernel's result, before the epilogue, may be kept in the output itself (it has elements of the same size).
+  bool fits_output() const { return fits_output_; }
+
+  // What `apply` needs; a multiple of 64.
+  size_t scratch_bytes() const { return empty_ ? 0 : program_.scratch_bytes(); }
+
+  // Whether rows that walk `axis` may run on past its last index, to index 0 of `axis` and the next index of `axis - 1`,
+  // because the output and all extra inputs are laid out so (dense tensors and per-channel vectors are).
+  bool runs_on(int axis) const { return runs_on_[axis]; }
+
+  // Finishes a block of rows x cols elements of the output: the first at output coordinate `at` (output's rank entries), rows
+  // along output axis `row_axis`, columns along the last axis. Where `row_axis` is the last axis (or the output is a scalar,
+  // row_axis -1), rows must be 1. `acc` holds the kernel's result, its columns adjacent and its rows `acc_row_stride` elements
+  // apart; it may be the output block itself if `fits_output()`. With no program, copies `acc` to the output where they differ.
+  // `scratch` is 64-byte aligned and holds `scratch_bytes()`.
+  void apply(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
+             int64_t acc_row_stride, std::byte* scratch) const noexcept;
+
+ private:
+  struct Strides {
+    int64_t axis[kMaxRank];
+  };
+
+  bool empty_ = true;
+  bool fits_output_ = true;
+  bool runs_on_[kMaxRank] = {};
+  int rank_ = 0;
+  size_t num_main_ = 0;
+  int64_t element_bytes_ = 0;
+  std::vector<DType> dtypes_;     // of the extra inputs
+  std::vector<Strides> strides_;  // of the extra inputs
+  Strides out_strides_ = {};
+  BlockProgram program_;
+};
+
+}  // namespace aspen::cpu::ASPEN_TARGET
