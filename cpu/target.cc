@@ -1,0 +1,98 @@
+#include "target.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "peak.h"
+
+namespace aspen::cpu {
+
+// Each target's objects define these (kernels.cc, peak.cc).
+namespace portable {
+std::span<const Kernel> kernels();
+double measure_peak();
+}  // namespace portable
+#if defined(__x86_64__)
+namespace avx2 {
+std::span<const Kernel> kernels();
+double measure_peak();
+}  // namespace avx2
+namespace avx512 {
+std::span<const Kernel> kernels();
+double measure_peak();
+}  // namespace avx512
+#endif
+
+namespace {
+
+struct Build {
+  Target target;
+  std::string_view name;
+  bool (*runs_here)();
+  std::span<const Kernel> (*kernels)();
+  double (*measure_peak)();
+};
+
+constexpr Build kBuilds[] = {
+    {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::measure_peak},
+#if defined(__x86_64__)
+    // __builtin_cpu_supports also asks the operating system whether it saves the wider registers.
+    {Target::kAvx2, "avx2",
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+     },
+     avx2::kernels, avx2::measure_peak},
+    {Target::kAvx512, "avx512",
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
+              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+     },
+     avx512::kernels, avx512::measure_peak},
+#endif
+};
+
+const Build& build_of(Target target) {
+  for (const Build& build : kBuilds) {
+    if (build.target == target) return build;
+  }
+  throw std::invalid_argument("the kernels for this CPU target were not compiled into this build; use one of available_targets()");
+}
+
+Target choose() {
+  const auto targets = available_targets();
+  const char* wanted = std::getenv("ASPEN_CPU_TARGET");
+  if (wanted == nullptr || *wanted == '\0') return targets.back();
+  std::string choices;
+  for (const Target target : targets) {
+    if (name(target) == wanted) return target;
+    choices += (choices.empty() ? "" : ", ") + std::string(name(target));
+  }
+  throw std::invalid_argument("ASPEN_CPU_TARGET is '" + std::string(wanted) + "', but this machine and build can run: " + choices +
+                              ". Unset the variable or set it to one of these.");
+}
+
+}  // namespace
+
+std::string_view name(Target target) { return build_of(target).name; }
+
+std::vector<Target> available_targets() {
+  std::vector<Target> targets;
+  for (const Build& build : kBuilds) {
+    if (build.runs_here()) targets.push_back(build.target);
+  }
+  return targets;
+}
+
+Target chosen_target() {
+  static const Target target = choose();  // if this throws, the next call tries again
+  return target;
+}
+
+std::span<const Kernel> kernels(Target target) { return build_of(target).kernels(); }
+
+double peak_flops(Target target) { return build_of(target).measure_peak(); }
+
+}  // namespace aspen::cpu

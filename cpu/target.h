@@ -1,0 +1,27 @@
+// Which instruction set the kernels are compiled for, and the choice between those this machine can run.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "aspen_jax/engine/kernel.h"
+
+namespace aspen::cpu {
+
+// In ascending order of preference.
+enum class Target { kPortable, kAvx2, kAvx512 };
+
+std::string_view name(Target target);
+
+// The targets that were compiled in and that this machine can run, in ascending order of preference; never empty.
+std::vector<Target> available_targets();
+
+// The best of `available_targets`, or the one that the environment variable ASPEN_CPU_TARGET names; read once, at the first
+// call. Throws std::invalid_argument, naming the value and the choices, if that variable names no available target.
+Target chosen_target();
+
+// The kernels of an available target.
+std::span<const Kernel> kernels(Target target);
+
+}  // namespace aspen::cpu

@@ -1,0 +1,135 @@
+// A SIMD register of 32-bit lanes, as wide as the target's. Floats and Ints are GCC vector extensions, so the arithmetic,
+// bitwise and comparison operators work on them; a comparison gives Ints, all ones where true, and `mask ? a : b` selects.
+// Here are only the operations for which the language has no operator.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+inline constexpr int kRegisters = 32;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+inline constexpr int kRegisters = 16;
+#else
+inline constexpr int kVectorBytes = 16;
+inline constexpr int kRegisters = 16;
+#endif
+inline constexpr int kLanes = kVectorBytes / 4;
+
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t Uints __attribute__((vector_size(kVectorBytes)));
+
+#define ASPEN_INLINE inline __attribute__((always_inline))
+
+ASPEN_INLINE Floats broadcast(float x) { return x - Floats{}; }  // x - 0 keeps the sign of a zero; x + 0 would not
+ASPEN_INLINE Ints broadcast(int32_t x) { return x - Ints{}; }
+
+// The same bits as another type of vector.
+ASPEN_INLINE Ints as_ints(Floats x) { return reinterpret_cast<Ints>(x); }
+ASPEN_INLINE Floats as_floats(Ints x) { return reinterpret_cast<Floats>(x); }
+
+// Lanes 0, 1, 2, ...
+ASPEN_INLINE Ints iota() {
+  Ints lanes;
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i;
+  return lanes;
+}
+
+// Loads and stores need no alignment.
+ASPEN_INLINE Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+ASPEN_INLINE Ints load(const int32_t* from) {
+  Ints x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+ASPEN_INLINE void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+ASPEN_INLINE void store(int32_t* to, Ints x) { std::memcpy(to, &x, sizeof x); }
+
+// The first n lanes, 0 <= n <= kLanes; memory beyond them is not touched. The other lanes of a partial load are zero.
+ASPEN_INLINE Floats load_partial(const float* from, int n) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), from);
+#elif defined(__AVX2__)
+  return _mm256_maskload_ps(from, reinterpret_cast<__m256i>(iota() < n));
+#else
+  Floats x = {};
+  for (int i = 0; i < n; ++i) x[i] = from[i];
+  return x;
+#endif
+}
+ASPEN_INLINE void store_partial(float* to, Floats x, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << n) - 1), x);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(to, reinterpret_cast<__m256i>(iota() < n), x);
+#else
+  for (int i = 0; i < n; ++i) to[i] = x[i];
+#endif
+}
+ASPEN_INLINE Ints load_partial(const int32_t* from, int n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Ints>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), from));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Ints>(_mm256_maskload_epi32(from, reinterpret_cast<__m256i>(iota() < n)));
+#else
+  Ints x = {};
+  for (int i = 0; i < n; ++i) x[i] = from[i];
+  return x;
+#endif
+}
+ASPEN_INLINE void store_partial(int32_t* to, Ints x, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512i>(x));
+#elif defined(__AVX2__)
+  _mm256_maskstore_epi32(to, reinterpret_cast<__m256i>(iota() < n), reinterpret_cast<__m256i>(x));
+#else
+  for (int i = 0; i < n; ++i) to[i] = x[i];
+#endif
+}
+
+// a * b + c; the compiler fuses it where the target can (-ffp-contract=fast).
+ASPEN_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+
+// As jax.lax.max and jax.lax.min: NaN where either is NaN.
+ASPEN_INLINE Floats max(Floats a, Floats b) {
+  // The instruction gives b where either is NaN; what is left to repair is a NaN in a.
+#if defined(__AVX512F__)
+  const Floats m = _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  const Floats m = _mm256_max_ps(a, b);
+#else
+  const Floats m = a > b ? a : b;
+#endif
+  return a != a ? a : m;
+}
+ASPEN_INLINE Floats min(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  const Floats m = _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  const Floats m = _mm256_min_ps(a, b);
+#else
+  const Floats m = a < b ? a : b;
+#endif
+  return a != a ? a : m;
+}
+ASPEN_INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
+ASPEN_INLINE Ints min(Ints a, Ints b) { return a < b ? a : b; }
+
+// Conversions: float to the nearest, and truncation. Truncating a float outside the range of int32_t gives any value.
+ASPEN_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+ASPEN_INLINE Ints truncate(Floats x) { return __builtin_convertvector(x, Ints); }
+
+}  // namespace aspen::cpu::ASPEN_TARGET
