@@ -1,0 +1,18 @@
+"""Op families, one module each. `FAMILIES` finds a family by its kernel's name; `CONVERTERS` finds what a primitive becomes."""
+
+from aspen_jax.ops import layout as _layout  # noqa: F401  (registers its converters)
+from aspen_jax.ops.concatenate import CONCATENATE
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.converters import CONVERTERS
+from aspen_jax.ops.elementwise import BLOCK
+from aspen_jax.ops.family import OpFamily
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.pool import POOL
+from aspen_jax.ops.reduce import REDUCE
+
+FAMILIES: dict[str, OpFamily] = {
+    family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD)
+}
+
+__all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]

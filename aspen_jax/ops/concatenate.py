@@ -1,0 +1,68 @@
+"""Concatenation along one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax import lax
+
+from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.program import Operand
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcatenateAttrs(Attrs):
+    """Attributes of concatenate: the axis."""
+
+    axis: int
+
+
+class Concatenate(OpFamily):
+    """Any number of inputs one after the other, of any dtype."""
+
+    name = "concatenate"
+    kernel = "concatenate"
+    attrs_type = ConcatenateAttrs
+
+    def num_main(self, op: Op) -> int:
+        return len(op.inputs)
+
+    def infer(
+        self, attrs: ConcatenateAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        shape, dtype = list(inputs[0][0]), inputs[0][1]
+        shape[attrs.axis] = sum(piece[attrs.axis] for piece, _ in inputs)
+        return tuple(shape), dtype
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        axis = op.attrs.axis
+        start = sum(piece.shape[axis] for piece in op.inputs[:index])
+        region = boxes.copy()
+        region[:, axis] = np.clip(region[:, axis] - start, 0, op.inputs[index].shape[axis])
+        return region
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        own = epilogue_work(op, boxes)
+        return Work(own.flops, own.bytes + box_sizes(boxes) * op.output.dtype.itemsize)
+
+    def reference(self, attrs: ConcatenateAttrs, *inputs: jax.Array) -> jax.Array:
+        return lax.concatenate(inputs, attrs.axis)
+
+
+CONCATENATE = Concatenate()
+
+
+@converts("concatenate")
+def _convert_concatenate(build: Builder, equation: Equation, *pieces: Operand) -> Operand:
+    axis = equation.params["dimension"]
+    kept = [piece for piece in pieces if piece.shape[axis]] or list(pieces[:1])
+    return kept[0] if len(kept) == 1 else build.op(CONCATENATE, ConcatenateAttrs(axis), kept)

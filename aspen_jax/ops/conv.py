@@ -1,0 +1,150 @@
+"""Convolution: `conv_general_dilated` in one and two spatial dimensions, as NHWC x HWIO."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
+from aspen_jax.ops.elementwise import box_sizes, epilogue_work, fill
+from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.layout import reshaped, transposed
+from aspen_jax.ops.pad import PAD, PadAttrs
+from aspen_jax.program import Operand
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvAttrs(Attrs):
+    """Attributes of conv2d.
+
+    Attributes:
+        strides: (height, width).
+        padding: (top, bottom, left, right), may be negative.
+        dilation: of the kernel, (height, width).
+        groups: feature groups.
+    """
+
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def _extent(size: int, window: int, stride: int, low: int, high: int, dilation: int) -> int:
+    span = (window - 1) * dilation + 1
+    return max(0, (size + low + high - span) // stride + 1) if window else 0
+
+
+class Conv2D(OpFamily):
+    """x [N,H,W,C] * w [KH,KW,C/groups,O] -> [N,OH,OW,O], float32."""
+
+    name = "conv2d"
+    kernel = "conv2d"
+    attrs_type = ConvAttrs
+
+    def num_main(self, op: Op) -> int:
+        return 2
+
+    def infer(
+        self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        (x, dtype), (w, _) = inputs
+        if len(x) != 4 or len(w) != 4 or x[3] != w[2] * attrs.groups or w[3] % attrs.groups:
+            raise ValueError(f"conv2d of {x} by {w} in {attrs.groups} groups")
+        top, bottom, left, right = attrs.padding
+        height = _extent(x[1], w[0], attrs.strides[0], top, bottom, attrs.dilation[0])
+        width = _extent(x[2], w[1], attrs.strides[1], left, right, attrs.dilation[1])
+        return (x[0], height, width, w[3]), dtype
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        attrs: ConvAttrs = op.attrs
+        x, w = op.inputs[0].shape, op.inputs[1].shape
+        region = np.empty((len(boxes), 4, 2), np.int64)
+        if index == 1:
+            region[:, :3, 0] = 0
+            region[:, :3, 1] = w[:3]
+            region[:, 3] = boxes[:, 3]
+            return region
+        region[:, 0] = boxes[:, 0]
+        for axis, low in ((1, attrs.padding[0]), (2, attrs.padding[2])):
+            stride, dilation, window = attrs.strides[axis - 1], attrs.dilation[axis - 1], w[axis - 1]
+            region[:, axis, 0] = boxes[:, axis, 0] * stride - low
+            region[:, axis, 1] = (boxes[:, axis, 1] - 1) * stride - low + (window - 1) * dilation + 1
+            np.clip(region[:, axis], 0, x[axis], out=region[:, axis])
+        per_group = max(w[3] // attrs.groups, 1)
+        region[:, 3, 0] = boxes[:, 3, 0] // per_group * w[2]
+        region[:, 3, 1] = ((boxes[:, 3, 1] - 1) // per_group + 1) * w[2]
+        return region
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        kernel_height, kernel_width, channels, _ = op.inputs[1].shape
+        own = epilogue_work(op, boxes)
+        x, w = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
+        flops = 2.0 * box_sizes(boxes) * (kernel_height * kernel_width * channels)
+        return Work(own.flops + flops, own.bytes + 4 * (box_sizes(x) + box_sizes(w)))
+
+    def reference(self, attrs: ConvAttrs, *inputs: jax.Array) -> jax.Array:
+        top, bottom, left, right = attrs.padding
+        return lax.conv_general_dilated(
+            *inputs,
+            window_strides=attrs.strides,
+            padding=((top, bottom), (left, right)),
+            rhs_dilation=attrs.dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=attrs.groups,
+            precision=lax.Precision.HIGHEST,
+        )
+
+
+CONV2D = Conv2D()
+
+
+@converts("conv_general_dilated")
+def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand) -> Operand:
+    need_dtypes(equation, (lhs, rhs), "float32")
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    spatial = len(lhs.shape) - 2
+    if spatial not in (1, 2):
+        raise Unsupported(f"convolution in {spatial} spatial dimensions; kernels take 1 and 2")
+
+    # To N, spatial, C and spatial, I, O; then, for one dimension, a height of one.
+    batch, feature, *lhs_spatial = numbers.lhs_spec
+    out_channel, in_channel, *rhs_spatial = numbers.rhs_spec
+    x = transposed(build, lhs, (batch, *lhs_spatial, feature))
+    w = transposed(build, rhs, (*rhs_spatial, in_channel, out_channel))
+    strides, padding = tuple(params["window_strides"]), [tuple(pair) for pair in params["padding"]]
+    dilation, lhs_dilation = tuple(params["rhs_dilation"]), tuple(params["lhs_dilation"])
+    if spatial == 1:
+        x, w = reshaped(build, x, (x.shape[0], 1, *x.shape[1:])), reshaped(build, w, (1, *w.shape))
+        strides, dilation, lhs_dilation = (1, *strides), (1, *dilation), (1, *lhs_dilation)
+        padding = [(0, 0), *padding]
+
+    groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
+    if batch_groups > 1:
+        # Batch groups are feature groups of a batch whose groups have been moved into the channels.
+        n, height, width, channels = x.shape
+        x = reshaped(build, x, (batch_groups, n // batch_groups, height, width, channels))
+        x = transposed(build, x, (1, 2, 3, 0, 4))
+        x = reshaped(build, x, (n // batch_groups, height, width, batch_groups * channels))
+        groups = batch_groups
+    if any(step > 1 for step in lhs_dilation):
+        interior = (0, *(step - 1 for step in lhs_dilation), 0)
+        zero = fill(build, np.zeros((), np.float32), ())
+        x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
+
+    attrs = ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups)
+    y = build.op(CONV2D, attrs, [x, w])
+    if spatial == 1:
+        y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
+    out_batch, out_feature, *out_spatial = numbers.out_spec
+    order = (out_batch, *out_spatial, out_feature)
+    return transposed(build, y, tuple(order.index(axis) for axis in range(spatial + 2)))

@@ -1,0 +1,72 @@
+"""The one table from JAX primitive to op. Each op module adds its own entries with `@converts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aspen_jax.builder import Builder
+from aspen_jax.program import Operand
+
+
+class Unsupported(Exception):
+    """An equation that no tile kernel can run; it stays with XLA. The message is the reason that `explain` prints."""
+
+
+class Equation(NamedTuple):
+    """What a converter may know of a jaxpr equation besides its operands.
+
+    Attributes:
+        primitive: the primitive's name.
+        params: its parameters.
+        outputs: (shape, dtype) of each output.
+        scalars: for each operand, its value where it is a scalar known when tracing, else None.
+    """
+
+    primitive: str
+    params: Mapping[str, Any]
+    outputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    scalars: Sequence[np.ndarray | None]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first output."""
+        return self.outputs[0][0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the first output."""
+        return self.outputs[0][1]
+
+
+Converter = Callable[..., Operand | Sequence[Operand]]
+
+CONVERTERS: dict[str, Converter] = {}
+
+
+def converts(*primitives: str) -> Callable[[Converter], Converter]:
+    """Register `convert(build: Builder, equation: Equation, *operands: Operand)` for primitives."""
+
+    def register(converter: Converter) -> Converter:
+        for primitive in primitives:
+            assert primitive not in CONVERTERS, primitive
+            CONVERTERS[primitive] = converter
+        return converter
+
+    return register
+
+
+def need_dtypes(equation: Equation, operands: Sequence[Operand], *names: str) -> None:
+    """Refuse operands and outputs of other dtypes.
+
+    Raises:
+        Unsupported: a dtype is not among `names`.
+    """
+    for dtype in [*(operand.dtype for operand in operands), *(dtype for _, dtype in equation.outputs)]:
+        if np.dtype(dtype).name not in names:
+            raise Unsupported(f"no tile kernel for {equation.primitive} of {np.dtype(dtype).name}; kernels take {', '.join(names)}")
+
+
+__all__ = ["CONVERTERS", "Builder", "Converter", "Equation", "Unsupported", "converts", "need_dtypes"]

@@ -1,0 +1,230 @@
+"""Element-wise operations: the `block` op family, and the table from element-wise primitives to block instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from aspen_jax.ops.block import COPY, BlockBuilder, BlockProgram, Ref, single
+from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
+from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.opcodes import OPCODES, lane_of
+from aspen_jax.program import Operand
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Op
+
+# What an instruction costs beside an addition, measured on the vector math of cpu/vmath.h.
+_FLOPS_OF_TRANSCENDENTAL = 12
+
+
+def program_flops(program: BlockProgram | None) -> int:
+    """Floating-point operations an element, in additions' worth."""
+    if program is None:
+        return 0
+    heavy = ("exp", "log", "tanh", "erf", "sin", "cos", "tan", "pow", "cbrt", "atan2", "rem")
+    return sum(_FLOPS_OF_TRANSCENDENTAL if i.opcode.startswith(heavy) else 1 for i in program.instructions)
+
+
+def box_sizes(boxes: np.ndarray) -> np.ndarray:
+    """Number of elements of each box [T, rank, 2], as float64."""
+    return np.prod(np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 0), axis=1, dtype=np.float64)
+
+
+def epilogue_work(op: Op, boxes: np.ndarray) -> Work:
+    """Work of the element-wise program and of writing the output: what every family adds to its own."""
+    sizes = box_sizes(boxes)
+    read = sum(op_input.dtype.itemsize for op_input in op.extra_inputs if op_input.value.size >= op.output.size)
+    return Work(sizes * program_flops(op.program), sizes * (read + op.output.dtype.itemsize))
+
+
+class Block(OpFamily):
+    """`output = program(*inputs)`, element by element; every input view has the output's shape."""
+
+    name = "block"
+    kernel = "block"
+
+    def num_main(self, op: Op) -> int:
+        return 0
+
+    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+        raise ValueError("a block op's shape is that of its output; use Builder.block")
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        return boxes
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        return epilogue_work(op, boxes)
+
+    def reference(self, attrs: Any, *inputs: jax.Array) -> jax.Array:
+        raise ValueError("a block op's reference is that of its program")
+
+
+BLOCK = Block()
+
+_FLOAT_NAMES = {
+    "add": "add_f", "add_any": "add_f", "sub": "sub_f", "mul": "mul_f", "div": "div_f", "max": "max_f", "min": "min_f",
+    "pow": "pow_f", "rem": "rem_f", "atan2": "atan2_f", "neg": "neg_f", "abs": "abs_f", "sign": "sign_f", "floor": "floor_f",
+    "ceil": "ceil_f", "sqrt": "sqrt_f", "rsqrt": "rsqrt_f", "cbrt": "cbrt_f", "exp": "exp_f", "exp2": "exp2_f",
+    "expm1": "expm1_f", "log": "log_f", "log1p": "log1p_f", "tanh": "tanh_f", "logistic": "logistic_f", "erf": "erf_f",
+    "erfc": "erfc_f", "sin": "sin_f", "cos": "cos_f", "tan": "tan_f", "is_finite": "is_finite_f", "eq": "eq_f", "ne": "ne_f",
+    "lt": "lt_f", "le": "le_f", "gt": "gt_f", "ge": "ge_f", "square": "square_f",
+}  # fmt: skip
+_INT_NAMES = {
+    "add": "add_i", "add_any": "add_i", "sub": "sub_i", "mul": "mul_i", "div": "div_i", "rem": "rem_i", "max": "max_i",
+    "min": "min_i", "neg": "neg_i", "abs": "abs_i", "sign": "sign_i", "and": "and_i", "or": "or_i", "xor": "xor_i",
+    "not": "not_i", "shift_left": "shl_i", "shift_right_arithmetic": "shra_i", "shift_right_logical": "shrl_i", "eq": "eq_i",
+    "ne": "ne_i", "lt": "lt_i", "le": "le_i", "gt": "gt_i", "ge": "ge_i",
+}  # fmt: skip
+_BOOL_NAMES = {
+    "and": "and_b", "or": "or_b", "xor": "xor_b", "not": "not_b", "eq": "eq_b", "ne": "ne_b", "max": "or_b", "min": "and_b",
+}  # fmt: skip
+_BY_DTYPE = {"float32": _FLOAT_NAMES, "int32": _INT_NAMES, "bool": _BOOL_NAMES}
+
+# Parameters that change what an element-wise primitive computes; any other value than these stays with XLA.
+_ACCURACY = "accuracy"
+
+
+def scalar_block(
+    build: Builder, equation: Equation, operands: Sequence[Operand], write: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> Operand:
+    """Write a block op; operands that are scalars known when tracing become constants of its program.
+
+    `write(block: BlockBuilder, *refs: Ref) -> Ref` emits the instructions.
+    """
+    variable = [k for k, scalar in enumerate(equation.scalars) if scalar is None]
+    block = BlockBuilder(len(variable))
+    refs: list[Ref] = []
+    for index, scalar in enumerate(equation.scalars):
+        refs.append(block.input(variable.index(index)) if scalar is None else block.constant(scalar))
+    inputs = []
+    for index in variable:
+        operand = operands[index]
+        if operand.shape != shape:  # lax lets a scalar meet an array
+            operand = Operand(operand.value, operand.view.broadcast_in_dim(shape, ()))
+        inputs.append(operand)
+    return build.block(block.build(write(block, *refs)), inputs, shape, dtype)
+
+
+@converts(*sorted({*_FLOAT_NAMES, *_INT_NAMES, *_BOOL_NAMES}))
+def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> Operand:
+    names = {operand.dtype.name for operand in operands}
+    table = _BY_DTYPE.get(next(iter(names))) if len(names) == 1 else None
+    opcode = table.get(equation.primitive) if table else None
+    if opcode is None:
+        raise Unsupported(f"no block instruction for {equation.primitive} of {', '.join(sorted(names))}")
+    if equation.params.get(_ACCURACY) is not None:
+        raise Unsupported(f"{equation.primitive} with accuracy={equation.params[_ACCURACY]}")
+    assert OPCODES[opcode].arity == len(operands)
+    return scalar_block(
+        build, equation, operands, lambda block, *refs: block.emit(opcode, *refs), equation.shape, equation.dtype
+    )
+
+
+@converts("round")
+def _convert_round(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    opcode = "round_even_f" if equation.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN else "round_f"
+    _need(operand, "round", "float32")
+    return build.block(single(opcode), [operand], equation.shape, equation.dtype)
+
+
+@converts("integer_pow")
+def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    exponent = equation.params["y"]
+    _need(operand, "integer_pow", "float32", "int32")
+    lane = lane_of(operand.dtype)
+    one = np.ones((), operand.dtype)
+    if lane == "i" and exponent < 0:
+        raise Unsupported(f"integer_pow of int32 with exponent {exponent}")
+
+    def write(block: BlockBuilder, x: Ref) -> Ref:
+        result: Ref | None = None
+        square, rest = x, abs(exponent)
+        while rest:
+            if rest & 1:
+                result = square if result is None else block.emit(f"mul_{lane}", result, square)
+            rest >>= 1
+            square = block.emit(f"mul_{lane}", square, square) if rest else square
+        result = block.constant(one) if result is None else result
+        return block.emit("div_f", block.constant(one), result) if exponent < 0 else result
+
+    return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
+
+
+@converts("select_n")
+def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: Operand) -> Operand:
+    if which.dtype != np.bool_ or len(cases) != 2:
+        raise Unsupported("select_n by an integer index")
+    if lane_of(equation.dtype) is None:
+        raise Unsupported(f"no block instruction for select_n of {equation.dtype.name}")
+    return scalar_block(
+        build, equation, [which, *cases], lambda block, p, no, yes: block.emit("select", p, yes, no), equation.shape, equation.dtype
+    )
+
+
+@converts("clamp")
+def _convert_clamp(build: Builder, equation: Equation, low: Operand, x: Operand, high: Operand) -> Operand:
+    _need(x, "clamp", "float32", "int32")
+    lane = lane_of(x.dtype)
+
+    def write(block: BlockBuilder, lo: Ref, value: Ref, hi: Ref) -> Ref:
+        return block.emit(f"min_{lane}", block.emit(f"max_{lane}", value, lo), hi)
+
+    return scalar_block(build, equation, [low, x, high], write, equation.shape, equation.dtype)
+
+
+# (from lane, to dtype) -> instruction. Narrow integers load as int32 lanes, so they may be a source but not a target.
+_CONVERSIONS = {
+    ("i", "float32"): "f_from_i",
+    ("b", "float32"): "f_from_b",
+    ("f", "int32"): "i_from_f",
+    ("b", "int32"): "i_from_b",
+    ("f", "bool"): "b_from_f",
+    ("i", "bool"): "b_from_i",
+    ("i", "int32"): "copy",
+}
+
+
+@converts("convert_element_type")
+def _convert_dtype(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    source, target = operand.dtype, equation.dtype
+    if source == target:
+        return operand
+    opcode = _CONVERSIONS.get((lane_of(source) or "", target.name))
+    if source == np.uint32 and opcode == "f_from_i":
+        opcode = "f_from_u"
+    if opcode is None:
+        raise Unsupported(f"no block instruction converts {source.name} to {target.name}")
+    return build.block(single(opcode), [operand], equation.shape, target)
+
+
+@converts("copy", "copy_p", "optimization_barrier", "pvary", "pcast", "stop_gradient", "name", "reduce_precision_identity")
+def _convert_identity(build: Builder, equation: Equation, *operands: Operand) -> Sequence[Operand]:
+    return operands
+
+
+def _need(operand: Operand, primitive: str, *names: str) -> None:
+    if operand.dtype.name not in names:
+        raise Unsupported(f"no block instruction for {primitive} of {operand.dtype.name}")
+
+
+def fill(build: Builder, value: np.ndarray, shape: tuple[int, ...]) -> Operand:
+    """A tensor of one value known when tracing; fusion turns it into a constant of its readers."""
+    array = np.asarray(value)
+    if array.dtype.name not in _BY_DTYPE:
+        return build.copy(Operand(build.constant(array).value, _broadcast_view(array, shape)))
+    block = BlockBuilder(0)
+    return build.block(block.build(block.constant(array)), [], shape, array.dtype)
+
+
+def _broadcast_view(array: np.ndarray, shape: tuple[int, ...]):
+    from aspen_jax.view import View
+
+    return View.identity(array.shape).broadcast_in_dim(shape, ())
+
+
+__all__ = ["BLOCK", "COPY", "Block", "box_sizes", "epilogue_work", "fill", "program_flops", "scalar_block"]

@@ -1,0 +1,91 @@
+"""Layout primitives: each is a view of its operand, written as a copy that the layout pass folds into the readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
+from aspen_jax.program import Operand
+from aspen_jax.view import View
+
+
+def viewed(build: Builder, operand: Operand, view: View) -> Operand:
+    """A dense value of what `view`, in the coordinates of `operand`'s view, shows."""
+    return build.copy(Operand(operand.value, view))
+
+
+def reshaped(build: Builder, operand: Operand, shape: tuple[int, ...]) -> Operand:
+    """The operand in another shape, in row-major order."""
+    if operand.shape == shape:
+        return operand
+    view = operand.view.reshape(shape)
+    if view is None:
+        operand = build.copy(operand)
+        view = operand.view.reshape(shape)
+        assert view is not None, "a dense value can be reshaped"
+    return viewed(build, operand, view)
+
+
+def transposed(build: Builder, operand: Operand, permutation: Sequence[int]) -> Operand:
+    """The operand with dimensions permuted as jax.lax.transpose does."""
+    if tuple(permutation) == tuple(range(len(operand.shape))):
+        return operand
+    return viewed(build, operand, operand.view.transpose(tuple(permutation)))
+
+
+@converts("reshape")
+def _convert_reshape(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    if equation.params.get("dimensions") is not None:
+        operand = transposed(build, operand, equation.params["dimensions"])
+    return reshaped(build, operand, equation.shape)
+
+
+@converts("squeeze", "expand_dims")
+def _convert_squeeze(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    return reshaped(build, operand, equation.shape)
+
+
+@converts("transpose")
+def _convert_transpose(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    return transposed(build, operand, equation.params["permutation"])
+
+
+@converts("broadcast_in_dim")
+def _convert_broadcast(build: Builder, equation: Equation, operand: Operand, *dynamic_shape: Operand) -> Operand:
+    if dynamic_shape:
+        raise Unsupported("broadcast_in_dim with a dynamic shape")
+    dimensions = tuple(equation.params["broadcast_dimensions"])
+    return viewed(build, operand, operand.view.broadcast_in_dim(equation.shape, dimensions))
+
+
+@converts("slice")
+def _convert_slice(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
+    strides = equation.params["strides"] or (1,) * len(starts)
+    return viewed(build, operand, operand.view.slice(tuple(starts), tuple(limits), tuple(strides)))
+
+
+@converts("split")
+def _convert_split(build: Builder, equation: Equation, operand: Operand) -> list[Operand]:
+    axis, pieces, start = equation.params["axis"], [], 0
+    rank = len(operand.shape)
+    for size in equation.params["sizes"]:
+        starts = tuple(start if d == axis else 0 for d in range(rank))
+        limits = tuple(start + size if d == axis else operand.shape[d] for d in range(rank))
+        pieces.append(viewed(build, operand, operand.view.slice(starts, limits, (1,) * rank)))
+        start += size
+    return pieces
+
+
+@converts("rev")
+def _convert_reverse(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    return viewed(build, operand, operand.view.reverse(tuple(equation.params["dimensions"])))
+
+
+@converts("iota")
+def _convert_iota(build: Builder, equation: Equation) -> Operand:
+    dimension, shape = equation.params["dimension"], equation.shape
+    ramp = build.constant(np.arange(shape[dimension]).astype(equation.dtype))
+    return viewed(build, ramp, ramp.view.broadcast_in_dim(shape, (dimension,)))

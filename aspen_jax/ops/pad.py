@@ -1,0 +1,75 @@
+"""Padding: at the edges, inside, or negative (cropping)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax import lax
+
+from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.program import Operand
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class PadAttrs(Attrs):
+    """Attributes of pad, an entry a dimension: elements added below (may be negative), above (likewise) and between."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+    interior: tuple[int, ...]
+
+
+class Pad(OpFamily):
+    """pad(x, value of rank 0), of any dtype."""
+
+    name = "pad"
+    kernel = "pad"
+    attrs_type = PadAttrs
+
+    def num_main(self, op: Op) -> int:
+        return 2
+
+    def infer(
+        self, attrs: PadAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        (shape, dtype), _ = inputs
+        out = []
+        for axis, extent in enumerate(shape):
+            inner = max(extent - 1, 0) * attrs.interior[axis]
+            out.append(max(0, attrs.lo[axis] + extent + inner + attrs.hi[axis]))
+        return tuple(out), dtype
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        if index == 1:
+            return np.empty((len(boxes), 0, 2), np.int64)
+        region = np.empty_like(boxes)
+        for axis, extent in enumerate(op.inputs[0].shape):
+            step, low = op.attrs.interior[axis] + 1, op.attrs.lo[axis]
+            region[:, axis, 0] = np.clip(-(-(boxes[:, axis, 0] - low) // step), 0, extent)
+            region[:, axis, 1] = np.clip((boxes[:, axis, 1] - 1 - low) // step + 1, 0, extent)
+        return region
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        own = epilogue_work(op, boxes)
+        return Work(own.flops, own.bytes + box_sizes(self.main_region(op, 0, boxes)) * op.inputs[0].dtype.itemsize)
+
+    def reference(self, attrs: PadAttrs, *inputs: jax.Array) -> jax.Array:
+        return lax.pad(*inputs, tuple(zip(attrs.lo, attrs.hi, attrs.interior, strict=True)))
+
+
+PAD = Pad()
+
+
+@converts("pad")
+def _convert_pad(build: Builder, equation: Equation, x: Operand, value: Operand) -> Operand:
+    low, high, interior = zip(*equation.params["padding_config"], strict=True) if x.shape else ((), (), ())
+    return build.op(PAD, PadAttrs(tuple(low), tuple(high), tuple(interior)), [x, value])

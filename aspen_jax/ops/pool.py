@@ -1,0 +1,108 @@
+"""Pooling: `reduce_window` with a sum, a maximum, a minimum or a product, over any dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax import lax
+
+from aspen_jax.ops import windows
+from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
+from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.program import Operand
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolAttrs(Attrs):
+    """Attributes of pool; all but `kind` (see windows.py) have an entry a dimension. Padding may be negative."""
+
+    kind: int
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding_lo: tuple[int, ...]
+    padding_hi: tuple[int, ...]
+    base_dilation: tuple[int, ...]
+    window_dilation: tuple[int, ...]
+
+
+class Pool(OpFamily):
+    """Reduces a window around every output element; padding is the identity of the reduction. float32 or int32."""
+
+    name = "pool"
+    kernel = "pool"
+    attrs_type = PoolAttrs
+
+    def num_main(self, op: Op) -> int:
+        return 1
+
+    def infer(
+        self, attrs: PoolAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        (shape, dtype), *_ = inputs
+        out = []
+        for axis, extent in enumerate(shape):
+            dilated = (extent - 1) * attrs.base_dilation[axis] + 1 if extent else 0
+            padded = dilated + attrs.padding_lo[axis] + attrs.padding_hi[axis]
+            span = (attrs.window[axis] - 1) * attrs.window_dilation[axis] + 1
+            out.append(max(0, (padded - span) // attrs.strides[axis] + 1))
+        return tuple(out), dtype
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        attrs: PoolAttrs = op.attrs
+        region = np.empty_like(boxes)
+        for axis, extent in enumerate(op.inputs[0].shape):
+            low, base = attrs.padding_lo[axis], attrs.base_dilation[axis]
+            first = boxes[:, axis, 0] * attrs.strides[axis] - low
+            last = (boxes[:, axis, 1] - 1) * attrs.strides[axis] - low + (attrs.window[axis] - 1) * attrs.window_dilation[axis]
+            region[:, axis, 0] = np.clip(-(-first // base), 0, extent)
+            region[:, axis, 1] = np.clip(last // base + 1, 0, extent)
+        return region
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        own = epilogue_work(op, boxes)
+        read = box_sizes(self.main_region(op, 0, boxes)) * op.inputs[0].dtype.itemsize
+        return Work(own.flops + box_sizes(boxes) * math.prod(op.attrs.window), own.bytes + read)
+
+    def reference(self, attrs: PoolAttrs, *inputs: jax.Array) -> jax.Array:
+        (x,) = inputs
+        return lax.reduce_window(
+            x,
+            windows.identity(attrs.kind, np.dtype(x.dtype)),
+            windows.COMBINE[attrs.kind],
+            attrs.window,
+            attrs.strides,
+            tuple(zip(attrs.padding_lo, attrs.padding_hi, strict=True)),
+            attrs.base_dilation,
+            attrs.window_dilation,
+        )
+
+
+POOL = Pool()
+
+_KINDS = {"reduce_window_sum": windows.SUM, "reduce_window_max": windows.MAX, "reduce_window_min": windows.MIN}
+
+
+@converts(*_KINDS)
+def _convert_pool(build: Builder, equation: Equation, x: Operand) -> Operand:
+    need_dtypes(equation, (x,), "float32", "int32")
+    params = equation.params
+    ones = (1,) * len(x.shape)
+    attrs = PoolAttrs(
+        _KINDS[equation.primitive],
+        tuple(params["window_dimensions"]),
+        tuple(params["window_strides"]),
+        tuple(low for low, _ in params["padding"]),
+        tuple(high for _, high in params["padding"]),
+        tuple(params.get("base_dilation") or ones),
+        tuple(params.get("window_dilation") or ones),
+    )
+    return build.op(POOL, attrs, [x])
