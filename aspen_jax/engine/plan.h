@@ -1,0 +1,65 @@
+// A graph made ready to run: kernels resolved, ops prepared. Immutable, shared by all runs of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph.h"
+#include "kernel.h"
+#include "registry.h"
+
+namespace aspen {
+
+class RunState;
+class RunStateCache;
+
+// A tile as a DSE wants it. The children of tile t are children[first_child .. (next tile's) first_child).
+struct PlannedTile {
+  const int32_t* box;
+  uint32_t op;
+  uint32_t first_child;
+};
+
+class Plan {
+ public:
+  // Throws GraphError where a kernel is unknown or refuses its op; the message names the op.
+  Plan(Graph graph, const KernelRegistry& registry);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  const Graph& graph() const { return graph_; }
+  size_t num_operands() const { return graph_.operands.size(); }
+  size_t num_results() const { return graph_.results.size(); }
+  size_t num_tiles() const { return graph_.num_tiles(); }
+  // Shape, dtype and size in bytes of what the call must be given and gives back.
+  const Value& operand(size_t index) const { return graph_.values[graph_.operands[index]]; }
+  const Value& result(size_t index) const { return graph_.values[graph_.results[index]]; }
+
+  // Sum of the tiles' estimated costs in nanoseconds (saturating).
+  int64_t total_cost() const { return total_cost_; }
+  // The largest scratch that a tile of this plan needs.
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+  // "tile 17 [0:1, 8:16] of op 'conv1'", for messages.
+  std::string describe_tile(size_t tile) const;
+
+  const std::vector<PreparedOp>& prepared() const { return prepared_; }
+  const std::vector<PlannedTile>& tiles() const { return tiles_; }
+  const std::vector<int32_t>& roots() const { return roots_; }
+  RunStateCache& run_states() const { return *run_states_; }
+
+ private:
+  Graph graph_;
+  std::vector<PreparedOp> prepared_;
+  std::vector<PlannedTile> tiles_;  // and a sentinel, so that the last tile's children end somewhere
+  std::vector<int32_t> roots_;
+  int64_t total_cost_ = 0;
+  size_t scratch_bytes_ = 0;
+  std::unique_ptr<RunStateCache> run_states_;
+};
+
+}  // namespace aspen

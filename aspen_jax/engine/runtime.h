@@ -1,0 +1,54 @@
+// The process-wide pool of DSEs. Runs of any plans are in flight side by side; their tiles share the Ready Pool.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "observer.h"
+#include "plan.h"
+#include "policy.h"
+
+namespace aspen {
+
+// Called exactly once for each run, from a worker or from inside `submit`; the error is empty if the run succeeded. Must not throw.
+using Done = std::function<void(const std::string& error)>;
+
+// Below this estimated cost a run is finished sooner on the caller's thread than a parked worker can be woken.
+inline constexpr int64_t kWakeUpNs = 30'000;
+
+inline constexpr int kMaxWorkers = 1024;
+
+class Runtime {
+ public:
+  // Starts a run. `operands` and `results` are the buffers of the call, in order, of the sizes the plan says; they must stay
+  // valid until `done` is called. Workers are started by the first run that needs them. Never throws: whatever goes wrong
+  // reaches `done`. A run in flight when the process exits is abandoned: its `done` is not called.
+  void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
+              std::shared_ptr<Observer> observer = nullptr) noexcept;
+
+  // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
+  // number of workers.
+  int num_workers();
+
+  // May be called at any time, from any thread. Workers that are too many leave after their current tile, and the others take
+  // what lies in their rows. Throws std::invalid_argument outside [1, kMaxWorkers].
+  void set_num_workers(int n);
+
+  // For runs submitted from now on. The policy must have static lifetime.
+  void set_policy(const Policy& policy);
+
+  // Watches all runs submitted from now on that bring no observer of their own; nullptr to stop.
+  void set_observer(std::shared_ptr<Observer> observer);
+
+ private:
+  friend Runtime& runtime();
+  class Impl;
+  Runtime();
+  Impl* impl_;
+};
+
+Runtime& runtime();
+
+}  // namespace aspen
