@@ -11,31 +11,23 @@ double measure_peak();
 
 namespace {
 
-#if defined(__x86_64__)
-#define ASPEN_VECTOR_REGISTER(x) "+v"(x)
-#elif defined(__aarch64__)
-#define ASPEN_VECTOR_REGISTER(x) "+w"(x)
-#else
-#define ASPEN_VECTOR_REGISTER(x) "+m"(x)
-#endif
-
 // Two multiply-adds a cycle at a latency of 4 or 5 need 10 independent chains.
 constexpr int kChains = 12;
 
 // Returns the sum so that nothing is optimised away.
 float chains(int64_t steps, float factor) {
   Floats sum[kChains];
+#pragma GCC unroll 16
   for (int i = 0; i < kChains; ++i) sum[i] = broadcast(static_cast<float>(i));
   const Floats a = broadcast(factor);
   const Floats b = broadcast(1.0f - factor);
   for (int64_t step = 0; step < steps; ++step) {
-    for (int i = 0; i < kChains; ++i) {
-      sum[i] = fma(sum[i], a, b);
-      asm volatile("" : ASPEN_VECTOR_REGISTER(sum[i]));  // keeps every step, in a register
-    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sum[i] = fma(sum[i], a, b);
   }
   Floats total = {};
-  for (const Floats& one : sum) total += one;
+#pragma GCC unroll 16
+  for (int i = 0; i < kChains; ++i) total += sum[i];
   return total[0];
 }
 
