@@ -10,13 +10,22 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax.view import View
 
 if TYPE_CHECKING:
-    from aspen_jax.ops.block import BlockProgram
+    from aspen_jax.ops.block_program import BlockProgram
     from aspen_jax.ops.family import OpFamily
+
+# What tiles can hold, with the numbers of the graph format.
+DTYPE_NUMBERS: dict[np.dtype, int] = {
+    np.dtype(name): number
+    for number, name in enumerate(
+        ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", jnp.bfloat16, "float32", "float64")
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,6 +130,17 @@ class Program:
     def replace(self, **changes: Any) -> Program:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def pruned(self) -> Program:
+        """Without ops and constants that no output needs."""
+        needed = {operand.value for operand in self.outputs}
+        kept: list[Op] = []
+        for op in reversed(self.ops):
+            if op.output in needed:
+                kept.append(op)
+                needed.update(operand.value for operand in op.inputs)
+        constants = tuple(item for item in self.constants if item[0] in needed)
+        return self.replace(ops=tuple(reversed(kept)), constants=constants)
 
     def producers(self) -> dict[Value, Op]:
         """The op that writes each value; inputs and constants have none."""

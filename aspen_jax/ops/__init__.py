@@ -1,10 +1,10 @@
 """Op families, one module each. `FAMILIES` finds a family by its kernel's name; `CONVERTERS` finds what a primitive becomes."""
 
 from aspen_jax.ops import layout as _layout  # noqa: F401  (registers its converters)
+from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.converters import CONVERTERS
-from aspen_jax.ops.elementwise import BLOCK
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD

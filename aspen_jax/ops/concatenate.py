@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from aspen_jax.ops.converters import Builder, Equation, converts
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import Attrs, OpFamily, Work
 from aspen_jax.program import Operand
 
@@ -49,6 +49,11 @@ class Concatenate(OpFamily):
         region = boxes.copy()
         region[:, axis] = np.clip(region[:, axis] - start, 0, op.inputs[index].shape[axis])
         return region
+
+    def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
+        if len(set(permutations)) > 1:
+            return None
+        return ConcatenateAttrs(permutations[0][op.attrs.axis]), permutations[0]
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from jax import lax
 
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work, fill
+from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.family import Attrs, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.pad import PAD, PadAttrs
@@ -48,6 +49,7 @@ class Conv2D(OpFamily):
 
     name = "conv2d"
     kernel = "conv2d"
+    takes_epilogue = True
     attrs_type = ConvAttrs
 
     def num_main(self, op: Op) -> int:
@@ -83,6 +85,9 @@ class Conv2D(OpFamily):
         region[:, 3, 0] = boxes[:, 3, 0] // per_group * w[2]
         region[:, 3, 1] = ((boxes[:, 3, 1] - 1) // per_group + 1) * w[2]
         return region
+
+    def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
+        return operand.shape[3] == 1 or operand.view.strides()[3] == 1
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         kernel_height, kernel_width, channels, _ = op.inputs[1].shape

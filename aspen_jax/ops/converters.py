@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aspen_jax.builder import Builder
+from aspen_jax.ops.builder import Builder
 from aspen_jax.program import Operand
 
 

@@ -1,70 +1,18 @@
-"""Element-wise operations: the `block` op family, and the table from element-wise primitives to block instructions."""
+"""The table from element-wise primitives to block instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
-from aspen_jax.ops.block import COPY, BlockBuilder, BlockProgram, Ref, single
+from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.opcodes import OPCODES, lane_of
 from aspen_jax.program import Operand
-
-if TYPE_CHECKING:
-    from aspen_jax.program import Op
-
-# What an instruction costs beside an addition, measured on the vector math of cpu/vmath.h.
-_FLOPS_OF_TRANSCENDENTAL = 12
-
-
-def program_flops(program: BlockProgram | None) -> int:
-    """Floating-point operations an element, in additions' worth."""
-    if program is None:
-        return 0
-    heavy = ("exp", "log", "tanh", "erf", "sin", "cos", "tan", "pow", "cbrt", "atan2", "rem")
-    return sum(_FLOPS_OF_TRANSCENDENTAL if i.opcode.startswith(heavy) else 1 for i in program.instructions)
-
-
-def box_sizes(boxes: np.ndarray) -> np.ndarray:
-    """Number of elements of each box [T, rank, 2], as float64."""
-    return np.prod(np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 0), axis=1, dtype=np.float64)
-
-
-def epilogue_work(op: Op, boxes: np.ndarray) -> Work:
-    """Work of the element-wise program and of writing the output: what every family adds to its own."""
-    sizes = box_sizes(boxes)
-    read = sum(op_input.dtype.itemsize for op_input in op.extra_inputs if op_input.value.size >= op.output.size)
-    return Work(sizes * program_flops(op.program), sizes * (read + op.output.dtype.itemsize))
-
-
-class Block(OpFamily):
-    """`output = program(*inputs)`, element by element; every input view has the output's shape."""
-
-    name = "block"
-    kernel = "block"
-
-    def num_main(self, op: Op) -> int:
-        return 0
-
-    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
-        raise ValueError("a block op's shape is that of its output; use Builder.block")
-
-    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
-        return boxes
-
-    def work(self, op: Op, boxes: np.ndarray) -> Work:
-        return epilogue_work(op, boxes)
-
-    def reference(self, attrs: Any, *inputs: jax.Array) -> jax.Array:
-        raise ValueError("a block op's reference is that of its program")
-
-
-BLOCK = Block()
+from aspen_jax.view import View
 
 _FLOAT_NAMES = {
     "add": "add_f", "add_any": "add_f", "sub": "sub_f", "mul": "mul_f", "div": "div_f", "max": "max_f", "min": "min_f",
@@ -104,8 +52,8 @@ def scalar_block(
     inputs = []
     for index in variable:
         operand = operands[index]
-        if operand.shape != shape:  # lax lets a scalar meet an array
-            operand = Operand(operand.value, operand.view.broadcast_in_dim(shape, ()))
+        if operand.shape != shape:  # lax lets scalars and dimensions of size 1 meet larger ones
+            operand = Operand(operand.value, operand.view.broadcast_in_dim(shape, tuple(range(len(operand.shape)))))
         inputs.append(operand)
     return build.block(block.build(write(block, *refs)), inputs, shape, dtype)
 
@@ -216,15 +164,6 @@ def fill(build: Builder, value: np.ndarray, shape: tuple[int, ...]) -> Operand:
     """A tensor of one value known when tracing; fusion turns it into a constant of its readers."""
     array = np.asarray(value)
     if array.dtype.name not in _BY_DTYPE:
-        return build.copy(Operand(build.constant(array).value, _broadcast_view(array, shape)))
+        return build.copy(Operand(build.constant(array).value, View.identity(()).broadcast_in_dim(shape, ())))
     block = BlockBuilder(0)
     return build.block(block.build(block.constant(array)), [], shape, array.dtype)
-
-
-def _broadcast_view(array: np.ndarray, shape: tuple[int, ...]):
-    from aspen_jax.view import View
-
-    return View.identity(array.shape).broadcast_in_dim(shape, ())
-
-
-__all__ = ["BLOCK", "COPY", "Block", "box_sizes", "epilogue_work", "fill", "program_flops", "scalar_block"]

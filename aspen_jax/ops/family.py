@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_type_hints
 
 import numpy as np
 
-from aspen_jax.ops.block import BlockProgram
+from aspen_jax.ops.block_program import BlockProgram
 
 if TYPE_CHECKING:
     from jax import Array
 
-    from aspen_jax.program import Op
+    from aspen_jax.program import Op, Operand
 
 
 class Words:
@@ -73,6 +73,14 @@ class Attrs:
         return cls(*values)
 
 
+def unpermuted(entries: Sequence[int], permutation: Sequence[int]) -> tuple[int, ...]:
+    """Entries per dimension of a transposed tensor, in the order of the tensor itself."""
+    result = [0] * len(permutation)
+    for axis, source in enumerate(permutation):
+        result[source] = entries[axis]
+    return tuple(result)
+
+
 class Work(NamedTuple):
     """Estimated work of tiles: arrays of one entry a tile."""
 
@@ -89,6 +97,7 @@ class OpFamily(abc.ABC):
     name: str
     kernel: str
     attrs_type: type[Attrs] | None = None
+    takes_epilogue: bool = False
 
     @abc.abstractmethod
     def num_main(self, op: Op) -> int:
@@ -105,6 +114,18 @@ class OpFamily(abc.ABC):
     @abc.abstractmethod
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         """The box of main input `index` (in its view's coordinates) that each output box reads. May be empty (hi <= lo)."""
+
+    def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
+        """Whether main input `index` may be read through this view rather than from a dense copy made once."""
+        return True
+
+    def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
+        """The op in its operands' own order of dimensions, where it does not care: attributes and output permutation.
+
+        Main input i is its value transposed by `permutations[i]`. The op with the returned attributes on the values themselves
+        gives an output which, transposed by the returned permutation, is this op's output. None where it does care.
+        """
+        return None
 
     @abc.abstractmethod
     def work(self, op: Op, boxes: np.ndarray) -> Work:

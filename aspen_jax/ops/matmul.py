@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.program import Operand
@@ -25,6 +25,7 @@ class Matmul(OpFamily):
 
     name = "matmul"
     kernel = "matmul"
+    takes_epilogue = True
 
     def num_main(self, op: Op) -> int:
         return 2

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from aspen_jax.ops.converters import Builder, Equation, converts
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.family import Attrs, OpFamily, Work, unpermuted
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class Pad(OpFamily):
             region[:, axis, 0] = np.clip(-(-(boxes[:, axis, 0] - low) // step), 0, extent)
             region[:, axis, 1] = np.clip((boxes[:, axis, 1] - 1 - low) // step + 1, 0, extent)
         return region
+
+    def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
+        order = permutations[0]
+        attrs = PadAttrs(*(unpermuted(field, order) for field in (op.attrs.lo, op.attrs.hi, op.attrs.interior)))
+        return attrs, order
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,8 +13,8 @@ from jax import lax
 
 from aspen_jax.ops import windows
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.family import Attrs, OpFamily, Work, unpermuted
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Pool(OpFamily):
 
     name = "pool"
     kernel = "pool"
+    takes_epilogue = True
     attrs_type = PoolAttrs
 
     def num_main(self, op: Op) -> int:
@@ -66,6 +67,15 @@ class Pool(OpFamily):
             region[:, axis, 0] = np.clip(-(-first // base), 0, extent)
             region[:, axis, 1] = np.clip(last // base + 1, 0, extent)
         return region
+
+    def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
+        return operand.shape[-1:] == (1,) or operand.view.strides()[-1:] in ((1,), ())
+
+    def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
+        (order,) = permutations
+        attrs: PoolAttrs = op.attrs
+        fields = (attrs.window, attrs.strides, attrs.padding_lo, attrs.padding_hi, attrs.base_dilation, attrs.window_dilation)
+        return PoolAttrs(attrs.kind, *(unpermuted(field, order) for field in fields)), order
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from jax import lax
 
 from aspen_jax.ops import windows
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.elementwise import box_sizes, epilogue_work
+from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import Attrs, OpFamily, Work
 from aspen_jax.program import Operand
 
@@ -33,6 +33,7 @@ class Reduce(OpFamily):
 
     name = "reduce"
     kernel = "reduce"
+    takes_epilogue = True
     attrs_type = ReduceAttrs
 
     def num_main(self, op: Op) -> int:
@@ -52,6 +53,12 @@ class Reduce(OpFamily):
         for axis in op.attrs.axes:
             region[:, axis] = (0, shape[axis])
         return region
+
+    def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
+        (order,) = permutations
+        axes = tuple(sorted(order[axis] for axis in op.attrs.axes))
+        kept = [source for axis, source in enumerate(order) if axis not in op.attrs.axes]
+        return ReduceAttrs(op.attrs.kind, axes), tuple(sorted(kept).index(source) for source in kept)
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -1,0 +1,52 @@
+"""Program -> Program passes, in the order in which they run. Each can be switched off; the result is the same, only slower.
+
+To add one, write a module with a function `run(program) -> program` and name it in `PASSES`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+
+from aspen_jax.errors import InputError
+from aspen_jax.passes import epilogue, fuse, layout, outputs, simplify
+from aspen_jax.program import Program
+
+PASSES: dict[str, Callable[[Program], Program]] = {
+    "simplify": simplify.run,
+    "layout": layout.run,
+    "fuse": fuse.run,
+    "epilogue": epilogue.run,
+}
+
+DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
+
+
+def disabled_by_environment() -> frozenset[str]:
+    """The passes named in ASPEN_DISABLE_PASSES, a comma-separated list.
+
+    Raises:
+        InputError: a name is not a pass.
+    """
+    names = frozenset(filter(None, (name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(","))))
+    _check(names)
+    return names
+
+
+def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
+    """Rewrite a program by every pass that is not disabled, and make its outputs fit for a TileGraph.
+
+    Raises:
+        InputError: a disabled name is not a pass.
+    """
+    _check(disabled)
+    for name, run in PASSES.items():
+        if name not in disabled:
+            program = run(program).pruned()
+    return outputs.run(program).pruned()
+
+
+def _check(names: Collection[str]) -> None:
+    unknown = sorted(set(names) - set(PASSES))
+    if unknown:
+        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(PASSES)}")

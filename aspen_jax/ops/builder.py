@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aspen_jax.ops.block import COPY, BlockProgram
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import COPY, BlockProgram
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.program import Op, Operand, Value
 
@@ -36,7 +37,7 @@ class Builder:
 
     def block(self, program: BlockProgram, inputs: Sequence[Operand], shape: tuple[int, ...], dtype: Any) -> Operand:
         """Write a block op over inputs of `shape`."""
-        from aspen_jax.ops.elementwise import BLOCK
+        from aspen_jax.ops.block import BLOCK
 
         return self._write(BLOCK, None, inputs, Value(shape, np.dtype(dtype)), program)
 

@@ -1,0 +1,259 @@
+"""jaxpr -> Program parts: inlines calls, folds constants, converts what tiles can run and leaves the rest to XLA.
+
+The jaxpr becomes a sequence of steps: tileable parts (a `Program` each, the largest convex ones) and single equations that stay
+with XLA between them. A function that is supported as a whole is one part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops import CONVERTERS
+from aspen_jax.ops.converters import Equation, Unsupported
+from aspen_jax.ops.elementwise import fill
+from aspen_jax.program import DTYPE_NUMBERS, Op, Operand, Program, Value
+
+# Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are cheaper to compute a call.
+_LARGEST_FOLD_BYTES = 1 << 16
+
+# Primitives that only call a jaxpr: inlined. (parameter that holds the jaxpr)
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "aspen_call": "jaxpr",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fallback:
+    """An equation that stays with XLA.
+
+    Attributes:
+        equation: the jaxpr equation.
+        inputs: a value for each operand; literals are constants of the trace.
+        outputs: the values it produces.
+        reason: why no tile kernel runs it.
+        name: its named scope and primitive.
+        source: the user's source line; may be empty.
+    """
+
+    equation: core.JaxprEqn
+    inputs: tuple[Value | np.ndarray, ...]
+    outputs: tuple[Value, ...]
+    reason: str
+    name: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """A converted jaxpr.
+
+    Attributes:
+        inputs: the values of the jaxpr's arguments.
+        constants: values known when tracing.
+        steps: parts and fallbacks in an order in which they can run.
+        outputs: what the function returns; arrays are outputs known when tracing.
+    """
+
+    inputs: tuple[Value, ...]
+    constants: tuple[tuple[Value, np.ndarray], ...]
+    steps: tuple[Program | Fallback, ...]
+    outputs: tuple[Value | np.ndarray, ...]
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """The tileable parts."""
+        return tuple(step for step in self.steps if isinstance(step, Program))
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The equations left to XLA."""
+        return tuple(step for step in self.steps if isinstance(step, Fallback))
+
+
+def trace(jaxpr: core.ClosedJaxpr) -> Trace:
+    """Convert a jaxpr to tileable parts and fallbacks."""
+    converter = _Converter()
+    inputs = tuple(Value(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in jaxpr.jaxpr.invars)
+    outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="")
+    steps = _partition(converter, inputs, outputs)
+    return Trace(inputs, tuple(converter.build.constants), tuple(steps), tuple(outputs))
+
+
+def _numpy_dtype(aval: Any) -> np.dtype:
+    # Extended dtypes (PRNG keys) have no numpy dtype; as an opaque object they fit no kernel, which is all that matters here.
+    return np.dtype(aval.dtype) if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) else np.dtype(object)
+
+
+class _Converter:
+    """Walks equations; an environment maps each variable to a Value, or to an array where it is known when tracing."""
+
+    def __init__(self) -> None:
+        self.build = Builder()
+        self.items: list[Op | Fallback] = []
+        self._known: dict[int, Value] = {}
+
+    def inline(
+        self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Value | np.ndarray], scope: str
+    ) -> list[Value | np.ndarray]:
+        environment: dict[core.Var, Value | np.ndarray] = dict(zip(jaxpr.constvars, map(_known_array, consts), strict=True))
+        environment.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value | np.ndarray:
+            return _known_array(atom.val) if isinstance(atom, core.Literal) else environment[atom]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(atom) for atom in equation.invars]
+            name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
+            called = _called_jaxpr(equation)
+            if called is not None:
+                outputs = self.inline(called.jaxpr, called.consts, inputs, name)
+            else:
+                outputs = self._fold(equation, inputs) or self._convert(equation, inputs, name)
+            environment.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _fold(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray]) -> list[Value | np.ndarray] | None:
+        """Evaluate an equation whose inputs are known, where that is small and has no effect."""
+        if equation.effects or any(isinstance(item, Value) for item in inputs):
+            return None
+        if sum(var.aval.size * _numpy_dtype(var.aval).itemsize for var in equation.outvars) > _LARGEST_FOLD_BYTES:
+            return None
+        if any(_numpy_dtype(var.aval) == object for var in equation.outvars) or equation.primitive.name == "iota":
+            return None
+        with jax.ensure_compile_time_eval():
+            results = equation.primitive.bind(*inputs, **equation.params)
+        return [np.asarray(item) for item in (results if equation.primitive.multiple_results else [results])]
+
+    def _convert(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str) -> list[Value | np.ndarray]:
+        primitive = equation.primitive.name
+        name, source = (f"{scope}/{primitive}" if scope else primitive), _source_line(equation)
+        self.build.name, self.build.source = name, source
+        written = len(self.build.ops)
+        try:
+            converter = CONVERTERS.get(primitive)
+            if converter is None:
+                raise Unsupported(f"no op for primitive {primitive}")
+            if equation.effects:
+                raise Unsupported(f"{primitive} has side effects")
+            outputs = [(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in equation.outvars]
+            scalars = [item if isinstance(item, np.ndarray) and item.ndim == 0 else None for item in inputs]
+            for dtype in [dtype for _, dtype in outputs] + [item.dtype for item in inputs]:
+                if dtype not in DTYPE_NUMBERS:
+                    raise Unsupported(f"tiles hold no {dtype}")
+            operands = [self._operand(item) for item in inputs]
+            result = converter(self.build, Equation(primitive, equation.params, outputs, scalars), *operands)
+            results = [result] if isinstance(result, Operand) else list(result)
+            values = [self.build.copy(operand).value for operand in results]
+            for value, (shape, dtype) in zip(values, outputs, strict=True):
+                assert value.shape == shape and value.dtype == dtype, (primitive, value, shape, dtype)
+        except Unsupported as error:
+            del self.build.ops[written:]
+            values = [Value(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in equation.outvars]
+            self.items.append(Fallback(equation, tuple(inputs), tuple(values), str(error), name, source))
+            return list(values)
+        self.items.extend(self.build.ops[written:])
+        return list(values)
+
+    def _operand(self, item: Value | np.ndarray) -> Operand:
+        if isinstance(item, Value):
+            return Operand.whole(item)
+        if item.ndim == 0:
+            return fill(self.build, item, ())
+        if id(item) not in self._known:
+            self._known[id(item)] = self.build.constant(item).value
+        return Operand.whole(self._known[id(item)])
+
+
+def _known_array(value: Any) -> np.ndarray | Any:
+    """A literal or closed-over constant as a numpy array; PRNG keys stay as they are and fit no kernel."""
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return value
+    return np.asarray(value)
+
+
+def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    parameter = _CALLS.get(equation.primitive.name)
+    jaxpr = equation.params.get(parameter) if parameter else None
+    if isinstance(jaxpr, core.Jaxpr):
+        return core.ClosedJaxpr(jaxpr, ()) if not jaxpr.constvars else None
+    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else None
+
+
+def _source_line(equation: core.JaxprEqn) -> str:
+    """The innermost frame of the user's: the first that is neither JAX's nor ours."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not any(part in frame.file_name for part in ("/jax/", "/aspen_jax/", "/jaxlib/")):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+def _partition(
+    converter: _Converter, inputs: Sequence[Value], outputs: Sequence[Value | np.ndarray]
+) -> Iterator[Program | Fallback]:
+    """Cut the items into the largest convex parts.
+
+    Even levels hold ops, odd levels fallbacks, and an item's level is the lowest that is not below any of its producers'. A
+    path that leaves a part through a fallback returns at a higher level, so each even level is convex.
+    """
+    level: dict[Value, int] = {}
+    ops: dict[int, list[Op]] = {}
+    fallbacks: dict[int, list[Fallback]] = {}
+    for item in converter.items:
+        read = [operand.value for operand in item.inputs] if isinstance(item, Op) else item.inputs
+        floor = max((level.get(value, 0) for value in read if isinstance(value, Value)), default=0)
+        parity = 0 if isinstance(item, Op) else 1
+        mine = floor if floor % 2 == parity else floor + 1
+        if isinstance(item, Op):
+            level[item.output] = mine
+            ops.setdefault(mine, []).append(item)
+        else:
+            level.update((value, mine) for value in item.outputs)
+            fallbacks.setdefault(mine, []).append(item)
+
+    wanted: dict[Value, None] = {value: None for value in outputs if isinstance(value, Value)}
+    for fallback in converter.items:
+        if isinstance(fallback, Fallback):
+            wanted.update((value, None) for value in fallback.inputs if isinstance(value, Value))
+    reading: dict[Value, list[int]] = {}
+    for number, members in ops.items():
+        for op in members:
+            for operand in op.inputs:
+                reading.setdefault(operand.value, []).append(number)
+
+    for number in range(max([*ops, *fallbacks], default=-1) + 1):
+        if number % 2:
+            yield from fallbacks.get(number, ())
+            continue
+        if number not in ops:
+            continue
+        produced = {op.output for op in ops[number]}
+        leaving = [value for value in produced if value in wanted or any(n != number for n in reading.get(value, ()))]
+        part = _part(converter, ops[number], [op.output for op in ops[number] if op.output in set(leaving)])
+        if part.ops:
+            yield part
+
+
+def _part(converter: _Converter, ops: Sequence[Op], outputs: Sequence[Value]) -> Program:
+    """The ops that the outputs need, as a Program whose inputs are the values that they read from outside."""
+    part = Program((), tuple(converter.build.constants), tuple(ops), tuple(map(Operand.whole, outputs))).pruned()
+    inside = {op.output for op in part.ops} | {value for value, _ in part.constants}
+    read = dict.fromkeys(operand.value for op in part.ops for operand in op.inputs)
+    return part.replace(inputs=tuple(value for value in read if value not in inside))

@@ -1,0 +1,195 @@
+"""Block programs: chains of element-wise instructions, run block by block in L1.
+
+A block program is the body of a `block` op and the epilogue of any other op. It is a straight line of instructions in single
+assignment form: registers 0 .. num_inputs-1 are the inputs, the constants follow, then one register for each instruction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from aspen_jax.ops.opcodes import LANE_DTYPES, NAMES, OPCODES, lane_of
+
+if TYPE_CHECKING:
+    from aspen_jax.ops.family import Words
+
+_ZERO = 0
+_MINUS_INFINITY = int(np.float32(-np.inf).view(np.int32))
+_ARGUMENTS = 3  # every instruction is encoded with this many argument words
+
+
+class Instruction(NamedTuple):
+    """An opcode's name and its argument registers."""
+
+    opcode: str
+    args: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockProgram:
+    """A straight line of element-wise instructions.
+
+    Attributes:
+        num_inputs: number of input registers.
+        constants: the 32 bits of each constant, as a signed integer.
+        instructions: in order; instruction k writes register num_inputs + len(constants) + k.
+        result: the register that is stored.
+    """
+
+    num_inputs: int
+    constants: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    result: int
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the program hands its only input through."""
+        return self.num_inputs == 1 and self.result == 0
+
+    def to_words(self) -> list[int]:
+        first = self.num_inputs + len(self.constants)
+        words: list[int] = []
+        for index, (opcode, args) in enumerate(self.instructions):
+            padding = (0,) * (_ARGUMENTS - len(args))
+            words += [OPCODES[opcode].number, first + index, *args, *padding]
+        return [self.num_inputs, len(self.constants), *self.constants, len(words), *words, self.result]
+
+    @classmethod
+    def from_words(cls, words: Words) -> BlockProgram:
+        num_inputs, constants, flat, result = words.integer(), words.list(), words.list(), words.integer()
+        row = 2 + _ARGUMENTS
+        if num_inputs < 0 or len(flat) % row:
+            raise ValueError("malformed block program")
+        instructions = []
+        for index in range(0, len(flat), row):
+            number, destination, *args = flat[index : index + row]
+            if number not in NAMES:
+                raise ValueError(f"unknown block opcode {number}")
+            if destination != num_inputs + len(constants) + index // row:
+                raise ValueError("block program is not in single assignment form")
+            opcode = OPCODES[NAMES[number]]
+            if not all(0 <= register < destination for register in args[: opcode.arity]):
+                raise ValueError("block program reads a register before it is written")
+            instructions.append(Instruction(NAMES[number], tuple(args[: opcode.arity])))
+        if not 0 <= result < num_inputs + len(constants) + len(instructions):
+            raise ValueError("block program returns a register that it does not have")
+        return cls(num_inputs, constants, tuple(instructions), result)
+
+    def reference(self, *inputs: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+        """The same in jax.lax, on inputs of one shape. Constants take the lane of the instruction that reads them."""
+        lanes: dict[int, Any] = dict(enumerate(inputs))
+        for register, array in lanes.items():
+            if lane_of(array.dtype) is not None:
+                lanes[register] = array.astype(LANE_DTYPES[str(lane_of(array.dtype))])
+        first = self.num_inputs + len(self.constants)
+
+        def read(register: int, lane: np.dtype) -> jax.Array:
+            if self.num_inputs <= register < first:
+                bits = np.array(self.constants[register - self.num_inputs], np.int32)
+                value = bits.astype(np.bool_) if lane == np.bool_ else bits.view(lane)
+                return jax.numpy.full(shape, value)
+            return lanes[register]
+
+        for index, (name, args) in enumerate(self.instructions):
+            opcode = OPCODES[name]
+            wild = next((lanes[arg].dtype for arg in reversed(args) if arg in lanes), np.dtype(np.float32))
+            arguments = [
+                read(arg, wild if lane == "?" else LANE_DTYPES[lane]) for arg, lane in zip(args, opcode.lanes, strict=False)
+            ]
+            lanes[first + index] = opcode.reference(*arguments)
+        return read(self.result, dtype).astype(dtype)
+
+    def __str__(self) -> str:
+        constants = {
+            self.num_inputs + index: f"{np.array(bits, np.int32).view(np.float32):g}"
+            for index, bits in enumerate(self.constants)
+        }
+        first = self.num_inputs + len(self.constants)
+
+        def name(register: int) -> str:
+            if register < self.num_inputs:
+                return f"x{register}"
+            return constants.get(register, f"t{register - first}")
+
+        lines = [f"t{k}={i.opcode}({','.join(map(name, i.args))})" for k, i in enumerate(self.instructions)]
+        return "{" + "; ".join([*lines, name(self.result)]) + "}"
+
+
+COPY = BlockProgram(1, (), (), 0)
+
+
+class Ref(NamedTuple):
+    """A register of a program under construction: kind is "input", "constant" or "instruction"."""
+
+    kind: str
+    index: int
+
+
+class BlockBuilder:
+    """Writes a block program; equal instructions and constants are written once, unread ones are dropped."""
+
+    def __init__(self, num_inputs: int):
+        self._num_inputs = num_inputs
+        self._constants: dict[int, Ref] = {}
+        self._instructions: dict[tuple[str, tuple[Ref, ...]], Ref] = {}
+
+    def input(self, index: int) -> Ref:
+        return Ref("input", index)
+
+    def constant(self, value: Any) -> Ref:
+        """A float32, int32 or bool scalar (bools are masks of ones or zeros)."""
+        array = np.asarray(value)
+        bits = -int(bool(array)) if array.dtype == np.bool_ else int(array.reshape(()).view(np.int32))
+        return self._constant_bits(bits)
+
+    def _constant_bits(self, bits: int) -> Ref:
+        return self._constants.setdefault(bits, Ref("constant", len(self._constants)))
+
+    def emit(self, opcode: str, *args: Ref) -> Ref:
+        if opcode == "max_f":
+            for one, other in (args, args[::-1]):
+                if one == self._constants.get(_ZERO):
+                    opcode, args = "relu_f", (other,)
+                    break
+                if one == self._constants.get(_MINUS_INFINITY):
+                    return other
+        return self._instructions.setdefault((opcode, args), Ref("instruction", len(self._instructions)))
+
+    def splice(self, program: BlockProgram, inputs: Sequence[Ref]) -> Ref:
+        """Write `program` with its inputs bound to `inputs`; returns its result."""
+        registers = [*inputs, *(self._constant_bits(bits) for bits in program.constants)]
+        for opcode, args in program.instructions:
+            registers.append(self.emit(opcode, *(registers[arg] for arg in args)))
+        return registers[program.result]
+
+    def build(self, result: Ref) -> BlockProgram:
+        instructions = list(self._instructions)
+        used: set[Ref] = set()
+        pending = [result]
+        while pending:
+            ref = pending.pop()
+            if ref not in used:
+                used.add(ref)
+                if ref.kind == "instruction":
+                    pending.extend(instructions[ref.index][1])
+        constants = [bits for bits, ref in self._constants.items() if ref in used]
+        registers = {Ref("input", index): index for index in range(self._num_inputs)}
+        for bits in constants:
+            registers[self._constants[bits]] = len(registers)
+        kept: list[Instruction] = []
+        for index, (opcode, args) in enumerate(instructions):
+            if Ref("instruction", index) in used:
+                kept.append(Instruction(opcode, tuple(registers[arg] for arg in args)))
+                registers[Ref("instruction", index)] = len(registers)
+        return BlockProgram(self._num_inputs, tuple(constants), tuple(kept), registers[result])
+
+
+def single(opcode: str) -> BlockProgram:
+    """The program of one instruction on its own inputs."""
+    arity = OPCODES[opcode].arity
+    return BlockProgram(arity, (), (Instruction(opcode, tuple(range(arity))),), arity)

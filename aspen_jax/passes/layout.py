@@ -1,0 +1,147 @@
+"""Turns layout changes into views, and lets ops work in the layout that their data is in.
+
+One sweep in program order does both. A copy that only shows its operand through a view disappears into its readers where they
+read well through the composed view. An op that does not care about the order of dimensions (element-wise ops, pooling,
+reductions, ...) adopts the order in which most of its data lies, so the two transposes around an NCHW network meet and vanish.
+"""
+
+from __future__ import annotations
+
+import math
+
+from aspen_jax.ops.block_program import COPY
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.family import unpermuted
+from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.view import View
+
+
+def run(program: Program) -> Program:
+    """Forward views through the program."""
+    sweep = _Sweep()
+    for op in program.ops:
+        sweep.visit(op)
+    return program.replace(ops=tuple(sweep.ops), outputs=tuple(sweep.resolve(item) or item for item in program.outputs))
+
+
+class _Sweep:
+    """Ops written so far, and for values that are views of others what they are."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._meaning: dict[Value, Operand] = {}
+
+    def resolve(self, operand: Operand) -> Operand | None:
+        """The operand without the copies behind it; None where no view can say it."""
+        meaning = self._meaning.get(operand.value)
+        if meaning is None:
+            return operand
+        view = meaning.view.compose(operand.view)
+        return None if view is None else Operand(meaning.value, view)
+
+    def visit(self, op: Op) -> None:
+        resolved = [self.resolve(item) for item in op.inputs]
+        op = op.replace(inputs=tuple(new or self._written(old) for new, old in zip(resolved, op.inputs, strict=True)))
+        if op.family is BLOCK and op.program is not None and op.program.is_copy:
+            self._meaning[op.output] = op.inputs[0]
+            self.ops.append(op)  # it stays for readers that no view serves; pruned if there are none
+            return
+        op = self._in_best_layout(op)
+        count = op.family.num_main(op)
+        inputs = [
+            item if index >= count or op.family.reads_well(op, index, item) else self._copied(item, op)
+            for index, item in enumerate(op.inputs)
+        ]
+        self.ops.append(op.replace(inputs=tuple(inputs)))
+
+    def _written(self, operand: Operand) -> Operand:
+        """The operand on a dense value that some op writes; written now if its meaning was only a view."""
+        meaning = self._meaning[operand.value]
+        if not any(op.output is operand.value for op in self.ops):
+            self.ops.append(_copy(meaning, operand.value))
+        return operand
+
+    def _copied(self, operand: Operand, reader: Op) -> Operand:
+        copy = _copy(operand, Value(operand.shape, operand.dtype)).replace(name=f"{reader.name}/copy", source=reader.source)
+        for op in self.ops:  # the same copy may serve several readers
+            if op.family is BLOCK and op.inputs == copy.inputs and op.program == copy.program and op.output.shape == operand.shape:
+                return Operand.whole(op.output)
+        self.ops.append(copy)
+        return Operand.whole(copy.output)
+
+    def _in_best_layout(self, op: Op) -> Op:
+        return self._block_in_best_layout(op) if op.family is BLOCK else self._main_in_value_layout(op)
+
+    def _block_in_best_layout(self, op: Op) -> Op:
+        """A block op over the index space in which the most of its full-size inputs are whole."""
+        full = [item for item in op.inputs if item.value.size == op.output.size and _is_bijective(item.view)]
+        best, fewest = op, sum(not item.is_whole for item in full)
+        chosen: Operand | None = None
+        for lead in full:
+            if lead.is_whole:
+                continue
+            inverse = _inverse(lead.view, lead.value.shape)
+            views = [None if inverse is None else item.view.compose(inverse) for item in op.inputs]
+            if any(view is None for view in views):
+                continue
+            inputs = tuple(Operand(item.value, view) for item, view in zip(op.inputs, views, strict=True) if view is not None)
+            strided = sum(not item.is_whole for item in inputs if item.value.size == op.output.size and _is_bijective(item.view))
+            if strided < fewest:
+                best, fewest, chosen = op.replace(inputs=inputs, output=Value(lead.value.shape, op.output.dtype)), strided, lead
+        if chosen is not None:
+            self._meaning[op.output] = Operand(best.output, chosen.view)
+        return best
+
+    def _main_in_value_layout(self, op: Op) -> Op:
+        if op.extra_inputs:
+            return op
+        permutations = [_permutation(item) for item in op.main_inputs]
+        if all(p is None or p == tuple(range(len(p))) for p in permutations) or None in permutations:
+            return op
+        change = op.family.permuted(op, [p for p in permutations if p is not None])
+        if change is None:
+            return op
+        attrs, permutation = change
+        output = Value(unpermuted(op.output.shape, permutation), op.output.dtype)
+        self._meaning[op.output] = Operand(output, View.identity(output.shape).transpose(permutation))
+        return op.replace(attrs=attrs, inputs=tuple(Operand.whole(item.value) for item in op.inputs), output=output)
+
+
+def _copy(operand: Operand, output: Value) -> Op:
+    return Op(BLOCK, None, (operand,), output, COPY)
+
+
+def _is_bijective(view: View) -> bool:
+    """Whether the view shows every element of its value exactly once."""
+    sizes = [dim.extent for dim in view.dims if dim.source >= 0]
+    return all(dim.source >= 0 or dim.extent == 1 for dim in view.dims) and view.value_size == math.prod(sizes)
+
+
+def _inverse(view: View, value_shape: tuple[int, ...]) -> View | None:
+    """For a bijective view, the view of a dense copy of it that shows the value again."""
+    strides = [0] * len(view.base)
+    offset, unit = 0, 1
+    for dim in reversed(view.dims):
+        if dim.source >= 0:
+            strides[dim.source] = unit * dim.step
+            offset += unit * (dim.extent - 1) if dim.step < 0 else 0
+            unit *= dim.extent
+    flat = View.from_flat(view.value_size, offset, strides, view.base)
+    return None if flat is None else flat.reshape(value_shape)
+
+
+def _permutation(operand: Operand) -> tuple[int, ...] | None:
+    """The permutation by which the view transposes its value, or None where it does more than that."""
+    shape, strides = operand.value.shape, View.identity(operand.value.shape).strides()
+    if len(operand.shape) != len(shape):
+        return None
+    free = list(range(len(shape)))
+    permutation: list[int] = []
+    for extent, stride in zip(operand.shape, operand.view.strides(), strict=True):
+        axis = next((d for d in free if shape[d] == extent and strides[d] == stride), None)
+        if axis is None:
+            return None
+        free.remove(axis)
+        permutation.append(axis)
+    transposed = View.identity(shape).transpose(permutation)
+    return tuple(permutation) if transposed == operand.view else None

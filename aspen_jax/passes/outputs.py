@@ -1,0 +1,22 @@
+"""Makes every program output a whole value of its own that an op writes, so that it can be written into the caller's buffer."""
+
+from __future__ import annotations
+
+from aspen_jax.ops.block_program import COPY
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.program import Op, Operand, Program, Value
+
+
+def run(program: Program) -> Program:
+    """Copy outputs that are views, inputs, constants or duplicates."""
+    produced = {op.output for op in program.ops}
+    taken: set[Value] = set()
+    ops, outputs = list(program.ops), []
+    for operand in program.outputs:
+        if not operand.is_whole or operand.value not in produced or operand.value in taken:
+            copy = Op(BLOCK, None, (operand,), Value(operand.shape, operand.dtype), COPY, "output")
+            ops.append(copy)
+            operand = Operand.whole(copy.output)
+        taken.add(operand.value)
+        outputs.append(operand)
+    return program.replace(ops=tuple(ops), outputs=tuple(outputs))

@@ -1,0 +1,62 @@
+"""Removes what need not be computed: repeated ops, copies of whole values, zero padding in front of a convolution."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.pad import PAD
+from aspen_jax.program import Op, Operand, Program, Value
+
+
+def run(program: Program) -> Program:
+    """One sweep in program order."""
+    same: dict[Value, Value] = {}
+    known: dict[tuple, Value] = {}
+    producers: dict[Value, Op] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        op = op.replace(inputs=tuple(Operand(same.get(item.value, item.value), item.view) for item in op.inputs))
+        if op.family is BLOCK and op.program is not None and op.program.is_copy and op.inputs[0].is_whole:
+            if op.inputs[0].value.shape == op.output.shape:
+                same[op.output] = op.inputs[0].value
+                continue
+        key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype)
+        if key in known:
+            same[op.output] = known[key]
+            continue
+        known[key] = op.output
+        op = _without_padding(op, producers)
+        producers[op.output] = op
+        ops.append(op)
+    outputs = tuple(Operand(same.get(item.value, item.value), item.view) for item in program.outputs)
+    return program.replace(ops=tuple(ops), outputs=outputs)
+
+
+def _without_padding(op: Op, producers: dict[Value, Op]) -> Op:
+    """A convolution of a zero-padded image pads by itself."""
+    pad = producers.get(op.inputs[0].value) if op.family is CONV2D else None
+    if pad is None or pad.family is not PAD or not op.inputs[0].is_whole or pad.program is not None:
+        return op
+    attrs = pad.attrs
+    if any(attrs.interior) or any(attrs.lo[axis] or attrs.hi[axis] for axis in (0, 3)) or not _is_zero(pad.inputs[1], producers):
+        return op
+    if min(*attrs.lo, *attrs.hi) < 0:  # cropped rows are not zeros, should the convolution pad as well
+        return op
+    top, bottom, left, right = op.attrs.padding
+    if min(top, bottom, left, right) < 0:
+        return op
+    padding = (top + attrs.lo[1], bottom + attrs.hi[1], left + attrs.lo[2], right + attrs.hi[2])
+    return op.replace(inputs=(pad.inputs[0], *op.inputs[1:]), attrs=dataclasses.replace(op.attrs, padding=padding))
+
+
+def _is_zero(operand: Operand, producers: dict[Value, Op]) -> bool:
+    fill = producers.get(operand.value)
+    return (
+        fill is not None
+        and fill.program is not None
+        and fill.program.num_inputs == 0
+        and not fill.program.instructions
+        and fill.program.constants == (0,)
+    )

@@ -1,0 +1,34 @@
+"""Evaluates a Program op by op in jax.lax: the reference for passes and for every kernel."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.program import Op, Operand, Program, Value
+
+
+def evaluate(program: Program, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The program's outputs for inputs of the program's shapes and dtypes."""
+    values: dict[Value, np.ndarray] = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+    values.update(program.constants)
+    for op in program.ops:
+        values[op.output] = _evaluate_op(op, values)
+    return [_read(operand, values) for operand in program.outputs]
+
+
+def _read(operand: Operand, values: dict[Value, np.ndarray]) -> np.ndarray:
+    return np.array(operand.view.gather(values[operand.value]))
+
+
+def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
+    inputs = [jnp.asarray(_read(operand, values)) for operand in op.inputs]
+    if op.family is not BLOCK:
+        count = op.family.num_main(op)
+        inputs = [op.family.reference(op.attrs, *inputs[:count]), *inputs[count:]]
+    if op.program is None:
+        return np.asarray(inputs[0])
+    if op.program.is_copy and op.family is BLOCK:
+        return np.asarray(inputs[0])
+    return np.asarray(op.program.reference(*inputs, shape=op.output.shape, dtype=op.output.dtype))
