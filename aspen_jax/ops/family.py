@@ -46,6 +46,13 @@ class Words:
 class Attrs:
     """Base of attribute dataclasses; fields are int, bool, float or tuple[int, ...]."""
 
+    def __post_init__(self) -> None:
+        # Models hand in numpy integers; equal attributes must compare, hash and print alike.
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                object.__setattr__(self, field.name, tuple(map(int, value)))
+
     def to_words(self) -> list[int]:
         words: list[int] = []
         for field in dataclasses.fields(self):

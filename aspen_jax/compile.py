@@ -1,0 +1,148 @@
+"""jaxpr -> what a CPU lowering calls: one custom call for each tileable part, ordinary JAX for the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from aspen_jax import apu, frontend, runtime
+from aspen_jax.errors import UnsupportedError
+from aspen_jax.frontend import Fallback
+from aspen_jax.passes import disabled_by_environment, run_passes
+from aspen_jax.program import Program, Value
+from aspen_jax.tilegraph import TileGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What changes how a function is compiled.
+
+    Attributes:
+        strict: refuse a function that cannot be tiled as a whole.
+        disabled_passes: passes that are left out, by name.
+        num_workers: how many DSEs tiles are shaped for.
+    """
+
+    strict: bool = False
+    disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
+    num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A tileable part of a function.
+
+    Attributes:
+        inputs: the values that it reads, in the order of the custom call's operands; constants follow them.
+        outputs: the values that it gives, in the order of the custom call's results.
+        program: its program after all passes.
+        graph: its tile graph.
+        graph_bytes: the graph as the custom call's attribute.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    program: Program
+    graph: TileGraph
+    graph_bytes: np.ndarray
+
+    @classmethod
+    def build(cls, traced: Program, options: Options) -> Part:
+        """Rewrite, tile and encode one part of a trace."""
+        program = run_passes(traced, options.disabled_passes)
+        graph = apu.build(program, options.num_workers)
+        outputs = tuple(operand.value for operand in traced.outputs)
+        return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8))
+
+    def call(self, environment: dict[Value, Any]) -> None:
+        """Run the custom call on the environment's arrays and add its results."""
+        operands = [environment[value] for value in self.inputs] + [array for _, array in self.program.constants]
+        results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
+        environment.update(zip(self.outputs, runtime.engine_call(self.graph_bytes, results, *operands), strict=True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A function cut into custom calls and equations that stay with XLA.
+
+    Attributes:
+        trace: the converted jaxpr.
+        steps: parts and fallbacks in the order in which they run.
+    """
+
+    trace: frontend.Trace
+    steps: tuple[Part | Fallback, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The tiled parts, one custom call each."""
+        return tuple(step for step in self.steps if isinstance(step, Part))
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The equations that stay with XLA."""
+        return self.trace.fallbacks
+
+    def call(self, *arguments: Any) -> list[Any]:
+        """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform."""
+        environment: dict[Value, Any] = dict(zip(self.trace.inputs, arguments, strict=True))
+        for step in self.steps:
+            if isinstance(step, Part):
+                step.call(environment)
+            else:
+                _run_fallback(step, environment)
+        return [environment[item] if isinstance(item, Value) else item for item in self.trace.outputs]
+
+
+def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
+    """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept."""
+    equation = fallback.equation
+    variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
+    jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects)
+    arguments = [environment[item] if isinstance(item, Value) else item for item in variables.values()]
+    results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
+    environment.update(zip(fallback.outputs, results, strict=True))
+
+
+_compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
+    """Cut, rewrite, tile and encode a function; the result is remembered as long as the jaxpr lives.
+
+    Raises:
+        UnsupportedError: `options.strict`, and an equation has no tile kernel.
+    """
+    with _lock:
+        known = _compiled.get(jaxpr.jaxpr, {}).get(options)
+    if known is not None:
+        return known
+    trace = frontend.trace(jaxpr)
+    if options.strict and trace.fallbacks:
+        raise UnsupportedError(_refusal(trace.fallbacks))
+    steps = tuple(Part.build(step, options) if isinstance(step, Program) else step for step in trace.steps)
+    compiled = Compiled(trace, steps)
+    with _lock:
+        _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
+    return compiled
+
+
+def _refusal(fallbacks: Sequence[Fallback]) -> str:
+    lines = []
+    for fallback in fallbacks:
+        shapes = ", ".join(str(atom.aval.str_short()) for atom in fallback.equation.invars)
+        where = f" at {fallback.source}" if fallback.source else ""
+        lines.append(f"  {fallback.equation.primitive.name}({shapes}){where}: {fallback.reason}")
+    return (
+        "strict=True, but these equations have no tile kernel:\n"
+        + "\n".join(dict.fromkeys(lines))
+        + "\nLet them run in XLA with strict=False, or write the function without them."
+    )
