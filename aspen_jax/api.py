@@ -1,0 +1,283 @@
+"""The decorator `aspen`: what the user holds in hand."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+
+from aspen_jax import arguments, primitive
+from aspen_jax.errors import AspenError, InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from aspen_jax.compile import Compiled
+    from aspen_jax.report.explain import Explanation
+    from aspen_jax.tilegraph import TileGraph
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@overload
+def aspen(
+    fun: Callable[P, R], *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+) -> AspenFunction[P, R]: ...
+
+
+@overload
+def aspen(
+    fun: None = None, *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+) -> Callable[[Callable[P, R]], AspenFunction[P, R]]: ...
+
+
+def aspen(
+    fun: Callable[..., Any] | None = None,
+    *,
+    weights: int | str | Sequence[int | str] = (),
+    device: str = "auto",
+    strict: bool = False,
+) -> Any:
+    """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
+
+    The result is called, jitted, vmapped and differentiated like `fun`, and returns the same pytree, shapes, dtypes and weak types.
+    What cannot be tiled is left to XLA. Called outside `jax.jit` it is compiled once for each structure, shape and dtype of its
+    arguments, as `jax.jit` would.
+
+    Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are static: a
+    new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is once tracing with
+    an abstract one has failed. As with `jax.jit`, what the function reads from elsewhere, such as globals, or attributes of an object that is
+    no pytree, is read when it is traced.
+
+    Args:
+        fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
+        weights: which arguments are a model's parameters, by position or name; a hint that they change seldom.
+        device: "auto" (any device for which there is a back-end), "cpu" or "cuda".
+        strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
+
+    Returns:
+        An `AspenFunction`.
+
+    Raises:
+        InputError: an option is not one of those above.
+    """
+    if fun is None:
+        return functools.partial(aspen, weights=weights, device=device, strict=strict)
+    if isinstance(fun, staticmethod | classmethod):
+        raise InputError(f"aspen cannot decorate a {type(fun).__name__}; put @aspen below @{type(fun).__name__}")
+    if not callable(fun):
+        raise InputError(f"aspen decorates callables, not {fun!r}; options are keywords, as in @aspen(strict=True)")
+    if device not in _DEVICES:
+        raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, _DEVICES))}")
+    if not isinstance(strict, bool):
+        raise InputError(f"strict={strict!r} is not a bool; pass True or False")
+    return AspenFunction(fun, weights=_check_weights(fun, weights), device=device, strict=strict)
+
+
+class AspenFunction(Generic[P, R]):
+    """A function that runs as a graph of tiles; made by `aspen`."""
+
+    __wrapped__: Callable[P, R]
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], device: str, strict: bool):
+        # A callable object's attributes are its own, so __dict__ is not copied from it.
+        functools.update_wrapper(self, fun, updated=())
+        named = fun.func if isinstance(fun, functools.partial) else fun
+        self.__name__ = getattr(named, "__name__", type(named).__name__)
+        self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+        self._weights = weights
+        self._device = device
+        self._strict = strict
+        self._jitted = jax.jit(_traceable(fun, self.__name__, strict), static_argnums=0)
+        self._scalars_static: set[Any] = set()
+        self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if jax.config.jax_disable_jit:
+            return self.__wrapped__(*args, **kwargs)
+        return self._on_arguments(self._jitted, args, kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
+        """The graph of tiles for arguments of these shapes.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Raises:
+            UnsupportedError: the function is not one graph: parts of it were left to XLA.
+        """
+        explanation = self.explain(*args, **kwargs)
+        if len(explanation.parts) != 1:
+            left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
+            raise UnsupportedError(
+                f"{self.__name__} is {len(explanation.parts)} graphs of tiles, not one; left to XLA: {left}; "
+                "explain() with the same arguments says where and why"
+            )
+        return explanation.parts[0].graph
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What becomes of the function for arguments of these shapes: ops, tiles, and what is left to XLA and why; prints as a table.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+        """
+        from aspen_jax.compile import Options, compile_jaxpr
+        from aspen_jax.report.explain import Explanation
+
+        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
+        compiled: list[Compiled] = [
+            compile_jaxpr(eqn.params["jaxpr"], Options(strict=False))
+            for eqn in jaxpr.eqns
+            if eqn.primitive is primitive.aspen_call_p
+        ]
+        return Explanation.of(self.__name__, compiled, primitive.why_inlined(jaxpr))
+
+    def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Work of the tiled parts, under the names that `cost_analysis` of a compiled JAX function uses. XLA cannot see inside
+        a custom call; what is left to XLA is not counted here.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Returns:
+            "flops" and "bytes accessed".
+        """
+        return self.explain(*args, **kwargs).cost()
+
+    def _on_arguments(
+        self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
+    ) -> Any:
+        if self._device == "cuda":
+            raise AspenError(
+                f"{self.__name__} was decorated with device='cuda', but this build of aspen_jax has no CUDA back-end; "
+                "use device='auto' or device='cpu'"
+            )
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        try:
+            structure, traced = arguments.split(
+                leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=shapes_traced
+            )
+            if not structure.has_scalars:
+                return do(structure, traced)
+            try:
+                return do(structure, traced)
+            except (AspenError, jax.errors.JaxRuntimeError):
+                raise
+            except Exception:  # whatever it is, the function may yet work with numbers in place of tracers
+                pass
+            structure, traced = arguments.split(leaves, tree, scalars_static=True, shapes_traced=shapes_traced)
+            result = do(structure, traced)
+        except arguments.UnhashableLeaf as error:
+            raise arguments.refuse(self.__wrapped__, self.__name__, args, kwargs, error.args[0]) from None
+        self._scalars_static.add(tree)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or not hasattr(self.__wrapped__, "__get__"):
+            return self
+        if jax.tree_util.all_leaves([instance]) and type(instance).__weakrefoffset__:
+            return BoundAspenFunction(self._for_instance(instance), self.__wrapped__, instance, ())
+        return BoundAspenFunction(self, self.__wrapped__, instance, (instance,))
+
+    def _for_instance(self, instance: Any) -> AspenFunction[..., Any]:
+        """A function of its own for an object that is no pytree: traces and the arrays in them go when the object goes."""
+        key = id(instance)
+        functions = self._of_instance
+        if key not in functions:
+            method = AspenFunction(_method(self.__wrapped__, instance), weights=(), device=self._device, strict=self._strict)
+            functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
+        return functions[key][1]
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # as functions are pickled and copied: by reference
+
+    def __repr__(self) -> str:
+        return f"<aspen of {self.__wrapped__!r}>"
+
+
+class BoundAspenFunction:
+    """An `AspenFunction` that was read from an object: a method. It holds the object."""
+
+    def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
+        functools.update_wrapper(self, original.__get__(instance), updated=())
+        self.__self__ = instance
+        self._function = function
+        self._first = first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*self._first, *args, **kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
+        """As `AspenFunction.graph`."""
+        return self._function.graph(*self._first, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """As `AspenFunction.explain`."""
+        return self._function.explain(*self._first, *args, **kwargs)
+
+    def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As `AspenFunction.cost_analysis`."""
+        return self._function.cost_analysis(*self._first, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<aspen of {self.__wrapped__!r}>"
+
+
+def _traceable(fun: Callable[..., Any], name: str, strict: bool) -> Callable[..., Any]:
+    """`fun` as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
+
+    def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
+        @functools.wraps(fun, updated=())
+        def on_traced(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = structure.whole(jax.tree.leaves((args, kwargs)))
+            return fun(*args, **kwargs)
+
+        args, kwargs = structure.traced(leaves)
+        return primitive.call(on_traced, args, kwargs, strict=strict)
+
+    traceable.__name__ = traceable.__qualname__ = name
+    return traceable
+
+
+def _method(fun: Any, instance: Any) -> Callable[..., Any]:
+    """The method of an object, not holding the object."""
+    reference = weakref.ref(instance)
+
+    @functools.wraps(fun)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return fun.__get__(reference())(*args, **kwargs)
+
+    method.__signature__ = inspect.signature(fun.__get__(instance))  # pyright: ignore[reportFunctionMemberAccess]
+    return method
+
+
+def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ...]:
+    """The weights option as a tuple, checked against the function's parameters."""
+    marks = (weights,) if isinstance(weights, int | str) else weights
+    if not isinstance(marks, Sequence) or not all(isinstance(mark, int | str) and not isinstance(mark, bool) for mark in marks):
+        raise InputError(f"weights={weights!r} is not a position, a name or a sequence of those; pass weights=0 or weights='params'")
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # some callables tell nothing about themselves
+        return tuple(marks)
+    kinds = {parameter.kind for parameter in parameters}
+    positional = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    named = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    for mark in marks:
+        if isinstance(mark, str):
+            fits = mark in named or inspect.Parameter.VAR_KEYWORD in kinds
+        else:
+            fits = -len(positional) <= mark < len(positional) or (mark >= 0 and inspect.Parameter.VAR_POSITIONAL in kinds)
+        if not fits:
+            raise InputError(f"weights={mark!r} is no argument of {fun!r}, which takes {', '.join(p.name for p in parameters)}")
+    return tuple(marks)

@@ -1,0 +1,137 @@
+"""Arguments of a decorated function: which leaves are traced, which are static, and which cannot be either."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from aspen_jax.errors import InputError
+
+_SCALARS = (int, float, complex)
+
+# Types whose every instance is traced. jax.typeof decides about the first instance of a type; it costs microseconds a leaf.
+_traced_types: set[type] = set()
+
+
+class Structure:
+    """All of a call's arguments that is not traced: the tree and the static leaves. Hashable; equal where one trace serves both.
+
+    Attributes:
+        tree: structure of (args, kwargs).
+        static: position and value of each static leaf.
+        has_scalars: whether Python numbers are among the traced leaves.
+    """
+
+    __slots__ = ("_key", "has_scalars", "static", "tree")
+
+    def __init__(self, tree: Any, static: tuple[tuple[int, Any], ...], has_scalars: bool):
+        self.tree = tree
+        self.static = static
+        self.has_scalars = has_scalars
+        # 1, True and 1.0 are equal, so are 0.0 and -0.0, and nan is not even equal to itself; all of them trace differently.
+        self._key = (tree, tuple((index, type(leaf), repr(leaf) if type(leaf) in _SCALARS else leaf) for index, leaf in static))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self._key == other._key
+
+    def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with the traced leaves only; static ones are None, which is a pytree without leaves."""
+        return self._unflatten(leaves, static=False)
+
+    def whole(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) as the function is to see them."""
+        return self._unflatten(leaves, static=True)
+
+    def _unflatten(self, leaves: Sequence[Any], *, static: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        merged = list(leaves)
+        for index, leaf in self.static:
+            merged.insert(index, leaf if static else None)
+        return jax.tree.unflatten(self.tree, merged)
+
+
+def split(leaves: Sequence[Any], tree: Any, *, scalars_static: bool, shapes_traced: bool) -> tuple[Structure, list[Any]]:
+    """Parts the leaves of (args, kwargs) into static and traced ones.
+
+    Arrays are traced, and so are Python's int, float and complex unless `scalars_static`. Anything else that can be hashed is
+    static: bool, str, functions, enums, dtypes ...
+
+    Raises:
+        UnhashableLeaf: a leaf is neither an array nor hashable.
+    """
+    if not scalars_static and _traced_types.issuperset(map(type, leaves)):
+        return Structure(tree, (), False), list(leaves)
+    static = []
+    traced = []
+    has_scalars = False
+    for index, leaf in enumerate(leaves):
+        as_array = getattr(leaf, "__jax_array__", None)
+        if as_array is not None:
+            leaf = as_array()
+        if type(leaf) in _SCALARS and not scalars_static:
+            has_scalars = True
+            traced.append(leaf)
+        elif _is_array(leaf, shapes_traced):
+            traced.append(leaf)
+        else:
+            try:
+                hash(leaf)
+            except TypeError:
+                raise UnhashableLeaf(index) from None
+            static.append((index, leaf))
+    return Structure(tree, tuple(static), has_scalars), traced
+
+
+class UnhashableLeaf(Exception):
+    """The leaf at this position is neither an array nor hashable."""
+
+
+def _is_array(leaf: Any, shapes_traced: bool) -> bool:
+    kind = type(leaf)
+    if kind in _traced_types:
+        return True
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return shapes_traced
+    if isinstance(leaf, int | float | complex) and not isinstance(leaf, np.generic):
+        return False  # bool, IntEnum, ...: JAX would trace them, but they are there to be branched on
+    try:
+        jax.typeof(leaf)
+    except (TypeError, ValueError):
+        return False
+    if isinstance(leaf, jax.Array):  # a numpy array may yet be one of strings or objects
+        _traced_types.add(kind)
+    return True
+
+
+def refuse(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> InputError:
+    """The error that names a leaf which is neither an array nor hashable."""
+    path, leaf = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][index]
+    if path[0].idx == 0:
+        where = _positional_name(fun, path[1].idx) + jax.tree_util.keystr(path[2:])
+    else:
+        where = path[1].key + jax.tree_util.keystr(path[2:])
+    text = repr(leaf)
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return InputError(
+        f"{name}: argument {where} is {text} of type {type(leaf).__name__}, neither an array of numbers nor hashable; "
+        "pass arrays, pytrees of arrays, or hashable values, or register its type as a pytree"
+    )
+
+
+def _positional_name(fun: Callable[..., Any], index: int) -> str:
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    for position, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return f"{parameter.name}[{index - position}]"
+        if position == index:
+            return parameter.name
+    return f"args[{index}]"

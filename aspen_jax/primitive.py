@@ -1,0 +1,236 @@
+"""The JAX primitive `aspen_call`: a jaxpr that is tiled when it is lowered for a platform with a back-end.
+
+Every transformation rule goes back to the original jaxpr, transforms that with JAX, traces the result and binds it again. So what
+comes out of vmap, grad or jvp is tiled as well, and means what it means without us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from aspen_jax.errors import UnsupportedError
+
+aspen_call_p = Primitive("aspen_call")
+aspen_call_p.multiple_results = True
+
+
+def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, strict: bool) -> Any:
+    """Traces `fun` once and calls it through `aspen_call`.
+
+    Args:
+        fun: takes and returns pytrees of arrays.
+        args: positional arguments, pytrees of arrays.
+        kwargs: keyword arguments, pytrees of arrays.
+        strict: whether what cannot be tiled is an error.
+
+    Returns:
+        What `fun` returns.
+
+    Raises:
+        UnsupportedError: `strict` and the function as a whole cannot be tiled.
+    """
+    jaxpr, result = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
+    operands = jax.tree.leaves((args, kwargs))
+    captured = [const for const in jaxpr.consts if isinstance(const, jax.core.Tracer)]
+    if captured:
+        jaxpr = _captured_as_arguments(jaxpr, captured, operands)
+    return jax.tree.unflatten(jax.tree.structure(result), bind(jaxpr, [*captured, *operands], strict=strict))
+
+
+def _captured_as_arguments(jaxpr: ClosedJaxpr, captured: Sequence[Any], operands: Sequence[Any]) -> ClosedJaxpr:
+    """The same computation with the tracers that the function closed over as its first arguments: a parameter of an equation may
+    hold arrays, but a tracer there would escape every transformation."""
+
+    def fun(captured: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        tracers = iter(captured)
+        consts = [next(tracers) if isinstance(const, jax.core.Tracer) else const for const in jaxpr.consts]
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, consts))(*operands)
+
+    return jax.make_jaxpr(fun)(captured, operands)
+
+
+def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[Any]:
+    """Calls a jaxpr through `aspen_call`, or equation by equation where that cannot be."""
+    reason = why_inlined(jaxpr)
+    if reason is not None:
+        if strict:
+            raise UnsupportedError(f"the function {reason}, so it cannot be tiled; take that out, or drop strict=True")
+        return jaxpr_as_fun(jaxpr)(*operands)
+    # Outputs that are inputs, or come twice, would be copied. Most residuals of a linearized function are of that kind.
+    values: dict[Any, Any] = dict(zip([*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars], [*jaxpr.consts, *operands], strict=True))
+    outvars = jaxpr.jaxpr.outvars
+    computed = []
+    for outvar in outvars:
+        computed.append(isinstance(outvar, Literal) or outvar not in values)
+        if not isinstance(outvar, Literal):
+            values.setdefault(outvar, None)
+    pruned, used = _prune(jaxpr, computed)
+    results = iter(aspen_call_p.bind(*compress(operands, used), jaxpr=pruned, strict=strict) if any(computed) else ())
+    outs = []
+    for outvar, is_computed in zip(outvars, computed, strict=True):
+        out = next(results) if is_computed else values[outvar]
+        if is_computed and not isinstance(outvar, Literal):
+            values[outvar] = out
+        outs.append(out)
+    return outs
+
+
+def _prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """The jaxpr with some outputs only, and which of its inputs it still takes."""
+    pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, list(used_outputs))
+    return ClosedJaxpr(pruned, jaxpr.consts), used_inputs
+
+
+def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
+    """Why a jaxpr is left to JAX altogether, in words that follow "the function", or None."""
+    if jaxpr.effects:
+        # Order, tokens and axis names are between the effect and JAX; they would not survive inside a custom call.
+        return f"has effects ({', '.join(sorted(map(str, jaxpr.effects)))})"
+    for aval in jaxpr.in_avals:
+        if not isinstance(aval, jax.core.ShapedArray):
+            return f"takes an argument that is not an array ({aval})"
+        if not all(isinstance(size, int) for size in aval.shape):
+            return f"takes an argument with a symbolic shape ({aval.str_short()})"
+    return None
+
+
+@aspen_call_p.def_abstract_eval
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+    del strict
+    return list(jaxpr.out_avals)
+
+
+@partial(jax.jit, static_argnames=("jaxpr", "strict"))
+def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+    return aspen_call_p.bind(*operands, jaxpr=jaxpr, strict=strict)
+
+
+@aspen_call_p.def_impl
+def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+    config = jax.config
+    if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
+        return jaxpr_as_fun(jaxpr)(*operands)
+    return _jitted(*operands, jaxpr=jaxpr, strict=strict)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, strict: bool) -> tuple[list[Any], list[Any]]:
+    # Linearize in one trace and return the residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the
+    # linear part stays in sight of JAX, which may evaluate or transpose it.
+    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+
+    def forward(*primals: Any) -> tuple[list[Any], Any]:
+        def moving(*args: Any) -> list[Any]:
+            new = iter(args)
+            return jaxpr_as_fun(jaxpr)(*(next(new) if moved else primal for moved, primal in zip(moves, primals, strict=True)))
+
+        return jax.linearize(moving, *compress(primals, moves))
+
+    outs, linear = call(forward, primals, {}, strict=strict)
+    outs_dot = linear(*compress(tangents, moves))
+    return outs, [
+        ad.Zero.from_primal_value(out) if dot.dtype == jax.dtypes.float0 else dot for out, dot in zip(outs, outs_dot, strict=True)
+    ]
+
+
+ad.primitive_jvps[aspen_call_p] = _jvp
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+    linear = [ad.is_undefined_primal(operand) for operand in operands]
+    wanted = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+    shapes = [jax.ShapeDtypeStruct(item.aval.shape, item.aval.dtype) for item in operands if ad.is_undefined_primal(item)]
+
+    def backward(known: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        def forward(*unknown: Any) -> list[Any]:
+            parts = iter(known), iter(unknown)
+            outs = jaxpr_as_fun(jaxpr)(*(next(parts[is_linear]) for is_linear in linear))
+            return list(compress(outs, wanted))
+
+        return jax.linear_transpose(forward, *shapes)(list(cotangents))
+
+    known = [operand for operand, is_linear in zip(operands, linear, strict=True) if not is_linear]
+    results = iter(call(backward, (known, list(compress(cotangents, wanted))), {}, strict=strict))
+    return [next(results) if is_linear else None for is_linear in linear]
+
+
+ad.primitive_transposes[aspen_call_p] = _transpose
+
+# Reports what vmap knows of a value and nobody else is told: the array that it stands for, and which axis of it is mapped.
+_unmap_p = Primitive("aspen_unmap")
+_unmap_p.multiple_results = True
+
+
+def _unmap(axis: Any, values: Sequence[Any], dims: Sequence[int | None], *, into: list[Any]) -> tuple[list[Any], list[Any]]:
+    del axis
+    into.append((values[0], dims[0]))
+    return [], []
+
+
+batching.fancy_primitive_batchers[_unmap_p] = _unmap
+
+
+def _batch(
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, strict: bool
+) -> tuple[list[Any], list[int | None]]:
+    if all(dim is None for dim in dims):
+        return bind(jaxpr, operands, strict=strict), [None] * len(jaxpr.out_avals)
+    out_dims: list[int | None] = []
+
+    def batched(*operands: Any) -> list[Any]:
+        outs: list[tuple[Any, int | None]] = []
+
+        def one(*operands: Any) -> None:
+            for out in jaxpr_as_fun(jaxpr)(*operands):
+                _unmap_p.bind(out, into=outs)
+
+        # An output that does not depend on a mapped input must say so, or jacfwd of jacrev fails; out_axes cannot.
+        jax.vmap(one, in_axes=tuple(dims), axis_size=axis.size, spmd_axis_name=axis.spmd_name)(*operands)
+        out_dims.extend(dim for _, dim in outs)
+        return [value for value, _ in outs]
+
+    return call(batched, operands, {}, strict=strict), out_dims
+
+
+batching.fancy_primitive_batchers[aspen_call_p] = _batch
+
+
+def _eliminate_dead_code(used_outputs: list[bool], *live_inputs_and_eqn: Any) -> tuple[list[bool], Any]:
+    # JAX 0.11 and later hand in the live inputs too. XLA cannot remove anything from inside a custom call, so we do it here.
+    eqn = live_inputs_and_eqn[-1]
+    if all(used_outputs):
+        return [True] * len(eqn.invars), eqn
+    if not any(used_outputs):
+        return [False] * len(eqn.invars), None
+    jaxpr, used_inputs = _prune(eqn.params["jaxpr"], used_outputs)
+    return used_inputs, eqn.replace(
+        invars=list(compress(eqn.invars, used_inputs)),
+        outvars=list(compress(eqn.outvars, used_outputs)),
+        params={**eqn.params, "jaxpr": jaxpr},
+    )
+
+
+pe.dce_rules[aspen_call_p] = _eliminate_dead_code
+
+
+def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> Any:
+    from aspen_jax.compile import Options, compile_jaxpr  # the first import that needs the built engine
+
+    compiled = compile_jaxpr(jaxpr, Options(strict=strict))
+    return mlir.lower_fun(compiled.call, multiple_results=True)(ctx, *operands)
+
+
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> Any:
+    del strict
+    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(aspen_call_p, _lower_plain)
+mlir.register_lowering(aspen_call_p, _lower_tiled, platform="cpu")

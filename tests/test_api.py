@@ -1,0 +1,412 @@
+"""The decorator: arguments, names, methods, caching, errors."""
+
+import copy
+import enum
+import functools
+import gc
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aspen_jax
+from aspen_jax import AspenError, InputError, UnsupportedError, aspen
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+class Counted:
+    """A function that counts how often JAX traces it."""
+
+    def __init__(self, fun):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.traces = 0
+
+    def __call__(self, *args, **kwargs):
+        self.traces += 1
+        return self.fun(*args, **kwargs)
+
+
+def assert_same(ours, theirs):
+    """Same tree, shapes, dtypes and weak types, and nearly the same values."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert jax.typeof(got) == jax.typeof(want)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@aspen
+def dense(x, w, b=None, *, activation="tanh"):
+    """A dense layer."""
+    y = x @ w
+    return getattr(jnp, activation)(y if b is None else y + b)
+
+
+def test_name_signature_and_documentation_are_kept():
+    def dense(x, w, b=None, *, activation="tanh"): ...
+
+    assert inspect.signature(aspen(dense)) == inspect.signature(dense)
+    assert aspen(dense).__wrapped__ is dense
+    decorated = globals()["dense"]
+    assert (decorated.__name__, decorated.__doc__, decorated.__module__) == ("dense", "A dense layer.", __name__)
+    assert repr(decorated).startswith("<aspen of <function dense")
+
+
+def test_options_may_be_given_with_and_without_parentheses():
+    x = normal(0, 3)
+    for decorated in (aspen(jnp.sin), aspen()(jnp.sin), aspen(device="cpu", strict=True)(jnp.sin), aspen(jnp.sin, weights=0)):
+        np.testing.assert_allclose(decorated(x), jnp.sin(x), rtol=1e-5)
+
+
+def test_arguments_may_be_any_pytree():
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    def fun(pair, *rest, scale, **more):
+        return {"sum": pair.left["a"] + rest[0][0], "none": None, "more": [more["b"] * scale, (pair.right,)]}
+
+    args = (Pair({"a": normal(0, 2, 3)}, None), [normal(1, 3), ()])
+    kwargs = {"scale": np.float32(2), "b": normal(2, 4)}
+    assert_same(aspen(fun)(*args, **kwargs), fun(*args, **kwargs))
+
+
+def test_callable_objects_and_partials():
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, x):
+            return x * self.factor
+
+    x = normal(0, 5)
+    scale = Scale(3.0)
+    decorated = aspen(scale)
+    assert decorated.__name__ == "Scale"
+    assert not hasattr(decorated, "factor")
+    np.testing.assert_allclose(decorated(x), x * 3)
+    decorated = aspen(functools.partial(dense.__wrapped__, w=normal(1, 5, 2), activation="sin"))
+    assert decorated.__name__ == "dense"
+    np.testing.assert_allclose(decorated(x), jnp.sin(x @ normal(1, 5, 2)), rtol=1e-5)
+
+
+def test_static_arguments_are_part_of_the_key():
+    fun = Counted(dense.__wrapped__)
+    decorated = aspen(fun)
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    for activation in ("tanh", "sin", "tanh", "sin"):
+        assert_same(decorated(x, w, activation=activation), fun.fun(x, w, activation=activation))
+    assert fun.traces == 2
+
+
+@pytest.mark.parametrize(
+    "value", [True, "relu", jnp.float32, np.dtype("int8"), enum.Enum("E", "A").A, enum.IntEnum("I", "A").A, abs, ..., None]
+)
+def test_hashable_values_reach_the_function_as_they_are(value):
+    seen = []
+
+    def fun(x, value):
+        seen.append(value)
+        return x
+
+    aspen(fun)(1.0, value)
+    aspen(fun)(1.0, value=value)
+    assert len(seen) == 2
+    assert all(item is value for item in seen)
+
+
+def test_python_numbers_are_traced():
+    fun = Counted(lambda x, rate: x * rate)
+    decorated = aspen(fun)
+    x = normal(0, 3)
+    for rate in (1.5, 2.5, -0.0):
+        assert_same(decorated(x, rate), fun.fun(x, rate))
+    assert fun.traces == 1
+    assert_same(decorated(x, 2), x * 2)
+    assert_same(decorated(x.astype(jnp.int8), 2), x.astype(jnp.int8) * 2)
+
+
+def test_python_numbers_that_cannot_be_traced_are_static():
+    def fun(x, n, rate):
+        for _ in range(n):
+            x = x * rate
+        return x.reshape(n, -1)
+
+    counted = Counted(fun)
+    decorated = aspen(counted)
+    x = normal(0, 6)
+    assert_same(decorated(x, 2, 0.5), fun(x, 2, 0.5))
+    assert counted.traces == 2  # the first found out
+    assert_same(decorated(x, 3, 0.5), fun(x, 3, 0.5))
+    assert_same(decorated(x, 2, 0.5), fun(x, 2, 0.5))
+    assert counted.traces == 3
+
+
+@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0), (2, 2.0, np.int32(2))])
+def test_equal_numbers_of_different_kinds_are_not_confused(values):
+    def fun(x, value):
+        return x, jnp.full(2, str(float(value)) == "0.0"), jnp.asarray(value)
+
+    decorated = aspen(fun)
+    for value in values:
+        got = decorated(1.0, value) if not isinstance(value, np.generic) else decorated(1.0, int(value))
+        want = fun(1.0, value) if not isinstance(value, np.generic) else fun(1.0, int(value))
+        assert got[1].tolist() == want[1].tolist()
+        assert got[2].dtype == want[2].dtype
+
+
+def test_an_outer_jit_may_have_static_arguments():
+    def fun(x, n, activation):
+        return getattr(jnp, activation)(x) * sum(range(n))
+
+    jitted = jax.jit(aspen(fun), static_argnums=1, static_argnames="activation")
+    assert_same(jitted(normal(0, 3), 4, activation="sin"), fun(normal(0, 3), 4, activation="sin"))
+
+
+def test_the_error_of_a_wrong_call_is_the_functions_own():
+    def fun(x, n):
+        if n > 2:
+            raise KeyError("n too large")
+        return x[: range(n)]
+
+    with pytest.raises(KeyError, match="n too large"):
+        aspen(fun)(normal(0, 3), 3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'n'"):
+        aspen(fun)(normal(0, 3))
+    with pytest.raises(TypeError, match="traced array with shape bool"):
+        aspen(lambda x: 1 if x > 0 else 2)(normal(0))
+
+
+def test_one_trace_a_shape():
+    fun = Counted(dense.__wrapped__)
+    decorated = aspen(fun)
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    for _ in range(3):
+        decorated(x, w)
+        decorated(np.asarray(x) + 1, w)
+        jax.jit(decorated)(x, w)
+        jax.vmap(decorated, (0, None))(x[None], w)
+        jax.grad(lambda x: decorated(x, w).sum())(x)
+        jax.eval_shape(decorated, x, w)
+        decorated.explain(x, w)
+    assert fun.traces == 1
+    decorated(x[:1], w)
+    decorated(x.astype(jnp.float16), w)
+    assert fun.traces == 3
+
+
+def test_methods():
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        @aspen
+        def __call__(self, x, scale=1.0):
+            return x @ self.w * scale
+
+        @aspen(strict=True)
+        def double(self, x):
+            return self(x) * 2
+
+        @staticmethod
+        @aspen
+        def square(x):
+            return x * x
+
+    x = normal(0, 2, 3)
+    one, two = Model(normal(1, 3, 4)), Model(normal(2, 3, 5))
+    for model in (one, two, one):
+        np.testing.assert_allclose(model(x), x @ model.w, rtol=1e-5)
+        np.testing.assert_allclose(model(x, scale=2), x @ model.w * 2, rtol=1e-5)
+        np.testing.assert_allclose(model.double(x), x @ model.w * 2, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(model.double)(x), x @ model.w * 2, rtol=1e-5)
+    np.testing.assert_allclose(Model(one.w)(x), x @ one.w, rtol=1e-5)
+    np.testing.assert_allclose(one.square(x), x * x, rtol=1e-5)
+    assert one.double.__self__ is one
+    assert one.double.__name__ == "double"
+    assert list(inspect.signature(one.double).parameters) == ["x"]
+    assert isinstance(Model.double, aspen_jax.api.AspenFunction)
+    np.testing.assert_allclose(Model.double(two, x), x @ two.w * 2, rtol=1e-5)
+
+
+def test_a_method_is_traced_once_for_each_object():
+    traces = []
+
+    class Model:
+        @aspen
+        def __call__(self, x):
+            traces.append(self)
+            return x + 1
+
+    models = [Model(), Model()]
+    for _ in range(2):
+        for model in models:
+            model(1.0)
+    assert traces == models
+
+
+def test_methods_of_pytrees_take_the_object_as_an_argument():
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Model:
+        w: jax.Array
+
+        @aspen
+        def __call__(self, x):
+            traces.append(None)
+            return x @ self.w
+
+    traces = []
+    x = normal(0, 2, 3)
+    for seed in range(3):
+        model = Model(normal(seed, 3, 4))
+        np.testing.assert_allclose(model(x), x @ model.w, rtol=1e-5)
+    assert len(traces) == 1
+    np.testing.assert_allclose(jax.grad(lambda m: m(x).sum())(model).w, jnp.tile(x.sum(0)[:, None], 4), rtol=1e-5)
+
+
+def test_objects_go_when_they_are_dropped():
+    class Model:
+        def __init__(self):
+            self.w = normal(0, 3, 4)
+
+        @aspen
+        def __call__(self, x):
+            return x @ self.w
+
+    def layer(w):
+        return lambda x: x @ w
+
+    model = Model()
+    model(normal(1, 2, 3))
+    w = normal(2, 3, 4)
+    decorated = aspen(layer(w))
+    decorated(normal(1, 2, 3))
+    watched = [weakref.ref(item) for item in (model, model.w, decorated, w)]
+    del model, decorated, w
+    gc.collect()
+    assert [item() for item in watched] == [None] * 4
+
+
+def test_decorated_functions_are_pickled_and_copied_by_reference():
+    assert pickle.loads(pickle.dumps(dense)) is dense
+    assert copy.deepcopy(dense) is dense
+
+
+def test_eight_threads_at_once():
+    def fun(x, w):
+        return jnp.tanh(x @ w).sum(-1)
+
+    decorated = aspen(fun)
+    inputs = [(normal(seed, 1 + seed % 3, 5), normal(seed + 100, 5, 7)) for seed in range(8)]
+    barrier = threading.Barrier(8)
+    results = [[] for _ in inputs]
+
+    def work(index):
+        barrier.wait()
+        for _ in range(20):
+            results[index].append(np.asarray(decorated(*inputs[index])))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for args, got in zip(inputs, results, strict=True):
+        assert len(got) == 20
+        for result in got:
+            np.testing.assert_allclose(result, fun(*args), rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(result, got[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "place"),
+    [
+        (([1, {2}],), {}, r"first\[1\] is \{2\} of type set"),
+        ((0, 1, {"a": [np.array(["text"])]}), {}, r"rest\[1\]\['a'\]\[0\] is array\(\['text'\]"),
+        ((0,), {"key": bytearray(500)}, r"key is bytearray\(.{60,}\.\.\. of type bytearray"),
+    ],
+)
+def test_arguments_that_are_neither_arrays_nor_hashable_are_refused(args, kwargs, place):
+    @aspen
+    def fun(first, *rest, key=None): ...
+
+    for call in (fun, fun.graph, fun.explain, fun.cost_analysis):
+        with pytest.raises(InputError, match=rf"^fun: argument {place}.* nor hashable; pass"):
+            call(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "device='tpu' is unknown; choose one of 'auto', 'cpu', 'cuda'"),
+        ({"device": None}, "device=None is unknown"),
+        ({"strict": 1}, "strict=1 is not a bool"),
+        ({"weights": 1.5}, "weights=1.5 is not a position"),
+        ({"weights": True}, "weights=True is not a position"),
+        ({"weights": 2}, "weights=2 is no argument of .* which takes x, w, key"),
+        ({"weights": -3}, "weights=-3 is no argument"),
+        ({"weights": ("x", "params")}, "weights='params' is no argument"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+
+        @aspen(**options)
+        def fun(x, w, *, key=None): ...
+
+
+@pytest.mark.parametrize("weights", [(), 0, -1, "w", "key", [0, "w"]])
+def test_weights_may_be_positions_and_names(weights):
+    def fun(x, w, *, key=None):
+        return x * w
+
+    np.testing.assert_allclose(aspen(fun, weights=weights)(2.0, 3.0), 6.0)
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(InputError, match="aspen decorates callables, not 3; options are keywords"):
+        aspen(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(InputError, match="put @aspen below @staticmethod"):
+        aspen(staticmethod(abs))
+
+
+def test_a_device_without_back_end_says_so_when_used():
+    decorated = aspen(jnp.sin, device="cuda")
+    with pytest.raises(AspenError, match="sin was decorated with device='cuda', but this build .* use device='auto'"):
+        decorated(1.0)
+
+
+def test_strict_refuses_what_cannot_be_tiled():
+    def fun(x):
+        jax.debug.print("{}", x)
+        return x + 1
+
+    with pytest.raises(UnsupportedError, match=r"the function has effects \(.*; take that out, or drop strict=True"):
+        aspen(fun, strict=True)(1.0)
+
+
+def test_import_is_light():
+    script = """
+import sys, aspen_jax, jax
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+heavy = [name for name in ("cupy", "keras", "flax", "matplotlib", "tqdm", "tyro") if name in sys.modules]
+assert not heavy, heavy
+print(aspen_jax.__version__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == aspen_jax.__version__
