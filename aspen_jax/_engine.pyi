@@ -1,0 +1,78 @@
+"""The extension module (engine/module.cc)."""
+
+from collections.abc import Sequence
+from types import CapsuleType
+from typing import Any
+
+import numpy as np
+
+built_for_jaxlib: str
+"""Version of the jaxlib whose headers the module was compiled with."""
+
+def registrations() -> dict[str, CapsuleType]:
+    """The handlers of the custom call by stage, for `jax.ffi.register_ffi_target`."""
+
+def num_workers() -> int:
+    """Workers (DSEs) that exist or that the first run will start."""
+
+def set_num_workers(n: int) -> None:
+    """Add or remove workers, at any time."""
+
+def cpu_targets() -> list[str]:
+    """Instruction sets that this build has kernels for and this machine can run, the best last."""
+
+def cpu_target() -> str:
+    """The one in use: the best, or what ASPEN_CPU_TARGET says."""
+
+def peak_flops(target: str) -> float:
+    """Measured float32 FLOP/s of one core with the vectors of an available target; takes about 20 ms."""
+
+def block_opcodes() -> dict[str, tuple[int, int]]:
+    """Number and number of arguments of each instruction of block programs, by name."""
+
+class Plan:
+    """A graph that was checked and made ready to run on this machine's kernels.
+
+    Plans of equal bytes share everything, with each other and with the executables of XLA.
+    """
+
+    def __init__(self, graph: bytes) -> None:
+        """Read and check graph bytes (docs/graph_format.md).
+
+        Raises:
+            GraphFormatError: the bytes are no graph, or one that this machine's kernels refuse.
+        """
+
+    def run(self, operands: Sequence[Any]) -> list[np.ndarray]:
+        """Run the graph on arrays of exactly the shapes and dtypes it was made for.
+
+        Other threads of Python go on meanwhile; Ctrl-C takes effect when the run has ended.
+
+        Raises:
+            InputError: number, shapes or dtypes of the arrays are others.
+            EngineError: the run failed.
+        """
+
+    @property
+    def num_tiles(self) -> int: ...
+    @property
+    def num_ops(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that each run in flight holds for intermediate values."""
+
+    @property
+    def total_cost(self) -> int:
+        """Sum of the tiles' estimated costs in nanoseconds."""
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 of the graph's payload."""
+
+    @property
+    def operands(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each operand."""
+
+    @property
+    def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each result."""

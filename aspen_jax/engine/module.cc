@@ -1,0 +1,195 @@
+// aspen_jax._engine: what Python sees of the engine. The only file that includes nanobind; documented in _engine.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <exception>
+#include <future>
+#include <memory>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/peak.h"
+#include "cpu/target.h"
+#include "ffi.h"
+#include "plan.h"
+#include "plan_cache.h"
+#include "runtime.h"
+#include "signature.h"
+
+namespace nb = nanobind;
+
+namespace aspen {
+namespace {
+
+// A run that ended with an error.
+class RunError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void set_python_error(const char* name, const std::string& message) {
+  nb::object type = nb::module_::import_("aspen_jax.errors").attr(name);
+  PyErr_SetString(type.ptr(), message.c_str());
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const GraphError& error) {
+    set_python_error("GraphFormatError", error.what());
+  } catch (const RunError& error) {
+    set_python_error("EngineError", error.what());
+  } catch (const std::invalid_argument& error) {
+    set_python_error("InputError", error.what());
+  } catch (const std::bad_alloc&) {
+    set_python_error("EngineError", "out of memory; use a smaller batch or a smaller model");
+  }
+}
+
+nb::dict registrations() {
+  const FfiHandlers handlers = ffi_handlers();
+  nb::dict stages;
+  stages["instantiate"] = nb::capsule(handlers.instantiate);
+  stages["execute"] = nb::capsule(handlers.execute);
+  return stages;
+}
+
+nb::dict block_opcodes() {
+  nb::dict opcodes;
+#define ASPEN_BLOCK_OP(name, number, arity) opcodes[#name] = nb::make_tuple(number, arity);
+#include "cpu/block_ops.inc"
+#undef ASPEN_BLOCK_OP
+  return opcodes;
+}
+
+cpu::Target target_named(const std::string& wanted) {
+  std::string choices;
+  for (const cpu::Target target : cpu::available_targets()) {
+    if (cpu::name(target) == wanted) return target;
+    choices += (choices.empty() ? "" : ", ") + std::string(cpu::name(target));
+  }
+  throw std::invalid_argument("CPU target '" + wanted + "' is not available here; choose one of: " + choices);
+}
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const cpu::Target target : cpu::available_targets()) names.emplace_back(cpu::name(target));
+  return names;
+}
+
+// Read through numpy's attributes, because the buffer protocol does not know bfloat16.
+std::vector<int64_t> shape_of(nb::handle array) { return nb::cast<std::vector<int64_t>>(array.attr("shape")); }
+void* data_of(nb::handle array) { return reinterpret_cast<void*>(nb::cast<uintptr_t>(array.attr("ctypes").attr("data"))); }
+
+nb::object dtype_object(DType dtype) { return nb::module_::import_("aspen_jax.dtypes").attr("DTYPES")[static_cast<int>(dtype)]; }
+
+nb::list signature(const Plan& plan, size_t count, const Value& (Plan::*value)(size_t) const) {
+  nb::list tensors;
+  for (size_t i = 0; i < count; ++i) {
+    const TensorView& tensor = (plan.*value)(i).dense;
+    nb::list shape;
+    for (int d = 0; d < tensor.rank; ++d) shape.append(tensor.shape[d]);
+    tensors.append(nb::make_tuple(nb::tuple(shape), dtype_object(tensor.dtype)));
+  }
+  return tensors;
+}
+
+constexpr size_t kCrcOffset = 12;  // in the header of the format (docs/graph_format.md)
+
+// Shared with XLA's executables and immutable; a class of its own because nanobind wants to own what Python holds.
+class PyPlan {
+ public:
+  explicit PyPlan(nb::bytes bytes) {
+    const std::span view(static_cast<const std::byte*>(bytes.data()), bytes.size());
+    {
+      const nb::gil_scoped_release release;
+      plan_ = plan_of(view);
+    }
+    std::memcpy(&crc_, view.data() + kCrcOffset, sizeof(crc_));
+  }
+
+  const Plan& operator*() const { return *plan_; }
+  uint32_t crc() const { return crc_; }
+
+  nb::list run(nb::sequence arrays) const {
+    const nb::object numpy = nb::module_::import_("numpy");
+    const nb::object requirements = nb::make_tuple("C", "A");
+    std::vector<nb::object> keep;  // the arrays that are read, until the run has ended
+    std::vector<const void*> operands;
+    if (nb::len(arrays) != plan_->num_operands()) {
+      throw std::invalid_argument(count_mismatch("operand", nb::len(arrays), plan_->num_operands()));
+    }
+    for (const nb::handle given : arrays) {
+      const size_t index = operands.size();
+      const TensorView& wanted = plan_->operand(index).dense;
+      nb::object array = numpy.attr("require")(given, nb::none(), requirements);
+      const std::vector<int64_t> shape = shape_of(array);
+      if (!array.attr("dtype").equal(dtype_object(wanted.dtype)) || !matches(wanted, wanted.dtype, shape)) {
+        const std::string given_text = describe(nb::cast<std::string>(nb::str(array.attr("dtype"))), shape);
+        throw std::invalid_argument(mismatch("operand", index, given_text, wanted));
+      }
+      operands.push_back(data_of(array));
+      keep.push_back(std::move(array));
+    }
+    nb::list arrays_out;
+    std::vector<void*> results;
+    for (const nb::handle tensor : signature(*plan_, plan_->num_results(), &Plan::result)) {
+      nb::object array = numpy.attr("empty")(tensor[0], tensor[1]);
+      results.push_back(data_of(array));
+      arrays_out.append(array);
+    }
+    run_and_wait(operands, results);
+    return arrays_out;
+  }
+
+ private:
+  void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results) const {
+    const nb::gil_scoped_release release;
+    // Shared with the worker, which may still be inside set_value when this thread has gone on.
+    const auto outcome = std::make_shared<std::promise<std::string>>();
+    runtime().submit(plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); });
+    const std::string error = outcome->get_future().get();
+    if (!error.empty()) throw RunError(error);
+  }
+
+  std::shared_ptr<const Plan> plan_;
+  uint32_t crc_ = 0;
+};
+
+}  // namespace
+}  // namespace aspen
+
+NB_MODULE(_engine, module) {
+  using namespace aspen;  // NOLINT: the module's body is a list of the names above
+
+  nb::register_exception_translator(translate);
+  module.attr("built_for_jaxlib") = ASPEN_JAXLIB_VERSION;
+  module.def("registrations", &registrations);
+  module.def("num_workers", [] { return runtime().num_workers(); });
+  module.def(
+      "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>());
+  module.def("cpu_targets", &cpu_targets);
+  module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
+  module.def(
+      "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def("block_opcodes", &block_opcodes);
+
+  nb::class_<PyPlan>(module, "Plan")
+      .def(nb::init<nb::bytes>(), nb::arg("graph"))
+      .def("run", &PyPlan::run, nb::arg("operands"))
+      .def_prop_ro("num_tiles", [](const PyPlan& plan) { return (*plan).num_tiles(); })
+      .def_prop_ro("num_ops", [](const PyPlan& plan) { return (*plan).graph().ops.size(); })
+      .def_prop_ro("workspace_bytes", [](const PyPlan& plan) { return (*plan).graph().workspace_bytes; })
+      .def_prop_ro("total_cost", [](const PyPlan& plan) { return (*plan).total_cost(); })
+      .def_prop_ro("crc", &PyPlan::crc)
+      .def_prop_ro("operands", [](const PyPlan& plan) { return signature(*plan, (*plan).num_operands(), &Plan::operand); })
+      .def_prop_ro("results", [](const PyPlan& plan) { return signature(*plan, (*plan).num_results(), &Plan::result); });
+}

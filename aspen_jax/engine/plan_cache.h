@@ -1,0 +1,17 @@
+// From graph bytes to a Plan on this machine's kernels, once per content.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "plan.h"
+
+namespace aspen {
+
+// The Plan of these bytes. While one made from equal bytes is still in use it is returned again, so that executables of the
+// same graph share prepared ops and the memory of runs. Throws what `parse_graph` and `Plan` throw, and std::invalid_argument
+// where ASPEN_CPU_TARGET names no target of this machine.
+std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes);
+
+}  // namespace aspen

@@ -1,0 +1,93 @@
+"""The engine as the rest of the package uses it: its custom call, its workers."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+from aspen_jax import _engine
+from aspen_jax.errors import EngineError, InputError
+
+CUSTOM_CALL_TARGET = "aspen_run"
+"""Name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
+
+
+@functools.cache
+def ensure_registered() -> None:
+    """Register the custom call with XLA; done once, needs no JAX backend yet and starts none.
+
+    Raises:
+        EngineError: the installed jaxlib is older than the one that the engine was built for, or refuses the engine.
+    """
+    if _release(jaxlib.__version__) < _release(_engine.built_for_jaxlib):
+        raise EngineError(
+            f"aspen_jax was built for jaxlib {_engine.built_for_jaxlib}, but jaxlib {jaxlib.__version__} is installed; upgrade it "
+            "(pip install --upgrade jax) or build aspen_jax again for this one (pip install --no-build-isolation)"
+        )
+    try:
+        jax.ffi.register_ffi_target(CUSTOM_CALL_TARGET, _engine.registrations(), platform="cpu")
+    except Exception as error:
+        raise EngineError(
+            f"jaxlib {jaxlib.__version__} does not accept the engine, which was built for jaxlib {_engine.built_for_jaxlib}: "
+            f"{error}; install a newer aspen_jax, or build it again for this jaxlib (pip install --no-build-isolation)"
+        ) from error
+
+
+def engine_call(graph: np.ndarray, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[jax.Array]:
+    """The custom call as a JAX operation; for use under a trace or eagerly, on the CPU platform.
+
+    Args:
+        graph: uint8 array [bytes], a graph (docs/graph_format.md).
+        results: shape and dtype of each result of the graph.
+        operands: the operands of the graph.
+
+    Returns:
+        One array for each of `results`. What does not fit the graph is refused by the call itself, with an error of XLA.
+    """
+    ensure_registered()
+    return list(jax.ffi.ffi_call(CUSTOM_CALL_TARGET, list(results))(*operands, graph=graph))
+
+
+def num_workers() -> int:
+    """How many workers (DSEs) the engine has.
+
+    Raises:
+        InputError: the environment variable ASPEN_NUM_WORKERS is not a number of workers.
+    """
+    return _engine.num_workers()
+
+
+def set_num_workers(n: int) -> None:
+    """Change how many workers (DSEs) the engine has; runs in flight go on.
+
+    Raises:
+        InputError: `n` is not an integer of at least 1 (and at most 1024).
+    """
+    try:
+        count = operator.index(n)
+    except TypeError:
+        count = None
+    if count is None or isinstance(n, bool):
+        raise InputError(f"the number of workers must be an integer, not {n!r}; pass 1 or more")
+    if not -(2**31) <= count < 2**31:
+        raise InputError(f"the number of workers is {count}; pass 1 or more, about as many as there are cores")
+    _engine.set_num_workers(count)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Leading numbers of a version: (0, 10, 2) of "0.10.2.dev3"."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+ensure_registered()
