@@ -1,0 +1,33 @@
+"""The cost model: nanoseconds from work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from aspen_jax.ops.family import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What one worker can do, and what a tile costs beside its work.
+
+    Attributes:
+        flops_per_ns: rate of a kernel whose operands are in cache.
+        bytes_per_ns: rate at which a worker streams operands past its private cache.
+        tile_ns: scheduling, starting the kernel and warming its registers and caches.
+        shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
+        tiles_per_worker: an op that is worth it gets at least so many.
+    """
+
+    flops_per_ns: float = 90.0
+    bytes_per_ns: float = 12.0
+    tile_ns: float = 1_500.0
+    shortest_tile_ns: float = 20_000.0
+    tiles_per_worker: int = 4
+
+    def nanoseconds(self, work: Work) -> np.ndarray:
+        """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""
+        compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns
+        return self.tile_ns + np.maximum(compute, stream) + np.minimum(compute, stream) / 2

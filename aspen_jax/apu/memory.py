@@ -1,0 +1,251 @@
+"""Memory: where values lie in the workspace, and the edges that make its reuse safe in every order of execution.
+
+Placement walks the ops in order and hands the space of dead values on, that which died first first, so that the new edges point
+to tiles that mostly have run. Space changes hands byte range by byte range: each byte knows the last value that held it, and the
+tiles that write the next value there wait for those that touched the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aspen_jax.apu.dependencies import Read
+from aspen_jax.apu.grid import Grid
+from aspen_jax.dag import Dag, expand
+from aspen_jax.program import Op, Value
+
+ALIGNMENT = 64
+
+# Reuse that would need more edges than this a tile is not worth them: the value gets fresh space instead.
+_MOST_EDGES_PER_TILE = 16
+
+_ENDLESS = 1 << 62
+
+
+class Touches(NamedTuple):
+    """Tiles and the bytes [lo, hi) of a buffer that they may touch; arrays of one length."""
+
+    tiles: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+
+    def within(self, lo: int, hi: int) -> Touches:
+        """Those that touch bytes of [lo, hi), cut to it."""
+        cut_lo, cut_hi = np.maximum(self.lo, lo), np.minimum(self.hi, hi)
+        kept = cut_lo < cut_hi
+        return Touches(self.tiles[kept], cut_lo[kept], cut_hi[kept])
+
+    def moved(self, offset: int) -> Touches:
+        """The same for a value that begins at `offset`."""
+        return Touches(self.tiles, self.lo + offset, self.hi + offset)
+
+    @classmethod
+    def join(cls, parts: Sequence[Touches]) -> Touches:
+        """All of them, one after the other."""
+        if not parts:
+            return cls(*(np.zeros(0, np.int64) for _ in range(3)))
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def touches(value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Touches:
+    """From the first to the last byte of each box, counted from the value's first; boxes are not empty."""
+    lo = np.zeros(len(boxes), np.int64)
+    last = np.zeros(len(boxes), np.int64)
+    for d, extent in enumerate(value.shape):
+        lo = lo * extent + boxes[:, d, 0]
+        last = last * extent + boxes[:, d, 1] - 1
+    size = value.dtype.itemsize
+    return Touches(tiles, lo * size, (last + 1) * size)
+
+
+class _Meeting(NamedTuple):
+    """Two lists of byte ranges, the second by ascending start, and for each of the first the candidates [first, last)."""
+
+    early: Touches
+    late: Touches
+    first: np.ndarray
+    last: np.ndarray
+
+    @property
+    def num_candidates(self) -> int:
+        return int((self.last - self.first).sum())
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """(early tile, late tile) of all ranges that share a byte."""
+        row, position = expand(self.last - self.first)
+        other = self.first[row] + position
+        meet = self.late.hi[other] > self.early.lo[row]
+        return self.early.tiles[row[meet]], self.late.tiles[other[meet]]
+
+
+def _meet(early: Touches, late: Touches) -> _Meeting:
+    order = np.argsort(late.lo, kind="stable")
+    late = Touches(*(array[order] for array in late))
+    # Ends need not ascend with starts, their running maximum does: nothing before it reaches into the range.
+    first = np.searchsorted(np.maximum.accumulate(late.hi), early.lo, "right") if len(order) else np.zeros(len(early.lo), np.int64)
+    last = np.searchsorted(late.lo, early.hi, "left")
+    return _Meeting(early, late, first, np.maximum(first, last))
+
+
+def overlapping(early: Touches, late: Touches) -> tuple[np.ndarray, np.ndarray]:
+    """(early tile, late tile) of all ranges that share a byte; pairs may repeat."""
+    return _meet(early, late).pairs()
+
+
+class _Block(NamedTuple):
+    """Free bytes [lo, hi) and the op after which they were given back."""
+
+    lo: int
+    hi: int
+    since: int
+
+
+class Held(NamedTuple):
+    """Bytes [lo, hi) that were last given to a value."""
+
+    lo: int
+    hi: int
+    value: Value
+
+
+class Holders:
+    """Which value each byte of the workspace was last given to."""
+
+    def __init__(self) -> None:
+        self._held: list[Held] = []
+
+    def within(self, lo: int, hi: int) -> list[Held]:
+        """The values that bytes of [lo, hi) were last given to, with those bytes."""
+        return [Held(max(lo, item.lo), min(hi, item.hi), item.value) for item in self._held if item.lo < hi and lo < item.hi]
+
+    def give(self, lo: int, hi: int, value: Value) -> None:
+        """Bytes [lo, hi) now belong to `value`."""
+        rest = [part for item in self._held for part in (item._replace(hi=min(item.hi, lo)), item._replace(lo=max(item.lo, hi)))]
+        self._held = [part for part in rest if part.lo < part.hi] + [Held(lo, hi, value)]
+
+
+class _FreeSpace:
+    """Which bytes of the workspace no living value needs."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._blocks = [_Block(0, _ENDLESS, -1)]
+
+    def offers(self, need: int) -> list[int]:
+        """Offsets where `need` bytes are free: space that was given back first comes first, untouched space last."""
+        fitting = [block for block in self._blocks if block.hi - block.lo >= need]
+        fitting.sort(key=lambda block: (block.hi == _ENDLESS, block.since))
+        return [block.lo for block in fitting] + [self.size]
+
+    def take(self, lo: int, hi: int) -> None:
+        block = next(block for block in self._blocks if block.lo <= lo and hi <= block.hi)
+        self._blocks.remove(block)
+        self._blocks += [part for part in (block._replace(hi=lo), block._replace(lo=hi)) if part.lo < part.hi]
+        self.size = max(self.size, hi)
+
+    def give_back(self, lo: int, hi: int, now: int) -> None:
+        """Free bytes [lo, hi), joining them with their free neighbours."""
+        joined = [block for block in self._blocks if block.hi == lo or block.lo == hi]
+        self._blocks = [block for block in self._blocks if block not in joined]
+        self._blocks.append(_Block(min([lo, *(b.lo for b in joined)]), max([hi, *(b.hi for b in joined)]), now))
+
+
+class Memory(NamedTuple):
+    """Where values lie and what that demands.
+
+    Attributes:
+        offsets: of each value in the workspace; a value without bytes has none.
+        size: of the workspace, in bytes.
+        before, after: pairs of tiles that reuse has to order beside the data's edges.
+    """
+
+    offsets: dict[Value, int]
+    size: int
+    before: np.ndarray
+    after: np.ndarray
+
+
+def place(
+    ops: Sequence[Op], outside: set[Value], reads: Sequence[Sequence[Read]], grids: dict[Value, Grid], data: Dag, reuse: bool
+) -> Memory:
+    """Place the output of each op in the workspace.
+
+    Args:
+        ops: in topological order.
+        outside: outputs that have a buffer of their own.
+        reads: for each op, what its tiles read.
+        grids: the tiles of each op's output.
+        data: the edges between tiles that the data demands.
+        reuse: whether values may lie where dead ones were.
+    """
+    writing = {
+        value: touches(value, grid.tiles, grid.boxes) for value, grid in grids.items() if value.nbytes and value not in outside
+    }
+    reading: dict[Value, list[Touches]] = {value: [] for value in writing}
+    last_use = {op.output: index for index, op in enumerate(ops) if op.output in writing}
+    for index, op_reads in enumerate(reads):
+        for value, tiles, boxes in op_reads:
+            if value in writing:
+                reading[value].append(touches(value, tiles, boxes))
+                last_use[value] = index
+    dying: list[list[Value]] = [[] for _ in ops]
+    for value, index in last_use.items():
+        dying[index].append(value)
+
+    free, holders = _FreeSpace(), Holders()
+    offsets: dict[Value, int] = {}
+    after_writes: list[_Meeting] = []
+    after_reads: list[_Meeting] = []
+    for index, op in enumerate(ops):
+        if op.output in writing:
+            value = op.output
+            for offset in free.offers(_aligned(value.nbytes)):
+                claims = writing[value].moved(offset)
+                writes: list[_Meeting] = []
+                uses: list[_Meeting] = []
+                for lo, hi, old in holders.within(offset, offset + value.nbytes):
+                    writes.append(_meet(writing[old].moved(offsets[old]).within(lo, hi), claims))
+                    uses += [_meet(part.moved(offsets[old]).within(lo, hi), claims) for part in reading[old]]
+                tiles = len(claims.tiles) + sum(len(meeting.early.tiles) for meeting in writes + uses)
+                if sum(meeting.num_candidates for meeting in writes + uses) <= _MOST_EDGES_PER_TILE * tiles:
+                    break
+            else:
+                raise AssertionError("untouched space needs no edges")
+            after_writes += writes
+            after_reads += uses
+            free.take(offset, offset + _aligned(value.nbytes))
+            holders.give(offset, offset + value.nbytes, value)
+            offsets[value] = offset
+        if reuse:
+            for value in dying[index]:
+                free.give_back(offsets[value], offsets[value] + _aligned(value.nbytes), index)
+    return Memory(offsets, free.size, *_missing_order(after_writes, after_reads, data))
+
+
+def _missing_order(
+    after_writes: list[_Meeting], after_reads: list[_Meeting], data: Dag
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs that no path of two data edges orders already; a write is mostly ordered by those who read it."""
+    readers, claimers = _unique_pairs(after_reads, data.size)
+    parents, children = data.edges()
+    ordered = Dag.from_edges(data.size, np.concatenate([parents, readers]), np.concatenate([children, claimers]))
+    writers, overwriters = _unique_pairs(after_writes, data.size)
+    writers_open = ~ordered.has_short_paths(writers, overwriters)
+    readers_open = ~data.has_short_paths(readers, claimers)
+    return (
+        np.concatenate([writers[writers_open], readers[readers_open]]),
+        np.concatenate([overwriters[writers_open], claimers[readers_open]]),
+    )
+
+
+def _unique_pairs(meetings: list[_Meeting], size: int) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [meeting.pairs() for meeting in meetings]
+    keys = np.unique(np.concatenate([np.zeros(0, np.int64), *(before * size + after for before, after in pairs)]))
+    return keys // max(size, 1), keys % max(size, 1)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

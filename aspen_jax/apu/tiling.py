@@ -1,0 +1,82 @@
+"""Tile shapes: every op's output is cut into a regular grid (ASPEN, section 3.1).
+
+The finest tiles are the family's grains. Merging them column-wise makes a tile hold all channels of its pixels; merging row-wise
+then lets it hold more pixels, whole inner dimensions first. So a candidate is two numbers, the parts of the last dimension and the
+parts of the others together; all are priced and the cheapest is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from aspen_jax.apu.machine import Machine
+from aspen_jax.program import Op
+
+_PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+# Splitting columns makes every consumer wait for more tiles, which the price does not see: it must be this much cheaper.
+_COLUMNS_MARGIN = 0.95
+
+
+def cut_points(op: Op, num_workers: int, machine: Machine) -> tuple[np.ndarray, ...]:
+    """Where to cut each dimension of the op's output: ascending from 0 to the extent, on multiples of the grain."""
+    shape = op.output.shape
+    if op.output.size == 0:
+        return tuple(np.zeros(1, np.int64) if extent == 0 else np.array([0, extent]) for extent in shape)
+    grain = op.family.grain(op)
+    units = [-(-extent // step) for extent, step in zip(shape, grain, strict=True)]
+    candidates = _candidates(units)
+    prices = _prices(op, candidates, units, grain, num_workers, machine)
+    best = candidates[int(np.argmin(prices))]
+    return tuple(
+        np.minimum(np.arange(parts + 1) * count // parts * step, extent)
+        for parts, count, step, extent in zip(best, units, grain, shape, strict=True)
+    )
+
+
+def _candidates(units: list[int]) -> list[tuple[int, ...]]:
+    """Parts per dimension; whole columns first, coarse first."""
+    if not units:
+        return [()]
+    *rows, columns = units
+    row_choices = dict.fromkeys(_split_rows(rows, parts) for parts in _PARTS if parts <= math.prod(rows))
+    column_choices = [parts for parts in _PARTS if parts <= columns]
+    return [(*row, column) for column, row in itertools.product(column_choices, row_choices)]
+
+
+def _split_rows(units: list[int], parts: int) -> tuple[int, ...]:
+    """Cut outer dimensions first: an inner one is cut only where the outer ones are down to their grain."""
+    split = []
+    for count in units:
+        taken = min(count, parts)
+        split.append(taken)
+        parts = -(-parts // taken)
+    return tuple(split)
+
+
+def _prices(
+    op: Op, candidates: list[tuple[int, ...]], units: list[int], grain: tuple[int, ...], num_workers: int, machine: Machine
+) -> np.ndarray:
+    """Predicted makespan of the op in each candidate: rounds of tiles, and a tile that consumers wait for."""
+    parts = np.array(candidates, np.int64).reshape(len(candidates), len(units))
+    extents = -(-np.array(units, np.int64) // parts) * np.array(grain, np.int64)
+    # A tile in the middle, of the largest extent: those at the edges may read less.
+    boxes = np.empty((*parts.shape, 2), np.int64)
+    shape = np.array(op.output.shape, np.int64)
+    extents = np.minimum(extents, shape)
+    boxes[:, :, 0] = np.minimum(parts // 2 * extents, shape - extents)
+    boxes[:, :, 1] = boxes[:, :, 0] + extents
+    tile = machine.nanoseconds(op.family.work(op, boxes))
+    tiles = np.prod(parts, axis=1)
+    price = -(-tiles // num_workers) * tile + tile
+    if parts.shape[1]:
+        price = np.where(parts[:, -1] > 1, price / _COLUMNS_MARGIN, price)
+    # A candidate breaks a rule by the factor that it is short by; least broken wins, and among those the price decides.
+    enough = min(machine.tiles_per_worker * num_workers, max(1, int((tile * tiles).min() // machine.shortest_tile_ns)))
+    too_short = np.where(tiles > 1, np.maximum(machine.shortest_tile_ns / tile, 1.0), 1.0)
+    too_few = np.maximum(enough / tiles, 1.0)
+    broken = np.round(too_short * too_few, 3)
+    return np.where(broken == broken.min(), price, np.inf)

@@ -1,0 +1,109 @@
+"""Questions about a directed graph in CSR form, answered a level at a time by numpy: order, longest path, reachability."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+
+def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For rows of these lengths, one after the other: the row of each element and its position in the row."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+class Dag:
+    """Nodes 0 .. n-1 and their children.
+
+    Args:
+        child_counts: int array [n].
+        children: int array [sum(child_counts)]; the children of node 0, then of node 1, and so on.
+    """
+
+    def __init__(self, child_counts: np.ndarray, children: np.ndarray):
+        self.size = len(child_counts)
+        self.child_counts = child_counts
+        self.children = children
+        self._starts = np.cumsum(child_counts) - child_counts
+
+    @classmethod
+    def from_edges(cls, size: int, parents: np.ndarray, children: np.ndarray) -> Dag:
+        """The graph of these edges, each kept once; children ascend."""
+        keys = np.unique(parents * size + children)
+        return cls(np.bincount(keys // max(size, 1), minlength=size), keys % max(size, 1))
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Parent and child of each edge."""
+        return np.repeat(np.arange(self.size), self.child_counts), self.children
+
+    def parent_counts(self) -> np.ndarray:
+        """How often each node occurs among the children."""
+        return np.bincount(self.children, minlength=self.size)
+
+    def step(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All children of `nodes`: (index into nodes, child)."""
+        row, position = expand(self.child_counts[nodes])
+        return row, self.children[self._starts[nodes][row] + position]
+
+    @functools.cached_property
+    def levels(self) -> list[np.ndarray]:
+        """The nodes by the longest path that leads to them. Nodes on a cycle or behind one are missing."""
+        missing = self.parent_counts()
+        frontier = np.flatnonzero(missing == 0)
+        result: list[np.ndarray] = []
+        while frontier.size:
+            result.append(frontier)
+            reached = self.step(frontier)[1]
+            np.subtract.at(missing, reached, 1)
+            frontier = np.unique(reached[missing[reached] == 0])
+        return result
+
+    def is_acyclic(self) -> bool:
+        return sum(map(len, self.levels)) == self.size
+
+    def finish_times(self, costs: np.ndarray) -> np.ndarray:
+        """When each node ends if all run as soon as their parents have ended; the graph must be acyclic."""
+        finish = np.zeros(self.size, np.int64)
+        for nodes in self.levels:
+            finish[nodes] += costs[nodes]
+            row, reached = self.step(nodes)
+            np.maximum.at(finish, reached, finish[nodes][row])
+        return finish
+
+    def has_edges(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Whether each pair is an edge."""
+        return np.isin(before * self.size + after, self._keys)
+
+    def has_short_paths(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Whether a path of exactly two edges leads from before[i] to after[i]."""
+        row, between = self.step(before)
+        result = np.zeros(len(before), bool)
+        result[row[self.has_edges(between, after[row])]] = True
+        return result
+
+    def has_paths(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Whether a path of one edge or more leads from before[i] to after[i]; the graph must be acyclic."""
+        result = self.has_edges(before, after)
+        open_pairs = np.flatnonzero(~result)
+        result[open_pairs] = self.has_short_paths(before[open_pairs], after[open_pairs])
+        open_pairs = np.flatnonzero(~result)
+        # What is still open spreads from 64 sources at a time, a bit each, through the levels.
+        sources, source_of_pair = np.unique(before[open_pairs], return_inverse=True)
+        for first in range(0, len(sources), 64):
+            batch = sources[first : first + 64]
+            reach = np.zeros(self.size, np.uint64)
+            reach[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
+            for nodes in self.levels:
+                nodes = nodes[reach[nodes] != 0]
+                row, reached = self.step(nodes)
+                np.bitwise_or.at(reach, reached, reach[nodes][row])
+            asked = open_pairs[(source_of_pair >= first) & (source_of_pair < first + 64)]
+            bit = np.searchsorted(batch, before[asked]).astype(np.uint64)
+            result[asked] = (reach[after[asked]] >> bit & np.uint64(1)).astype(bool) & (before[asked] != after[asked])
+        return result
+
+    @functools.cached_property
+    def _keys(self) -> np.ndarray:
+        parents, children = self.edges()
+        return parents * self.size + children

@@ -1,0 +1,132 @@
+"""Whether values that share bytes of the workspace are safe from each other in every order of execution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aspen_jax.apu.dependencies import Read
+from aspen_jax.apu.memory import Holders, Touches, overlapping, touches
+from aspen_jax.dag import Dag
+from aspen_jax.errors import GraphFormatError
+from aspen_jax.program import Program, Value
+from aspen_jax.tilegraph import TileGraph
+
+
+class _Tenant(NamedTuple):
+    """A value in the workspace and who touches it.
+
+    Attributes:
+        value, offset: the value, and where it begins.
+        tiles: int array [n], the tiles that touch it: first all that write it, then all that read it.
+        boxes: int array [n, rank, 2], what each of them touches.
+        num_writes: how many of them write.
+    """
+
+    value: Value
+    offset: int
+    tiles: np.ndarray
+    boxes: np.ndarray
+    num_writes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.value.nbytes
+
+    def touches(self) -> Touches:
+        """The bytes of each entry; `tiles` of the result are entries."""
+        return touches(self.value, np.arange(len(self.tiles)), self.boxes).moved(self.offset)
+
+    def writes(self) -> Touches:
+        """The same for the entries that write."""
+        return Touches(*(array[: self.num_writes] for array in self.touches()))
+
+    def runs(self, entry: int) -> Touches:
+        """The exact bytes of an entry: a range for each run of adjacent elements."""
+        box, shape = self.boxes[entry], self.value.shape
+        inner = len(shape)
+        length = 1
+        while inner and (inner == len(shape) or length == np.prod(shape[inner:])):
+            inner -= 1
+            length *= int(box[inner, 1] - box[inner, 0])
+        starts = np.zeros(1, np.int64)
+        for d, extent in enumerate(shape):
+            index = np.arange(*box[d]) if d < inner else box[d, :1]
+            starts = (starts[:, None] * extent + index).reshape(-1)
+        size = self.value.dtype.itemsize
+        return Touches(np.zeros(len(starts), np.int64), self.offset + starts * size, self.offset + (starts + length) * size)
+
+
+def check_reuse(
+    graph: TileGraph, program: Program, tiles: Sequence[tuple[np.ndarray, np.ndarray]], reads: Sequence[Sequence[Read]]
+) -> None:
+    """Check that of any two values that share bytes, one is done with before the other is written.
+
+    Args:
+        graph: its indices, boxes and data dependencies are known to be right.
+        program: the graph's ops.
+        tiles: for each op, its tiles and their boxes.
+        reads: for each op, what its tiles read.
+
+    Raises:
+        GraphFormatError: two values are not safe from each other.
+    """
+    tenants = _tenants(graph, program, tiles, reads)
+    # Where every byte passes from one value to the next in an order that the edges keep, no two values meet. That is all the APU
+    # makes, and quickly checked; only if it does not hold each pair of values must be looked at.
+    if _passed_on_in_order(tenants, graph.dag):
+        return
+    numbers = np.arange(len(tenants))
+    space = Touches(numbers, np.array([tenant.offset for tenant in tenants]), np.array([tenant.end for tenant in tenants]))
+    for a, b in zip(*overlapping(space, space), strict=True):
+        if a < b and not _done_before(tenants[a], tenants[b], graph.dag) and not _done_before(tenants[b], tenants[a], graph.dag):
+            first, second = tenants[a], tenants[b]
+            raise GraphFormatError(
+                f"values of shapes {list(first.value.shape)} and {list(second.value.shape)} share bytes {second.offset} to "
+                f"{min(first.end, second.end)} of the workspace and no edges keep their tiles apart; build the graph again"
+            )
+
+
+def _tenants(
+    graph: TileGraph, program: Program, tiles: Sequence[tuple[np.ndarray, np.ndarray]], reads: Sequence[Sequence[Read]]
+) -> list[_Tenant]:
+    """The values in the workspace by the level of their first tile, which is the order of time where there is one."""
+    level = np.zeros(graph.num_tiles, np.int64)
+    for number, nodes in enumerate(graph.dag.levels):
+        level[nodes] = number
+    readers: dict[Value, list[Read]] = {}
+    for read in (read for op_reads in reads for read in op_reads):
+        readers.setdefault(read.value, []).append(read)
+    workspace = len(graph.operands) + len(graph.results)
+    tenants = []
+    for number, op in enumerate(program.ops):
+        buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
+        if buffer == workspace and op.output.nbytes:
+            parts = [tiles[number], *((read.tiles, read.boxes) for read in readers.get(op.output, ()))]
+            joined = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            tenants.append(_Tenant(op.output, offset, *joined, num_writes=len(tiles[number][0])))
+    return sorted(tenants, key=lambda tenant: int(level[tenant.tiles[: tenant.num_writes]].min()))
+
+
+def _passed_on_in_order(tenants: Sequence[_Tenant], dag: Dag) -> bool:
+    by_value = {tenant.value: tenant for tenant in tenants}
+    holders = Holders()
+    before: list[np.ndarray] = [np.zeros(0, np.int64)]
+    after: list[np.ndarray] = [np.zeros(0, np.int64)]
+    for tenant in tenants:
+        for lo, hi, value in holders.within(tenant.offset, tenant.end):
+            early, late = overlapping(by_value[value].touches().within(lo, hi), tenant.writes())
+            before.append(by_value[value].tiles[early])
+            after.append(tenant.tiles[late])
+        holders.give(tenant.offset, tenant.end, tenant.value)
+    keys = np.unique(np.concatenate(before) * dag.size + np.concatenate(after))
+    return bool(dag.has_paths(keys // max(dag.size, 1), keys % max(dag.size, 1)).all())
+
+
+def _done_before(first: _Tenant, second: _Tenant, dag: Dag) -> bool:
+    """Whether each tile that touches bytes of `first` comes before those that write the same bytes for `second`."""
+    early, late = overlapping(first.touches(), second.writes())
+    apart = np.flatnonzero(~dag.has_paths(first.tiles[early], second.tiles[late]))
+    return not any(overlapping(first.runs(early[k]), second.runs(late[k]))[0].size for k in apart)
