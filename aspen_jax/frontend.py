@@ -15,10 +15,11 @@ import numpy as np
 from jax.extend import core
 
 from aspen_jax.ops.builder import Builder
+from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.program import DTYPE_NUMBERS, Op, Operand, Program, Value
+from aspen_jax.program import Op, Operand, Program, Value
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are cheaper to compute a call.
 _LARGEST_FOLD_BYTES = 1 << 16
@@ -112,11 +113,13 @@ class _Converter:
     def inline(
         self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Value | np.ndarray], scope: str
     ) -> list[Value | np.ndarray]:
-        environment: dict[core.Var, Value | np.ndarray] = dict(zip(jaxpr.constvars, map(_known_array, consts), strict=True))
+        environment: dict[core.Var, Value | np.ndarray] = {
+            var: _known_array(value, var.aval) for var, value in zip(jaxpr.constvars, consts, strict=True)
+        }
         environment.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Value | np.ndarray:
-            return _known_array(atom.val) if isinstance(atom, core.Literal) else environment[atom]
+            return _known_array(atom.val, atom.aval) if isinstance(atom, core.Literal) else environment[atom]
 
         for equation in jaxpr.eqns:
             inputs = [read(atom) for atom in equation.invars]
@@ -181,11 +184,10 @@ class _Converter:
         return Operand.whole(self._known[id(item)])
 
 
-def _known_array(value: Any) -> np.ndarray | Any:
+def _known_array(value: Any, aval: Any) -> np.ndarray | Any:
     """A literal or closed-over constant as a numpy array; PRNG keys stay as they are and fit no kernel."""
-    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        return value
-    return np.asarray(value)
+    dtype = _numpy_dtype(aval)
+    return value if dtype == object else np.asarray(value, dtype)
 
 
 def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:

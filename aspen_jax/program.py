@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax.view import View
@@ -18,15 +17,6 @@ from aspen_jax.view import View
 if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
     from aspen_jax.ops.family import OpFamily
-
-# What tiles can hold, with the numbers of the graph format.
-DTYPE_NUMBERS: dict[np.dtype, int] = {
-    np.dtype(name): number
-    for number, name in enumerate(
-        ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", jnp.bfloat16, "float32", "float64")
-    )
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:

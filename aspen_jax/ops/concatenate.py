@@ -13,6 +13,7 @@ from jax import lax
 from aspen_jax.ops.converters import Builder, Equation, converts
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.layout import reshaped
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ class Concatenate(OpFamily):
 
 
 CONCATENATE = Concatenate()
+
+
+@converts("stack")
+def _convert_stack(build: Builder, equation: Equation, *pieces: Operand) -> Operand:
+    axis = equation.params["axis"]
+    expanded = [reshaped(build, piece, (*piece.shape[:axis], 1, *piece.shape[axis:])) for piece in pieces]
+    return expanded[0] if len(expanded) == 1 else build.op(CONCATENATE, ConcatenateAttrs(axis), expanded)
 
 
 @converts("concatenate")

@@ -79,6 +79,29 @@ def _convert_split(build: Builder, equation: Equation, operand: Operand) -> list
     return pieces
 
 
+@converts("unstack")
+def _convert_unstack(build: Builder, equation: Equation, operand: Operand) -> list[Operand]:
+    axis, rank = equation.params["axis"], len(operand.shape)
+    pieces = []
+    for index in range(operand.shape[axis]):
+        starts = tuple(index if d == axis else 0 for d in range(rank))
+        limits = tuple(index + 1 if d == axis else operand.shape[d] for d in range(rank))
+        view = operand.view.slice(starts, limits).reshape(operand.shape[:axis] + operand.shape[axis + 1 :])
+        assert view is not None, "dropping a dimension of one element needs no copy"
+        pieces.append(viewed(build, operand, view))
+    return pieces
+
+
+@converts("tile")
+def _convert_tile(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    repeats, rank = equation.params["reps"], len(operand.shape)
+    if len(repeats) != rank:
+        raise Unsupported(f"tile of rank {rank} by {len(repeats)} repeats")
+    split = [extent for pair in zip(repeats, operand.shape, strict=True) for extent in pair]
+    view = operand.view.broadcast_in_dim(split, range(1, 2 * rank, 2))
+    return reshaped(build, viewed(build, operand, view), equation.shape)
+
+
 @converts("rev")
 def _convert_reverse(build: Builder, equation: Equation, operand: Operand) -> Operand:
     return viewed(build, operand, operand.view.reverse(tuple(equation.params["dimensions"])))

@@ -1,0 +1,222 @@
+"""jaxpr -> Program: what becomes an op, what is folded, what stays with XLA, and how a function is cut."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import frontend
+from aspen_jax.program import Program, Value
+from aspen_jax.reference import evaluate
+from tests.random_functions import random_function
+
+
+def trace_of(function, *arguments) -> frontend.Trace:
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+
+
+def run(trace: frontend.Trace, *arguments) -> list[np.ndarray]:
+    """Evaluate a trace without fallbacks."""
+    environment: dict[Value, np.ndarray] = dict(zip(trace.inputs, jax.tree.leaves(arguments), strict=True))
+    for part in trace.steps:
+        assert isinstance(part, Program)
+        results = evaluate(part, *(environment[value] for value in part.inputs))
+        environment.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
+    return [environment[item] if isinstance(item, Value) else item for item in trace.outputs]
+
+
+def check(function, *arguments, rtol: float = 1e-5) -> frontend.Trace:
+    """One part, no fallback, the results of jax.jit."""
+    trace = trace_of(function, *arguments)
+    assert not trace.fallbacks, [(item.name, item.reason) for item in trace.fallbacks]
+    expected = jax.tree.leaves(jax.jit(function)(*arguments))
+    for ours, theirs in zip(run(trace, *arguments), expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        scale = float(np.abs(np.asarray(theirs, np.float64)).max(initial=0, where=np.isfinite(theirs)))
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol * scale)
+    return trace
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_functions_mean_what_jax_says(seed):
+    function, arguments = random_function(1000 + seed)
+    check(function, *arguments, rtol=5e-5)
+
+
+FLOATS = {
+    "exp": jnp.exp, "log1p of abs": lambda x: jnp.log1p(jnp.abs(x)), "expm1": jnp.expm1, "tanh": jnp.tanh, "erf": lax.erf,
+    "erfc": lax.erfc, "logistic": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "sqrt": lambda x: jnp.sqrt(x * x),
+    "rsqrt": lambda x: lax.rsqrt(x * x + 1), "cbrt": jnp.cbrt, "floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round,
+    "round away": lambda x: lax.round(x * 2, lax.RoundingMethod.AWAY_FROM_ZERO), "sign": jnp.sign, "neg": lambda x: -x,
+    "square": lax.square, "cube": lambda x: x**3, "inverse square": lambda x: lax.integer_pow(x, -2), "zeroth": lambda x: x**0,
+    "pow": lambda x: jnp.abs(x) ** 1.7, "rem": lambda x: lax.rem(x, jnp.float32(0.7)), "atan2": lambda x: jnp.arctan2(x, x[::-1]),
+    "exp2": jnp.exp2, "clip": lambda x: jnp.clip(x, -0.5, 0.5), "clamp": lambda x: lax.clamp(-x, x, x + 1),
+    "compare": lambda x: (x > 0, x >= x[::-1], x == 0, x != 0, x < 1, x <= 1),
+    "logic": lambda x: ((x > 0) & (x < 1), (x > 1) | (x < -1), (x > 0) ^ (x > 1), ~(x > 0)),
+    "where": lambda x: jnp.where(x > 0, x, -x), "isfinite": lambda x: jnp.isfinite(x / (x - x[0, 0])),
+    "to int": lambda x: (x * 10).astype(jnp.int32), "to bool": lambda x: x.astype(bool),
+    "gelu": jax.nn.gelu, "silu": jax.nn.silu, "softmax": jax.nn.softmax, "relu6": jax.nn.relu6, "elu": jax.nn.elu,
+    "log_softmax": jax.nn.log_softmax, "logsumexp": jax.nn.logsumexp, "var": lambda x: x.var(1), "norm": lambda x: jnp.linalg.norm(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FLOATS.values(), ids=FLOATS)
+def test_float_operations(function):
+    check(function, normal(6, 7))
+
+
+INTEGERS = {
+    "arithmetic": lambda x: (x + 3, x - 5, x * 7, -x, abs(x), jnp.sign(x), x**3),
+    "division": lambda x: (lax.div(x, jnp.int32(3)), lax.rem(x, jnp.int32(3)), x // 3, x % 3),
+    "bits": lambda x: (x & 6, x | 6, x ^ 6, ~x, x << 2, x >> 1, lax.shift_right_logical(x, jnp.int32(1))),
+    "compare": lambda x: (x > 0, x == 1, jnp.maximum(x, 2), jnp.minimum(x, 2)),
+    "reduce": lambda x: (x.sum(0), x.max(1), x.min(), x.prod(1)),
+    "to float": lambda x: (x.astype(jnp.float32), x.astype(bool)),
+}
+
+
+@pytest.mark.parametrize("function", INTEGERS.values(), ids=INTEGERS)
+def test_integer_operations(function):
+    check(function, np.arange(-6, 6, dtype=np.int32).reshape(3, 4))
+
+
+LAYOUT = {
+    "reshape": lambda x: x.reshape(4, -1).T.reshape(3, 2, -1),
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "broadcast": lambda x: jnp.broadcast_to(x[:, None, :, :1], (2, 5, 3, 4)),
+    "slice": lambda x: x[::-1, 1:, ::2],
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "split": lambda x: jnp.split(x, [1, 3], axis=2),
+    "stack": lambda x: jnp.stack([x, x * 2], 1),
+    "tile": lambda x: jnp.tile(x, (1, 2, 1)),
+    "pad": lambda x: lax.pad(x, jnp.float32(2), ((1, -1, 0), (0, 1, 2), (-1, 0, 1))),
+    "iota": lambda x: x + lax.broadcasted_iota(jnp.float32, x.shape, 1),
+    "flip": lambda x: jnp.flip(x, (0, 2)),
+    "empty": lambda x: x[:, :0] * 2,
+    "scalar": lambda x: x[0, 0, 0] * 2,
+}
+
+
+@pytest.mark.parametrize("function", LAYOUT.values(), ids=LAYOUT)
+def test_layout_operations(function):
+    check(function, normal(2, 3, 4))
+
+
+CONVOLUTIONS = [
+    ((2, 9, 8, 4), (3, 3, 4, 6), {"window_strides": (2, 1), "padding": ((1, 2), (0, 3))}),
+    ((1, 9, 8, 4), (3, 2, 4, 6), {"window_strides": (1, 1), "padding": ((-1, 2), (3, -2)), "rhs_dilation": (2, 3)}),
+    ((1, 5, 5, 4), (3, 3, 4, 6), {"window_strides": (1, 1), "padding": ((1, 0), (2, 1)), "lhs_dilation": (2, 3)}),
+    ((1, 6, 6, 6), (3, 3, 2, 9), {"window_strides": (1, 1), "padding": "SAME", "feature_group_count": 3}),
+    ((1, 6, 6, 6), (3, 3, 1, 12), {"window_strides": (2, 2), "padding": "VALID", "feature_group_count": 6}),
+    ((4, 6, 6, 3), (3, 3, 3, 8), {"window_strides": (1, 1), "padding": "VALID", "batch_group_count": 2}),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "params"), CONVOLUTIONS)
+@pytest.mark.parametrize("numbers", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWCN")])
+def test_convolutions(x, w, params, numbers):
+    def permute(array: np.ndarray, source: str, target: str) -> np.ndarray:
+        return array.transpose([source.index(letter) for letter in target])
+
+    def function(x, w):
+        return lax.conv_general_dilated(x, w, dimension_numbers=numbers, precision=lax.Precision.HIGHEST, **params)
+
+    check(function, permute(normal(*x), "NHWC", numbers[0]), permute(normal(*w), "HWIO", numbers[1]))
+
+
+def test_one_dimensional_convolution():
+    numbers = ("NWC", "WIO", "NWC")
+    check(
+        lambda x, w: lax.conv_general_dilated(x, w, (2,), ((3, 1),), rhs_dilation=(2,), dimension_numbers=numbers),
+        normal(2, 11, 3),
+        normal(4, 3, 5),
+    )
+
+
+def test_three_dimensional_convolution_stays_with_xla():
+    trace = trace_of(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), normal(1, 2, 4, 4, 4), normal(3, 2, 3, 3, 3))
+    assert "3 spatial dimensions" in trace.fallbacks[0].reason
+
+
+@pytest.mark.parametrize(
+    "numbers", [(((1,), (0,)), ((), ())), (((2, 0), (1, 3)), ((1,), (0,))), (((), ()), ((0,), (2,))), (((3, 1), (0, 1)), ((), ()))]
+)
+def test_dot_general(numbers):
+    sizes = [2, 3, 4, 5]
+    (contract, other_contract), (batch, other_batch) = numbers
+    lhs = sizes if len(contract) != 1 else sizes[:2]
+    rhs = [7, 6, 8, 9] if len(contract) != 1 else [3, 6]
+    for d, e in zip((*contract, *batch), (*other_contract, *other_batch), strict=True):
+        rhs[e] = lhs[d]
+    check(lambda a, b: lax.dot_general(a, b, numbers, precision=lax.Precision.HIGHEST), normal(*lhs), normal(*rhs))
+
+
+def test_calls_are_inlined_and_constants_folded():
+    @jax.custom_jvp
+    def square(x):
+        return x * x
+
+    square.defjvp(lambda primals, tangents: (square(*primals), 2 * primals[0] * tangents[0]))
+    table = normal(3)
+
+    def function(x):
+        return jax.jit(lambda y: square(y) + table)(jax.checkpoint(jnp.sin)(x)) * (jnp.arange(3) * 2.0 + 1)
+
+    trace = check(function, normal(2, 3))
+    names = [op.family.name for op in trace.parts[0].ops if op.family.name != "block"]
+    assert names == []
+
+
+def test_names_carry_scope_and_source():
+    def function(x):
+        with jax.named_scope("encoder"):
+            return jnp.exp(x)
+
+    (op,) = trace_of(function, normal(3)).parts[0].ops
+    assert op.name == "encoder/exp"
+    assert "test_frontend.py" in op.source
+
+
+def test_what_no_tile_runs_stays_with_xla_between_the_parts():
+    def function(x):
+        y = jnp.sort(jnp.exp(x))
+        return y * 2 + x, jnp.cos(x)
+
+    trace = trace_of(function, normal(5))
+    assert [type(step).__name__ for step in trace.steps] == ["Program", "Fallback", "Program"]
+    assert trace.fallbacks[0].name == "sort"
+    assert len(trace.parts[0].ops) == 2, "what does not need the sort is in the first part"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.astype(jnp.bfloat16) * 2,
+        lambda x: lax.scan(lambda c, y: (c + y, c), jnp.zeros(4), x)[1],
+        lambda x: jnp.linalg.svd(x)[1],
+        lambda x: jax.random.normal(jax.random.key(0), x.shape) + x,
+        lambda x: x.astype(jnp.complex64).real,
+        lambda x: jnp.uint8(3) * x.astype(jnp.uint8),
+    ],
+)
+def test_unsupported_functions_have_fallbacks_with_reasons(function):
+    trace = trace_of(function, np.ones((4, 4), np.float32))
+    assert trace.fallbacks
+    assert all(item.reason for item in trace.fallbacks)
+
+
+def test_an_output_may_be_an_input_a_constant_or_repeated():
+    trace = trace_of(lambda x: (x, np.float32(3), x, x + 1, np.arange(2)), normal(2))
+    assert trace.outputs[0] is trace.outputs[2] is trace.inputs[0]
+    assert isinstance(trace.outputs[1], np.ndarray)
+    np.testing.assert_array_equal(trace.outputs[4], [0, 1])

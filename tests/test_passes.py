@@ -1,0 +1,140 @@
+"""Every pass alone, and all of them: the same results as the program before, and the effect that each is for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import frontend
+from aspen_jax.errors import InputError
+from aspen_jax.passes import PASSES, disabled_by_environment, run_passes
+from aspen_jax.program import Program
+from aspen_jax.reference import evaluate
+from tests.random_functions import random_function
+
+
+def traced(function, *arguments) -> tuple[Program, list[np.ndarray]]:
+    """The one part of a function, and its inputs in order."""
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    assert not trace.fallbacks, trace.fallbacks
+    (program,) = trace.parts
+    arrays = dict(zip(trace.inputs, jax.tree.leaves(arguments), strict=True))
+    return program, [arrays[value] for value in program.inputs]
+
+
+def kinds(program: Program) -> list[str]:
+    return [op.family.name for op in program.ops]
+
+
+def assert_same(one: Program, other: Program, inputs: list[np.ndarray], rtol: float = 1e-5) -> None:
+    for a, b in zip(evaluate(one, *inputs), evaluate(other, *inputs), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1.0, float(np.abs(a).max(initial=0))))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_passes_keep_the_meaning_of_random_functions(seed):
+    program, inputs = traced(*(lambda f, a: (f, *a))(*random_function(seed)))
+    everything = run_passes(program)
+    assert_same(program, everything, inputs)
+    name = list(PASSES)[seed % len(PASSES)]
+    assert_same(program, run_passes(program, {name}), inputs)
+    assert_same(program, run_passes(program, set(PASSES) - {name}), inputs)
+
+
+def test_simplify_folds_zero_padding_into_the_convolution():
+    x, w = np.ones((1, 6, 6, 3), np.float32), np.ones((3, 3, 3, 4), np.float32)
+
+    def function(x, w, value):
+        x = lax.pad(x, value, ((0, 0, 0), (1, 2, 0), (0, 1, 0), (0, 0, 0)))
+        return lax.conv_general_dilated(x, w, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    program, inputs = traced(lambda x, w: function(x, w, np.float32(0)), x, w)
+    folded = run_passes(program)
+    assert kinds(folded) == ["conv2d"]
+    assert folded.ops[0].attrs.padding == (1, 2, 0, 1)
+    assert_same(program, folded, inputs)
+
+    program, inputs = traced(lambda x, w: function(x, w, np.float32(1)), x, w)
+    assert "pad" in kinds(run_passes(program)), "only zeros are what a convolution pads with"
+
+
+def test_simplify_computes_equal_ops_once():
+    program, _ = traced(lambda x: jnp.exp(x)[None] * jnp.exp(x).sum(), np.ones(5, np.float32))
+    exponentials = [op for op in PASSES["simplify"](program).pruned().ops if "exp_f" in str(op.program)]
+    assert len(exponentials) == 1
+
+
+def test_layout_makes_an_nchw_network_one_without_transposes():
+    x, w = np.random.default_rng(0).standard_normal((2, 3, 8, 8), np.float32), np.ones((5, 3, 3, 3), np.float32)
+
+    def function(x, w):
+        y = jax.nn.relu(lax.conv(x, w, (1, 1), "SAME") + 1.0)
+        y = lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+        y = jnp.concatenate([y, y * 2.0], axis=1)
+        return lax.pad(y, np.float32(0), ((0, 0, 0), (1, 0, 0), (0, 0, 0), (0, 0, 0))).mean((2, 3))
+
+    program, inputs = traced(function, x, w)
+    result = run_passes(program)
+    copies = [op for op in result.ops if op.program is not None and op.program.is_copy]
+    assert len(copies) <= 3, "one each for the image, the weights and the output"
+    assert not [op for op in result.ops if op.family.name == "pool" and not op.inputs[0].is_whole]
+    assert_same(program, result, inputs)
+
+
+def test_fuse_makes_a_chain_one_program_but_keeps_shared_results():
+    program, inputs = traced(lambda x: jnp.tanh(jnp.exp(x) * 2.0 + 1.0), np.ones((3, 4), np.float32))
+    assert kinds(run_passes(program)) == ["block"]
+    assert_same(program, run_passes(program), inputs)
+
+    program, _ = traced(lambda x: (jnp.exp(x) + 1.0, jnp.exp(x) * x.sum()), np.ones((3, 4), np.float32))
+    shared = [op for op in run_passes(program).ops if "exp_f" in str(op.program)]
+    assert len(shared) == 1
+
+
+def test_fuse_does_not_repeat_work_across_a_broadcast():
+    def function(x, v):
+        return x * jnp.exp(v)
+
+    program, inputs = traced(function, np.ones((64, 8), np.float32), np.ones(8, np.float32))
+    result = run_passes(program)
+    assert [op.output.shape for op in result.ops if "exp_f" in str(op.program)] == [(8,)]
+    assert_same(program, result, inputs)
+
+
+def test_epilogue_takes_bias_scale_residual_and_activation():
+    def function(x, w, scale, shift):
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(y * scale + shift + x)
+
+    rng = np.random.default_rng(1)
+    shapes = ((1, 5, 5, 4), (3, 3, 4, 4), (4,), (4,))
+    program, inputs = traced(function, *(rng.standard_normal(shape, np.float32) for shape in shapes))
+    result = run_passes(program)
+    assert kinds(result) == ["conv2d"]
+    assert_same(program, result, inputs)
+    assert kinds(run_passes(program, {"epilogue"})) == ["conv2d", "block"]
+
+
+def test_outputs_are_whole_distinct_values_that_an_op_writes():
+    program, inputs = traced(lambda x: (x, x.T, x.T, jnp.exp(x)), np.ones((3, 4), np.float32))
+    result = run_passes(program)
+    produced = {op.output for op in result.ops}
+    assert all(operand.is_whole and operand.value in produced for operand in result.outputs)
+    assert len({operand.value for operand in result.outputs}) == len(result.outputs)
+    assert_same(program, result, inputs)
+
+
+def test_unknown_pass_is_refused(monkeypatch):
+    program, _ = traced(jnp.exp, np.ones(3, np.float32))
+    with pytest.raises(InputError, match="'fusion'.*choose from simplify"):
+        run_passes(program, {"fusion"})
+    monkeypatch.setenv("ASPEN_DISABLE_PASSES", "layout, nonsense")
+    with pytest.raises(InputError, match="nonsense"):
+        disabled_by_environment()
