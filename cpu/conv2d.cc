@@ -1,0 +1,297 @@
+// conv2d: x [N,H,W,C] with w [KH,KW,C/groups,O], both through any views; float32. Direct: no im2col. A row of the product is an
+// output pixel; its runs are the taps, each C/groups adjacent floats of x, or a row of zeros where the tap falls into the
+// padding.
+#include "conv2d.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "epilogue.h"
+#include "product.h"
+#include "shapes.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_conv2d(const OpSpec& spec);
+
+ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
+  if (spec.inputs.size() < 2) throw GraphError("conv2d needs two inputs, x and w");
+  const TensorView& x = spec.inputs[0];
+  const TensorView& w = spec.inputs[1];
+  const TensorView& out = spec.output;
+  check_rank(x, 4, "conv2d's input x");
+  check_rank(w, 4, "conv2d's weights");
+  check_rank(out, 4, "conv2d's output");
+  check_float32(x, "conv2d's input x");
+  check_float32(w, "conv2d's weights");
+  check_dense(out, "conv2d's output");
+  const auto in_range = [](int64_t value, int64_t lo, const char* what) {
+    if (value < lo || value > kMaxExtent) {
+      throw GraphError("conv2d's " + std::string(what) + " is " + std::to_string(value) + ", outside [" + std::to_string(lo) +
+                       ", 2147483647]");
+    }
+    return value;
+  };
+  const auto strides = words.list(2, "conv2d's strides");
+  const auto padding = words.list(4, "conv2d's padding");
+  const auto dilation = words.list(2, "conv2d's dilation");
+  ConvShape s;
+  s.groups = words.integer(1, kMaxExtent, "conv2d's number of groups");
+  s.height = x.shape[kHeight];
+  s.width = x.shape[kWidth];
+  s.channels = x.shape[kChannel];
+  s.kernel_channels = w.shape[kKernelIn];
+  s.out_height = out.shape[kHeight];
+  s.out_width = out.shape[kWidth];
+  s.out_channels = w.shape[kKernelOut];
+  for (int i = 0; i < 2; ++i) {
+    s.kernel[i] = in_range(w.shape[i], 1, "kernel size");
+    s.stride[i] = in_range(strides[i], 1, "stride");
+    s.dilation[i] = in_range(dilation[i], 1, "dilation");
+    s.pad[i] = in_range(padding[2 * i], -kMaxExtent, "padding");
+    const int64_t pad_after = in_range(padding[2 * i + 1], -kMaxExtent, "padding");
+    const int64_t room = x.shape[kHeight + i] + s.pad[i] + pad_after - ((s.kernel[i] - 1) * s.dilation[i] + 1);
+    const int64_t extent = room < 0 ? 0 : room / s.stride[i] + 1;
+    if (out.shape[kHeight + i] != extent) {
+      throw GraphError("conv2d's output has shape " + describe(out) + " where x " + describe(x) + ", w " + describe(w) +
+                       " and its attributes give " + std::to_string(extent) + " in dimension " + std::to_string(kHeight + i));
+    }
+  }
+  if (s.kernel_channels * s.groups != s.channels || s.out_channels % s.groups != 0 || out.shape[kChannel] != s.out_channels ||
+      out.shape[kImage] != x.shape[kImage]) {
+    throw GraphError("conv2d's shapes x " + describe(x) + ", w " + describe(w) + " and output " + describe(out) +
+                     " do not fit together with " + std::to_string(s.groups) + " groups");
+  }
+  constexpr int64_t kMaxInner = int64_t{1} << 40;
+  if (s.kernel[0] * s.kernel[1] > kMaxInner / std::max<int64_t>(s.kernel_channels, 1)) {
+    throw GraphError("conv2d's weights " + describe(w) + " sum more than 2^40 products for one output");
+  }
+  for (int i = 0; i < 4; ++i) {
+    s.x_strides[i] = used_stride(x, i);
+    s.w_strides[i] = used_stride(w, i);
+  }
+  // A single element is adjacent to itself: what is never stepped over need not be gathered.
+  if (x.shape[kChannel] <= 1) s.x_strides[kChannel] = 1;
+  if (w.shape[kKernelOut] <= 1) s.w_strides[kKernelOut] = 1;
+  return s;
+}
+
+namespace {
+
+struct Conv2d final : OpState {
+  explicit Conv2d(const ConvShape& s) : shape(s) {
+    // With few channels, and pixels of x side by side, the taps of a kernel row are one run.
+    merged = shape.groups == 1 && shape.dilation[1] == 1 && shape.kernel[1] > 1 && shape.x_strides[kChannel] == 1 &&
+             shape.x_strides[kWidth] == shape.channels && shape.channels <= kFewChannels && shape.kernel[1] <= kMaxMergedTaps;
+    taps_across = merged ? 1 : shape.kernel[1];
+    const int64_t depth = merged ? shape.kernel[1] * shape.channels : shape.kernel_channels;
+    plan = ProductPlan(shape.kernel[0] * taps_across, depth, shape.out_channels / shape.groups,
+                       merged || shape.x_strides[kChannel] != 1);
+    zeros.resize(static_cast<size_t>(plan.chunk_depth()));
+    // Row k of the weights, counted through the taps, lies at k * w_row where kernel, rows and channels are dense.
+    const auto& w = shape.w_strides;
+    w_row = shape.kernel_channels > 1 ? w[kKernelIn] : shape.kernel[1] > 1 ? w[kKernelWidth] : w[kKernelHeight];
+    w_in_place = w[kKernelOut] == 1 && (shape.kernel[1] == 1 || w[kKernelWidth] == shape.kernel_channels * w_row) &&
+                 (shape.kernel[0] == 1 || w[kKernelHeight] == shape.kernel[1] * shape.kernel_channels * w_row);
+  }
+
+  static constexpr int64_t kFewChannels = 16;
+  static constexpr int64_t kMaxMergedTaps = 64;
+
+  ConvShape shape;
+  bool merged;
+  int64_t taps_across;  // runs in a row of the kernel
+  int64_t w_row;
+  bool w_in_place;
+  ProductPlan plan;
+  std::vector<float> zeros;
+  Epilogue epilogue;
+};
+
+// The output pixels of one tile in one image and one group, in row-major order.
+struct Pixels {
+  const Conv2d& op;
+  const TileArgs& args;
+  const float* x;  // first element of the image and group
+  const float* w;  // first column of the tile in the group
+  int64_t image;
+  int64_t first_channel;  // of the output, of the tile in the group
+  int64_t across;         // pixels in a row of the tile
+  std::byte* epilogue_scratch;
+
+  int64_t row_of(int64_t pixel) const { return args.lo[kHeight] + pixel / across; }
+  int64_t column_of(int64_t pixel) const { return args.lo[kWidth] + pixel % across; }
+
+  void point(int64_t pixel, int rows, const Chunk& chunk, const float** pointers, float* gathered) const {
+    const ConvShape& s = op.shape;
+    // Where the window of each pixel starts.
+    int64_t top[kBlockRows], left[kBlockRows];
+    const float* corner[kBlockRows];
+    int64_t row = row_of(pixel) * s.stride[0] - s.pad[0];
+    int64_t column = column_of(pixel) * s.stride[1] - s.pad[1];
+    const int64_t end = args.hi[kWidth] * s.stride[1] - s.pad[1];
+    const int64_t rewind = across * s.stride[1];
+    bool inside = true;
+    const int64_t last_top = s.height - 1 - (s.kernel[0] - 1) * s.dilation[0];
+    const int64_t last_left = s.width - 1 - (s.kernel[1] - 1) * s.dilation[1];
+    for (int r = 0; r < rows; ++r) {
+      top[r] = row;
+      left[r] = column;
+      inside = inside && row >= 0 && row <= last_top && column >= 0 && column <= last_left;
+      column += s.stride[1];
+      if (column >= end) {
+        column -= rewind;
+        row += s.stride[0];
+      }
+    }
+    const int64_t begin = chunk.begin * s.x_strides[kChannel];
+    if (inside && s.x_strides[kChannel] == 1) {
+      for (int r = 0; r < rows; ++r) corner[r] = x + top[r] * s.x_strides[kHeight] + left[r] * s.x_strides[kWidth] + begin;
+      int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
+      for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
+        const int64_t tap = down * s.dilation[0] * s.x_strides[kHeight] + right * s.dilation[1] * s.x_strides[kWidth];
+        for (int r = 0; r < rows; ++r) pointers[r] = corner[r] + tap;
+        if (++right == op.taps_across) right = 0, ++down;
+      }
+      return;
+    }
+    int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
+    for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
+      for (int r = 0; r < rows; ++r) {
+        const int64_t h = top[r] + down * s.dilation[0];
+        const int64_t v = left[r] + right * s.dilation[1];
+        if (h < 0 || h >= s.height) {
+          pointers[r] = op.zeros.data();
+        } else if (op.merged) {
+          pointers[r] = merged_run(x + h * s.x_strides[kHeight], v, chunk, gathered + (r * chunk.runs + run) * chunk.depth);
+        } else if (v < 0 || v >= s.width) {
+          pointers[r] = op.zeros.data();
+        } else {
+          const float* from = x + h * s.x_strides[kHeight] + v * s.x_strides[kWidth] + begin;
+          pointers[r] = from;
+          if (s.x_strides[kChannel] != 1) {
+            float* to = gathered + (r * chunk.runs + run) * chunk.depth;
+            for (int64_t k = 0; k < chunk.depth; ++k) to[k] = from[k * s.x_strides[kChannel]];
+            pointers[r] = to;
+          }
+        }
+      }
+      if (++right == op.taps_across) right = 0, ++down;
+    }
+  }
+
+  // Elements [begin, begin + depth) of the run of kernel[1] pixels from `column` on, in `line`; copied to `to`, with zeros for
+  // the padding, unless they all exist.
+  const float* merged_run(const float* line, int64_t column, const Chunk& chunk, float* to) const {
+    const ConvShape& s = op.shape;
+    const int64_t begin = column * s.channels + chunk.begin;
+    const int64_t end = begin + chunk.depth;
+    const int64_t size = s.width * s.channels;
+    if (begin >= 0 && end <= size) return line + begin;
+    const int64_t from = std::clamp<int64_t>(begin, 0, size), until = std::clamp(end, from, size);
+    if (from == until) return op.zeros.data();
+    std::fill(to, to + (from - begin), 0.0f);
+    std::copy(line + from, line + until, to + (from - begin));
+    std::fill(to + (until - begin), to + chunk.depth, 0.0f);
+    return to;
+  }
+
+  void pack(int64_t column, int64_t columns, const Chunk& chunk, float* packed) const {
+    const ConvShape& s = op.shape;
+    const float* from = w + column * s.w_strides[kKernelOut];
+    const int64_t total = chunk.runs * chunk.depth;
+    const auto pack_rows = [&](const float* rows, int64_t count, int64_t first) {
+      aspen::cpu::ASPEN_TARGET::pack(rows, s.w_strides[kKernelIn], s.w_strides[kKernelOut], count, columns, packed, first, total);
+    };
+    for (int64_t run = 0; run < chunk.runs; ++run) {
+      const int64_t down = (chunk.run + run) / op.taps_across;
+      const float* line = from + down * s.w_strides[kKernelHeight];
+      if (!op.merged) {
+        const int64_t right = (chunk.run + run) % op.taps_across;
+        pack_rows(line + right * s.w_strides[kKernelWidth] + chunk.begin * s.w_strides[kKernelIn], chunk.depth,
+                  run * chunk.depth);
+        continue;
+      }
+      for (int64_t k = 0; k < chunk.depth;) {
+        const int64_t right = (chunk.begin + k) / s.channels, channel = (chunk.begin + k) % s.channels;
+        const int64_t count = std::min(s.channels - channel, chunk.depth - k);
+        pack_rows(line + right * s.w_strides[kKernelWidth] + channel * s.w_strides[kKernelIn], count, run * chunk.depth + k);
+        k += count;
+      }
+    }
+  }
+
+  const float* weights(int64_t column, const Chunk& chunk) const {
+    return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
+  }
+  int64_t weights_stride() const { return op.w_row; }
+
+  float* direct(int64_t pixel, int rows, int64_t column) const {
+    const int64_t ahead = column_of(pixel);
+    if (!op.epilogue.empty() || (across != op.shape.out_width && ahead + rows > args.hi[kWidth])) return nullptr;
+    return static_cast<float*>(args.output) +
+           ((image * op.shape.out_height + row_of(pixel)) * op.shape.out_width + ahead) * op.shape.out_channels + first_channel +
+           column;
+  }
+  int64_t direct_stride() const { return op.shape.out_channels; }
+
+  void finish(int64_t pixel, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const {
+    const bool runs_on = across == op.shape.out_width && op.epilogue.runs_on(kWidth);
+    while (rows > 0) {
+      const int64_t at[4] = {image, row_of(pixel), column_of(pixel), first_channel + column};
+      const int64_t count = runs_on ? rows : std::min<int64_t>(rows, args.hi[kWidth] - at[kWidth]);
+      op.epilogue.apply(args, at, kWidth, count, columns, sums, stride, epilogue_scratch);
+      rows -= static_cast<int>(count);
+      pixel += count;
+      sums += count * stride;
+    }
+  }
+};
+
+const char* run(const TileArgs& args) noexcept {
+  const auto& op = *static_cast<const Conv2d*>(args.state);
+  const ConvShape& s = op.shape;
+  const int32_t* lo = args.lo;
+  const int32_t* hi = args.hi;
+  const int64_t group_columns = s.out_channels / s.groups;
+  const int64_t across = hi[kWidth] - lo[kWidth];
+  const int64_t pixels = (hi[kHeight] - lo[kHeight]) * across;
+  for (int64_t image = lo[kImage]; image < hi[kImage]; ++image) {
+    for (int64_t channel = lo[kChannel]; channel < hi[kChannel];) {
+      const int64_t group = channel / group_columns;
+      const int64_t end = std::min<int64_t>((group + 1) * group_columns, hi[kChannel]);
+      const Pixels source{
+          .op = op,
+          .args = args,
+          .x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage] +
+               group * s.kernel_channels * s.x_strides[kChannel],
+          .w = static_cast<const float*>(args.inputs[1]) + channel * s.w_strides[kKernelOut],
+          .image = image,
+          .first_channel = channel,
+          .across = across,
+          .epilogue_scratch = args.scratch + op.plan.scratch_bytes(),
+      };
+      op.plan.run(source, pixels, end - channel, args.scratch);
+      channel = end;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+PreparedOp prepare_conv2d(const OpSpec& spec) {
+  WordReader words(spec.params);
+  const ConvShape shape = ConvShape::parse(words, spec);
+  if (is_depthwise(shape)) return prepare_depthwise(shape, words, spec);
+  auto op = std::make_unique<Conv2d>(shape);
+  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  PreparedOp prepared;
+  prepared.run = run;
+  prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
+  prepared.state = std::move(op);
+  return prepared;
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,0 +1,59 @@
+// The matrix product at the heart of matmul and conv2d: a block of rows times a panel of columns, summed in registers.
+//
+// The left operand is given by pointers: row r of the block is a sequence of runs of adjacent floats, so a convolution hands in
+// where each tap of each pixel lies and needs no im2col. The right operand is read where it is or packed into panels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+// A block of kBlockRows x kPanel sums fills the registers, but for one broadcast and one row of the panel. Twelve row pointers
+// are as many as fit in the general registers of x86-64 beside the loop's own.
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int kBlockRows = 12;
+#elif defined(__FMA__)
+inline constexpr int kBlockRows = 6;
+#else
+inline constexpr int kBlockRows = 4;  // the product needs a register of its own where there is no fused multiply-add
+#endif
+inline constexpr int kPanelVectors = 2;
+inline constexpr int kPanel = kPanelVectors * kLanes;
+
+// Up to this many rows the product is bound by reading the right operand once: it is read in place, in wide strips.
+inline constexpr int kFewRows = kBlockRows / 2;
+
+struct Block {
+  int rows;                      // 1 .. kBlockRows
+  const float* const* pointers;  // [runs][kBlockRows]: where each row's run begins
+  int64_t runs;
+  int64_t depth;         // length of each run
+  const float* weights;  // row k of the right operand is at weights + k * weights_stride; k counts through the runs
+  int64_t weights_stride;
+  float* out;  // rows x columns, columns adjacent
+  int64_t out_stride;
+  bool accumulate;  // add to what `out` holds
+};
+
+// `out` (+)= the block's rows times `columns` columns of the right operand, read in place; nothing beyond them is touched.
+void multiply(const Block& block, int64_t columns) noexcept;
+
+// The same where the right operand was packed by `pack`. All vectors of `out` are written whole: its rows have room for
+// round_up(columns, kLanes).
+void multiply_packed(const Block& block, int64_t columns) noexcept;
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Floats that `rows` rows of `columns` columns take when packed.
+constexpr int64_t packed_size(int64_t rows, int64_t columns) { return rows * round_up(columns, kLanes); }
+
+// Packs `rows` rows of `columns` columns at `from` as rows [first, first + rows) of a packed operand of `total` rows. Panels of
+// kPanel columns follow each other, the last one a vector narrower where that suffices; missing columns are zero.
+void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
+          int64_t first, int64_t total) noexcept;
+
+}  // namespace aspen::cpu::ASPEN_TARGET

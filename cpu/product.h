@@ -1,0 +1,144 @@
+// A tile of a matrix product, blocked for the caches: rows x columns x runs of depth (gemm.h), with the epilogue applied to each
+// block of rows while it is hot. matmul and conv2d differ only in where the rows come from and how they lie in the output.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+// A piece of the inner dimension: several whole runs, or a part of one.
+struct Chunk {
+  int64_t run, runs;
+  int64_t begin, depth;  // within each run
+};
+
+// How a product is cut, decided once for an op.
+class ProductPlan {
+ public:
+  ProductPlan() = default;
+
+  // A row is `runs` runs of `depth`. `gathers`: rows may have to be copied before they can be multiplied.
+  ProductPlan(int64_t runs, int64_t depth, int64_t columns, bool gathers) : runs_(runs), depth_(depth) {
+    const int64_t inner = std::max<int64_t>(runs * depth, 1);
+    if (inner <= kPackedFloats / kPanel) {
+      chunk_runs_ = runs;
+      chunk_depth_ = depth;
+    } else if (depth >= kLongChunk) {
+      chunk_runs_ = 1;
+      chunk_depth_ = ceil_div(depth, ceil_div(depth, kLongChunk));
+    } else {
+      chunk_runs_ = ceil_div(runs, ceil_div(inner, kLongChunk));
+      chunk_depth_ = depth;
+    }
+    const int64_t chunk = std::max<int64_t>(chunk_runs_ * chunk_depth_, 1);
+    columns_ = std::min(std::max<int64_t>(kPackedFloats / chunk / kPanel, 1) * kPanel, kMaxColumns);
+    columns_ = std::min(columns_, round_up(std::max<int64_t>(columns, 1), kPanel));
+    pointers_bytes_ = round_up(chunk_runs_ * kBlockRows * static_cast<int64_t>(sizeof(const float*)), 64);
+    gathered_bytes_ = gathers ? round_up(chunk * kBlockRows * 4, 64) : 0;
+    packed_bytes_ = round_up(chunk * columns_ * 4, 64);
+  }
+
+  int64_t runs() const { return runs_; }
+  int64_t depth() const { return depth_; }
+  int64_t chunk_depth() const { return chunk_depth_; }
+  bool one_chunk() const { return chunk_runs_ == runs_ && chunk_depth_ == depth_; }
+  size_t scratch_bytes() const { return static_cast<size_t>(pointers_bytes_ + gathered_bytes_ + packed_bytes_ + kSumFloats * 4); }
+
+  // Computes a tile of `rows` x `columns`. Source provides
+  //   void point(int64_t row, int rows, const Chunk&, const float** pointers, float* gathered) const
+  //     fills pointers[run * kBlockRows + r] for the chunk's runs; `gathered` has room for the block's rows of the chunk;
+  //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
+  //   const float* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
+  //     nullptr where their columns are not adjacent or their rows not equally far apart;
+  //   float* direct(int64_t row, int rows, int64_t column) const, int64_t direct_stride() const: where the block goes if it is to
+  //     be left as it is and its rows are equally far apart, or nullptr;
+  //   void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const.
+  template <class Source>
+  void run(const Source& source, int64_t rows, int64_t columns, std::byte* scratch) const {
+    if (rows <= 0 || columns <= 0) return;
+    auto* const pointers = reinterpret_cast<const float**>(scratch);
+    auto* const gathered = reinterpret_cast<float*>(scratch + pointers_bytes_);
+    auto* const packed = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_);
+    auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
+    const bool can_read_in_place = source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
+    const bool in_place = can_read_in_place && rows <= kReadInPlaceBlocks * kBlockRows;
+    // Equal passes, so that none is a thin remainder.
+    const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
+    const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kPanel);
+    const int64_t band = one_chunk() ? rows : std::max<int64_t>(kSumFloats / pass, 1);
+    for (int64_t column = 0; column < columns; column += pass) {
+      const int64_t width = std::min(pass, columns - column);
+      const int64_t stride = round_up(width, kLanes);
+      for (int64_t top = 0; top < rows; top += band) {
+        const int64_t height = std::min(band, rows - top);
+        for (Chunk chunk{0, chunk_runs_, 0, chunk_depth_}; chunk.run < std::max<int64_t>(runs_, 1); advance(chunk)) {
+          chunk.runs = std::min(chunk_runs_, runs_ - chunk.run);
+          chunk.depth = std::min(chunk_depth_, depth_ - chunk.begin);
+          const bool last = chunk.run + chunk.runs >= runs_ && chunk.begin + chunk.depth >= depth_;
+          Block block;
+          block.pointers = pointers;
+          block.runs = chunk.runs;
+          block.depth = chunk.depth;
+          block.accumulate = chunk.run > 0 || chunk.begin > 0;
+          if (in_place) {
+            block.weights = source.weights(column, chunk);
+            block.weights_stride = source.weights_stride();
+          } else {
+            source.pack(column, width, chunk, packed);
+            block.weights = packed;
+          }
+          const int64_t blocks = ceil_div(height, kBlockRows);
+          int64_t row = top;
+          for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
+            block.rows = static_cast<int>(height / blocks + (i < height % blocks));
+            source.point(row, block.rows, chunk, pointers, gathered);
+            float* direct = one_chunk() && (in_place || width % kLanes == 0) ? source.direct(row, block.rows, column) : nullptr;
+            block.out = direct != nullptr ? direct : one_chunk() ? sums : sums + (row - top) * stride;
+            block.out_stride = direct != nullptr ? source.direct_stride() : stride;
+            if (in_place) {
+              multiply(block, width);
+            } else {
+              multiply_packed(block, width);
+            }
+            if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // A chunk of packed weights and the rows of the left operand that are multiplied with it share the L2 cache.
+  static constexpr int64_t kPackedFloats = 96 * 1024;
+  // Sums that wait for the next chunk.
+  static constexpr int64_t kSumFloats = 32 * 1024;
+  static constexpr int64_t kMaxColumns = 512;
+  // Where the inner dimension must be cut: long enough to hide the cost of adding to the sums.
+  static constexpr int64_t kLongChunk = 1536;
+  // Packing costs about as much as multiplying one block.
+  static constexpr int64_t kReadInPlaceBlocks = 2;
+  static_assert(kSumFloats >= kMaxColumns * kBlockRows);
+
+  void advance(Chunk& chunk) const {
+    chunk.begin += chunk.depth;
+    if (chunk.begin >= depth_) {
+      chunk.begin = 0;
+      chunk.run += std::max<int64_t>(chunk.runs, 1);
+    }
+  }
+
+  int64_t runs_ = 0;
+  int64_t depth_ = 0;
+  int64_t chunk_runs_ = 0;
+  int64_t chunk_depth_ = 0;
+  int64_t columns_ = 0;
+  int64_t pointers_bytes_ = 0;
+  int64_t gathered_bytes_ = 0;
+  int64_t packed_bytes_ = 0;
+};
+
+}  // namespace aspen::cpu::ASPEN_TARGET
