@@ -1,0 +1,27 @@
+// Memory for a run's workspace or a worker's scratch.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+
+namespace aspen {
+
+class Arena {
+ public:
+  // Makes room for at least `bytes`, page-aligned, without keeping what was inside. False if there is no memory; the arena is
+  // then empty.
+  bool grow(size_t bytes) noexcept;
+
+  std::byte* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  size_t size_ = 0;
+};
+
+}  // namespace aspen

@@ -1,0 +1,58 @@
+#include "plan.h"
+
+#include <limits>
+
+#include "run_state.h"
+
+namespace aspen {
+
+Plan::Plan(Graph graph, const KernelRegistry& registry)
+    : graph_(std::move(graph)), run_states_(std::make_unique<RunStateCache>()) {
+  std::vector<const Kernel*> kernels;
+  for (const std::string& name : graph_.kernel_names) {
+    kernels.push_back(registry.find(name));
+    if (kernels.back() == nullptr) {
+      throw GraphError("no kernel named '" + name + "' is registered; the graph was made for another back-end or version");
+    }
+  }
+  prepared_.reserve(graph_.ops.size());
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < graph_.ops.size(); ++i) {
+    const Op& op = graph_.ops[i];
+    views.clear();
+    for (const Input& input : graph_.inputs_of(op)) views.push_back(input.view);
+    const std::string where = "op '" + graph_.op_names[i] + "' (" + graph_.kernel_names[op.kernel] + "): ";
+    try {
+      prepared_.push_back(kernels[op.kernel]->prepare({views, graph_.values[op.output].dense, graph_.params_of(op)}));
+    } catch (const GraphError& error) {
+      throw GraphError(where + error.what());
+    }
+    if (prepared_.back().run == nullptr) throw GraphError(where + "its kernel prepared nothing to run");
+    scratch_bytes_ = std::max(scratch_bytes_, prepared_.back().scratch_bytes);
+  }
+
+  tiles_.reserve(num_tiles() + 1);
+  for (size_t tile = 0; tile < num_tiles(); ++tile) {
+    tiles_.push_back({graph_.boxes.data() + graph_.first_box[tile], static_cast<uint32_t>(graph_.tile_ops[tile]),
+                      graph_.first_child[tile]});
+    if (graph_.parents[tile] == 0) roots_.push_back(static_cast<int32_t>(tile));
+    if (__builtin_add_overflow(total_cost_, graph_.costs[tile], &total_cost_)) {
+      total_cost_ = std::numeric_limits<int64_t>::max();
+    }
+  }
+  tiles_.push_back({nullptr, 0, graph_.first_child.back()});
+}
+
+Plan::~Plan() = default;
+
+std::string Plan::describe_tile(size_t tile) const {
+  const auto box = graph_.box_of(tile);
+  const size_t rank = box.size() / 2;
+  std::string text = "tile " + std::to_string(tile) + " [";
+  for (size_t d = 0; d < rank; ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(box[d]) + ":" + std::to_string(box[rank + d]);
+  }
+  return text + "] of op '" + graph_.op_names[graph_.tile_ops[tile]] + "'";
+}
+
+}  // namespace aspen

@@ -1,0 +1,74 @@
+#include "run_state.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace aspen {
+
+RunState::RunState(const Plan& plan)
+    : plan_(plan),
+      ops_(plan.graph().ops.size()),
+      inputs_(plan.graph().inputs.size()),
+      parents_left_(plan.num_tiles()),
+      nodes_(plan.num_tiles(), Node{nullptr, this}) {
+  const Graph& graph = plan.graph();
+  if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const PreparedOp& prepared = plan.prepared()[i];
+    ops_[i] = {prepared.run, prepared.state.get(), inputs_.data() + graph.ops[i].first_input, nullptr,
+               graph.values[graph.ops[i].output].dense.rank, 0};
+  }
+}
+
+void RunState::start(Call call, std::span<const void* const> operands, std::span<void* const> results) noexcept {
+  const Graph& graph = plan_.graph();
+  const auto writable = [&](const Value& value) -> std::byte* {
+    if (value.buffer == graph.workspace()) return workspace_.data() + value.offset;
+    return static_cast<std::byte*>(results[static_cast<size_t>(value.buffer) - operands.size()]);
+  };
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const Input& input = graph.inputs[i];
+    const Value& value = graph.values[input.value];
+    const bool operand = static_cast<size_t>(value.buffer) < operands.size();
+    const auto* base = operand ? static_cast<const std::byte*>(operands[value.buffer]) : writable(value);
+    inputs_[i] = base + (input.offset - value.offset);
+  }
+  for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(graph.values[graph.ops[i].output]);
+  if (columns_of_ != call.policy) {
+    columns_of_ = call.policy;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      ops_[i].column = std::clamp(call.policy->column(graph.ops[i].depth, graph.max_depth), 0, kColumns - 1);
+    }
+  }
+  std::copy(graph.parents.begin(), graph.parents.end(), parents_left_.begin());
+  call_ = std::move(call);
+  failed_.store(false, std::memory_order_relaxed);
+  fail_claimed_.store(false, std::memory_order_relaxed);
+  tiles_left_.store(static_cast<int64_t>(plan_.num_tiles()), std::memory_order_relaxed);
+}
+
+RunStateCache::~RunStateCache() {
+  for (auto& slot : slots_) std::unique_ptr<RunState>(slot.load(std::memory_order_acquire)).reset();
+}
+
+std::unique_ptr<RunState> RunStateCache::take(const Plan& plan) {
+  for (auto& slot : slots_) {
+    if (slot.load(std::memory_order_relaxed) == nullptr) continue;
+    // acquire, with the release in `keep`: the last run's writes to the state come before ours.
+    if (RunState* state = slot.exchange(nullptr, std::memory_order_acquire)) return std::unique_ptr<RunState>(state);
+  }
+  return std::make_unique<RunState>(plan);
+}
+
+void RunStateCache::keep(std::unique_ptr<RunState> state) noexcept {
+  for (auto& slot : slots_) {
+    RunState* empty = nullptr;
+    if (slot.compare_exchange_strong(empty, state.get(), std::memory_order_release, std::memory_order_relaxed)) {
+      state.release();
+      return;
+    }
+  }
+}
+
+}  // namespace aspen

@@ -1,0 +1,123 @@
+// What changes while a plan runs: counters, buffers' addresses, workspace. Everything else is in the Plan and is never written.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "kernel.h"
+#include "observer.h"
+#include "plan.h"
+#include "policy.h"
+
+namespace aspen {
+
+class RunState;
+
+// A tile's place in a queue of the Ready Pool. Part of the run's state, so that queueing allocates nothing.
+struct Node {
+  Node* next = nullptr;
+  RunState* run = nullptr;
+};
+
+// An op with the addresses of this run.
+struct RunOp {
+  RunTile run;
+  const OpState* state;
+  const void* const* inputs;
+  void* output;
+  int rank;
+  int column;
+};
+
+class RunState {
+ public:
+  // Throws std::bad_alloc.
+  explicit RunState(const Plan& plan);
+
+  // What a run brings along.
+  struct Call {
+    std::shared_ptr<const Plan> plan;
+    std::function<void(const std::string&)> done;
+    std::shared_ptr<Observer> observer;
+    const Policy* policy = nullptr;
+    uint64_t id = 0;
+  };
+
+  // Resets the counters and resolves addresses; allocates nothing.
+  void start(Call call, std::span<const void* const> operands, std::span<void* const> results) noexcept;
+
+  const Plan& plan() const { return plan_; }
+  Observer* observer() const { return call_.observer.get(); }
+  const Policy& policy() const { return *call_.policy; }
+  uint64_t id() const { return call_.id; }
+  const RunOp& op(uint32_t index) const { return ops_[index]; }
+  Node& node(uint32_t tile) { return nodes_[tile]; }
+  uint32_t tile_of(const Node* node) const { return static_cast<uint32_t>(node - nodes_.data()); }
+  int column_of(const Node* node) const { return ops_[plan_.tiles()[tile_of(node)].op].column; }
+  uint32_t& parents_left(uint32_t tile) { return parents_left_[tile]; }
+
+  // The first failure is the one reported; the tiles left are then walked through without being executed.
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  // `describe` makes its message.
+  template <typename Describe>
+  void fail(const Describe& describe) noexcept {
+    if (fail_claimed_.exchange(true, std::memory_order_relaxed)) return;
+    try {
+      error_ = describe();
+    } catch (const std::bad_alloc&) {
+      error_ = "out of memory";  // short enough to need none
+    }
+    failed_.store(true, std::memory_order_relaxed);
+  }
+
+  // Counts tiles as walked through; true for the one caller who counted the last.
+  bool finish(int64_t tiles) {
+    // acq_rel: whoever counts the last tile sees the results, and the error, of all who counted before.
+    return tiles_left_.fetch_sub(tiles, std::memory_order_acq_rel) == tiles;
+  }
+
+  // After the last tile: what the run brought along, and its error.
+  Call take_call() { return std::move(call_); }
+  std::string take_error() { return std::exchange(error_, {}); }
+
+ private:
+  const Plan& plan_;
+  std::vector<RunOp> ops_;
+  std::vector<const void*> inputs_;
+  std::vector<uint32_t> parents_left_;  // atomic while the run is shared: see dse.cc
+  std::vector<Node> nodes_;
+  Arena workspace_;
+  const Policy* columns_of_ = nullptr;  // the policy that the ops' columns were computed with
+  Call call_;
+  std::string error_;
+  // Written by all workers at the end of each path, so it has a cache line of its own.
+  alignas(64) std::atomic<int64_t> tiles_left_{0};
+  alignas(64) std::atomic<bool> failed_{false};
+  std::atomic<bool> fail_claimed_{false};
+};
+
+// Finished run states of a plan, waiting for its next runs. A fixed number of slots without a lock: it cannot be left locked by
+// a fork, and bounds the memory that a burst of runs leaves behind.
+class RunStateCache {
+ public:
+  ~RunStateCache();
+
+  // One that is waiting, or a new one (throws std::bad_alloc).
+  std::unique_ptr<RunState> take(const Plan& plan);
+  void keep(std::unique_ptr<RunState> state) noexcept;
+
+ private:
+  static constexpr size_t kSlots = 16;
+  std::array<std::atomic<RunState*>, kSlots> slots_{};
+};
+
+}  // namespace aspen

@@ -1,0 +1,372 @@
+#include "runtime.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "dse.h"
+#include "parking.h"
+#include "ready_pool.h"
+#include "run_state.h"
+#include "spin.h"
+#include "usable_cores.h"
+
+namespace aspen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Longer than the gaps between the tiles of a run, shorter than anyone would notice in a profile.
+constexpr auto kSearchTime = std::chrono::microseconds(30);
+// At exit, workers get this long to finish the tiles they are in.
+constexpr auto kExitTime = std::chrono::seconds(1);
+
+void check_worker_count(int64_t count, const std::string& what) {
+  if (count < 1 || count > kMaxWorkers) {
+    throw std::invalid_argument(what + " is " + std::to_string(count) + "; use a number from 1 to " +
+                                std::to_string(kMaxWorkers));
+  }
+}
+
+int workers_by_default() {
+  const char* const text = std::getenv("ASPEN_NUM_WORKERS");
+  if (text == nullptr || *text == '\0') return std::min(usable_cores(), kMaxWorkers);
+  int count = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, count);
+  if (error != std::errc() || rest != end) {
+    throw std::invalid_argument(std::string("the environment variable ASPEN_NUM_WORKERS is '") + text +
+                                "'; set it to a number from 1 to " + std::to_string(kMaxWorkers) + " or unset it");
+  }
+  check_worker_count(count, "the environment variable ASPEN_NUM_WORKERS");
+  return count;
+}
+
+// Gives the run's state back before anybody hears of the end, so that the next run finds it.
+void complete(RunState* run) noexcept {
+  const auto call = run->take_call();
+  const std::string error = run->take_error();
+  call.plan->run_states().keep(std::unique_ptr<RunState>(run));
+  call.done(error);
+}
+
+std::unique_ptr<RunState> take_state(const Plan& plan) {
+  try {
+    return plan.run_states().take(plan);
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("out of memory: a run needs a workspace of " + std::to_string(plan.graph().workspace_bytes) +
+                             " bytes and counters for " + std::to_string(plan.num_tiles()) +
+                             " tiles; free some memory or run fewer at once");
+  }
+}
+
+}  // namespace
+
+// Never destroyed: workers are detached, and a process may exit while they work.
+class Runtime::Impl {
+ public:
+  // Takes the call along only if it does not throw.
+  void submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results);
+
+  int num_workers() {
+    if (const int count = configured_.load(std::memory_order_relaxed)) return count;
+    const std::lock_guard lock(mutex_);
+    return configured();
+  }
+
+  void set_num_workers(int count);
+
+  void set_policy(const Policy& policy) { policy_.store(&policy, std::memory_order_release); }
+
+  void set_observer(std::shared_ptr<Observer> observer) {
+    const std::lock_guard lock(mutex_);
+    observed_.store(observer != nullptr, std::memory_order_relaxed);
+    observer_.swap(observer);
+  }
+
+ private:
+  // Company of the runs in the pool.
+  struct Pooled {
+    Impl& impl;
+    int self;
+    static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
+    void pushed(int count) const noexcept { impl.parking_.wake(count); }
+    bool leaving() const noexcept { return self >= impl.target_.load(std::memory_order_relaxed); }
+  };
+
+  int configured();
+  void ensure_workers();
+  void start_workers();
+  void start_worker(int self);
+  void work(int self) noexcept;
+  Node* search(int self) noexcept;
+  bool leave(int self) noexcept;
+  void spread_roots(RunState& run) noexcept;
+  static void run_alone(RunState* run) noexcept;
+
+  void handle_process_events();
+  void stop() noexcept;
+
+  ReadyPool pool_;
+  Parking parking_;
+  std::atomic<const Policy*> policy_{&kShallowFirst};
+  std::atomic<uint64_t> num_runs_{0};
+  // Workers with a row at or above this number leave. 0 when the process exits.
+  std::atomic<int> target_{0};
+  std::atomic<int> configured_{0};   // 0: not yet known
+  std::atomic<bool> started_{false};  // as many workers as configured
+  std::atomic<bool> exiting_{false};
+  std::atomic<bool> observed_{false};
+
+  std::mutex mutex_;  // guards what follows, and all changes of the number of workers
+  std::array<bool, kMaxWorkers> alive_{};
+  std::atomic<int> num_alive_{0};
+  bool handles_process_events_ = false;
+  std::shared_ptr<Observer> observer_;
+
+  friend class Runtime;
+};
+
+int Runtime::Impl::configured() {
+  if (configured_.load(std::memory_order_relaxed) == 0) configured_.store(workers_by_default(), std::memory_order_relaxed);
+  return configured_.load(std::memory_order_relaxed);
+}
+
+void Runtime::Impl::set_num_workers(int count) {
+  check_worker_count(count, "the number of workers");
+  const std::lock_guard lock(mutex_);
+  configured_.store(count, std::memory_order_relaxed);
+  if (num_alive_.load(std::memory_order_relaxed) == 0) return;
+  start_workers();
+}
+
+void Runtime::Impl::ensure_workers() {
+  // acquire, with the release in start_workers: the rows exist.
+  if (started_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  configured();
+  start_workers();
+}
+
+// As many as configured: starts those who are missing, lets those who are too many go.
+void Runtime::Impl::start_workers() {
+  if (exiting_.load(std::memory_order_relaxed)) throw std::runtime_error("the process is exiting: no new run can be started");
+  handle_process_events();
+  const int count = configured_.load(std::memory_order_relaxed);
+  started_.store(false, std::memory_order_relaxed);
+  pool_.ensure_rows(count);
+  // seq_cst, before the parked are woken: see parking.h, where leaving counts as work.
+  target_.store(count, std::memory_order_seq_cst);
+  parking_.wake_all();
+  try {
+    for (int self = 0; self < count; ++self) {
+      if (!alive_[self]) start_worker(self);
+    }
+  } catch (const std::system_error&) {
+    // Some workers are enough to finish every run.
+    if (num_alive_.load(std::memory_order_relaxed) == 0) throw;
+  }
+  started_.store(true, std::memory_order_release);
+}
+
+void Runtime::Impl::start_worker(int self) {
+  // Signals are for the threads of the application, whose handlers know nothing of ours.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  alive_[self] = true;
+  num_alive_.fetch_add(1, std::memory_order_relaxed);
+  try {
+    std::thread([this, self] { work(self); }).detach();
+  } catch (...) {
+    alive_[self] = false;
+    num_alive_.fetch_sub(1, std::memory_order_relaxed);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Runtime::Impl::work(int self) noexcept {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), ("aspen-" + std::to_string(self)).c_str());
+#endif
+  Arena scratch;
+  const Dse dse{pool_.row(self), scratch, self};
+  const Pooled company{*this, self};
+  for (;;) {
+    if (company.leaving() && leave(self)) return;
+    Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
+    if (head == nullptr) head = search(self);
+    if (head == nullptr) continue;
+    if (RunState* finished = walk(head, dse, company)) complete(finished);
+  }
+}
+
+// Looks for work for a while, then sleeps until there may be some; null after a sleep.
+Node* Runtime::Impl::search(int self) noexcept {
+  const Policy& policy = *policy_.load(std::memory_order_acquire);
+  const auto leaving = [&] { return self >= target_.load(std::memory_order_seq_cst); };
+  parking_.start_search();
+  Node* node = nullptr;
+  for (const auto end = Clock::now() + kSearchTime; node == nullptr && !leaving() && Clock::now() < end;) {
+    for (int i = 0; i < 16 && !pool_.has_work(); ++i) pause_core();
+    node = pool_.pop(self, policy);
+  }
+  const bool last = parking_.stop_search();
+  if (node != nullptr) {
+    if (last && pool_.has_work()) parking_.wake(1);
+    return node;
+  }
+  const uint32_t ticket = parking_.prepare();
+  if (pool_.has_work() || leaving()) {
+    parking_.cancel();
+  } else {
+    parking_.park(ticket);
+  }
+  return nullptr;
+}
+
+bool Runtime::Impl::leave(int self) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (self < target_.load(std::memory_order_relaxed)) return false;
+  alive_[self] = false;
+  num_alive_.fetch_sub(1, std::memory_order_relaxed);
+  // We may have been woken for work that we now leave to others.
+  if (pool_.has_work()) parking_.wake(1);
+  return true;
+}
+
+void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results) {
+  const Plan& plan = *call.plan;
+  if (operands.size() != plan.num_operands() || results.size() != plan.num_results()) {
+    throw std::invalid_argument("the graph has " + std::to_string(plan.num_operands()) + " operands and " +
+                                std::to_string(plan.num_results()) + " results, the call has " + std::to_string(operands.size()) +
+                                " and " + std::to_string(results.size()));
+  }
+  const bool alone = plan.total_cost() < kWakeUpNs;
+  if (alone) {
+    num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
+  } else {
+    ensure_workers();
+  }
+  if (call.observer == nullptr && observed_.load(std::memory_order_relaxed)) {
+    const std::lock_guard lock(mutex_);
+    call.observer = observer_;
+  }
+  call.policy = policy_.load(std::memory_order_acquire);
+  call.id = num_runs_.fetch_add(1, std::memory_order_relaxed);
+  auto run = take_state(plan);
+  run->start(std::move(call), operands, results);
+  if (plan.num_tiles() == 0) {
+    complete(run.release());
+  } else if (alone) {
+    run_alone(run.release());
+  } else {
+    spread_roots(*run.release());
+  }
+}
+
+void Runtime::Impl::run_alone(RunState* run) noexcept {
+  thread_local Arena scratch;
+  Row row;
+  Batch roots;
+  for (const int32_t root : run->plan().roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
+  row.push(roots, *run);
+  const Dse dse{row, scratch, kCallerThread};
+  RunState* finished = nullptr;
+  while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+  complete(finished);
+}
+
+// Uniformly over the rows, neighbours together. Small runs begin at different rows.
+void Runtime::Impl::spread_roots(RunState& run) noexcept {
+  const auto& roots = run.plan().roots();
+  // acquire, with the store in start_workers: these rows exist. It is 0 when the process exits.
+  const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
+  const size_t parts = std::min(rows, roots.size());
+  const size_t first_row = run.id() % rows;
+  const size_t num_roots = roots.size();
+  // The run may end, and its plan with it, as soon as its last root is pushed: nothing below looks at them after that.
+  size_t root = 0;
+  for (size_t part = 0; part < parts; ++part) {
+    Batch batch;
+    for (; root < num_roots * (part + 1) / parts; ++root) batch.add(&run.node(static_cast<uint32_t>(roots[root])));
+    pool_.row(static_cast<int>((first_row + part) % rows)).push(batch, run);
+  }
+  parking_.wake(static_cast<int>(parts));
+}
+
+// Registered once: a forked child inherits the registrations.
+void Runtime::Impl::handle_process_events() {
+  if (std::exchange(handles_process_events_, true)) return;
+  std::atexit([] { runtime().impl_->stop(); });
+  pthread_atfork([] { runtime().impl_->mutex_.lock(); }, [] { runtime().impl_->mutex_.unlock(); },
+                 [] {
+                   // The child has none of our threads. What they were walking belongs to the parent.
+                   Impl& impl = *runtime().impl_;
+                   impl.alive_.fill(false);
+                   impl.num_alive_.store(0, std::memory_order_relaxed);
+                   impl.started_.store(false, std::memory_order_relaxed);
+                   impl.parking_.reset();
+                   impl.pool_.reset();
+                   impl.mutex_.unlock();
+                 });
+}
+
+// At exit: lets the workers finish their current tiles, for these may use what is destroyed next. Not longer than kExitTime: a worker
+// may be waiting for us in a `done` callback.
+void Runtime::Impl::stop() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    exiting_.store(true, std::memory_order_relaxed);
+    started_.store(false, std::memory_order_relaxed);
+    target_.store(0, std::memory_order_seq_cst);
+  }
+  parking_.wake_all();
+  for (const auto end = Clock::now() + kExitTime; num_alive_.load(std::memory_order_relaxed) > 0 && Clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+Runtime::Runtime() : impl_(std::make_unique<Impl>().release()) {}
+
+void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
+                     Done done, std::shared_ptr<Observer> observer) noexcept {
+  RunState::Call call{std::move(plan), std::move(done), std::move(observer)};
+  std::string error;
+  try {
+    impl_->submit(call, operands, results);
+    return;
+  } catch (const std::bad_alloc&) {
+    error = "out of memory";  // short enough to need none
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
+  call.done(error);
+}
+
+int Runtime::num_workers() { return impl_->num_workers(); }
+void Runtime::set_num_workers(int n) { impl_->set_num_workers(n); }
+void Runtime::set_policy(const Policy& policy) { impl_->set_policy(policy); }
+void Runtime::set_observer(std::shared_ptr<Observer> observer) { impl_->set_observer(std::move(observer)); }
+
+Runtime& runtime() {
+  static Runtime instance;
+  return instance;
+}
+
+}  // namespace aspen
