@@ -36,6 +36,8 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
     "aspen_call": "jaxpr",
 }
 
@@ -193,9 +195,11 @@ def _known_array(value: Any, aval: Any) -> np.ndarray | Any:
 def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     parameter = _CALLS.get(equation.primitive.name)
     jaxpr = equation.params.get(parameter) if parameter else None
-    if isinstance(jaxpr, core.Jaxpr):
-        return core.ClosedJaxpr(jaxpr, ()) if not jaxpr.constvars else None
-    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else None
+    if isinstance(jaxpr, core.ClosedJaxpr):  # asked first: newer versions of JAX make it a kind of Jaxpr
+        return jaxpr
+    if isinstance(jaxpr, core.Jaxpr) and not jaxpr.constvars:
+        return core.ClosedJaxpr(jaxpr, ())
+    return None
 
 
 def _source_line(equation: core.JaxprEqn) -> str:

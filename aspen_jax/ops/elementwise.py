@@ -103,6 +103,16 @@ def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -
     return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
 
 
+@converts("log2")
+def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    _need(operand, "log2", "float32")
+
+    def write(block: BlockBuilder, x: Ref) -> Ref:
+        return block.emit("mul_f", block.emit("log_f", x), block.constant(np.float32(1 / np.log(2))))
+
+    return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
+
+
 @converts("select_n")
 def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: Operand) -> Operand:
     if which.dtype != np.bool_ or len(cases) != 2:
@@ -150,7 +160,7 @@ def _convert_dtype(build: Builder, equation: Equation, operand: Operand) -> Oper
     return build.block(single(opcode), [operand], equation.shape, target)
 
 
-@converts("copy", "copy_p", "optimization_barrier", "pvary", "pcast", "stop_gradient", "name", "reduce_precision_identity")
+@converts("copy", "optimization_barrier", "pvary", "pcast", "stop_gradient", "name")
 def _convert_identity(build: Builder, equation: Equation, *operands: Operand) -> Sequence[Operand]:
     return operands
 

@@ -42,7 +42,7 @@ def _convert_reshape(build: Builder, equation: Equation, operand: Operand) -> Op
     return reshaped(build, operand, equation.shape)
 
 
-@converts("squeeze", "expand_dims")
+@converts("squeeze")
 def _convert_squeeze(build: Builder, equation: Equation, operand: Operand) -> Operand:
     return reshaped(build, operand, equation.shape)
 
