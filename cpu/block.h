@@ -4,7 +4,6 @@
 // docs/graph_format.md, "Block program words"; the instructions are listed in block_ops.inc.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,6 +23,21 @@ struct Plane {
   int64_t col_stride = 1;
 };
 
+// One step of a program on a block: out = function(in...), vector by vector. Vector k of row r of an argument is at
+// data + r * row_stride + k * step, where step is kLanes, or 0 for an argument that is equal along the row.
+struct StepBlock {
+  struct Source {
+    const int32_t* data;
+    int64_t row_stride;
+    int64_t step;
+  };
+  int32_t* out;
+  int64_t out_row_stride;
+  int64_t rows;
+  int64_t cols;
+  Source in[4];
+};
+
 class BlockProgram {
  public:
   static constexpr int kMaxInputs = 64;
@@ -34,7 +48,7 @@ class BlockProgram {
   // What `run` needs; a multiple of 64.
   size_t scratch_bytes() const { return scratch_bytes_; }
 
-  // Whether the program only copies input `copied_input()`, whose dtype is then the output's (any dtype at all).
+  // Whether the program only hands input `copied_input()` through, whose dtype is then the output's (any dtype at all).
   bool is_copy() const { return copied_input_ >= 0; }
   int copied_input() const { return copied_input_; }
 
@@ -44,6 +58,34 @@ class BlockProgram {
            std::byte* scratch) const noexcept;
 
  private:
+  struct Operand {
+    enum Kind : uint8_t { kInput, kConstant, kSlot } kind = kSlot;
+    int index = 0;
+  };
+  struct Step {
+    void (*function)(const StepBlock&) noexcept;
+    int num_args;
+    Operand args[4];
+    int out_slot;
+  };
+  struct Input {
+    int index;  // among the planes
+    DType dtype;
+  };
+  struct Constant {
+    alignas(kVectorBytes) int32_t lanes[kLanes];
+  };
+
+  StepBlock::Source load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col, int64_t rows,
+                               int64_t cols) const noexcept;
+
+  std::vector<Input> inputs_;  // those that are read
+  std::vector<Constant> constants_;
+  std::vector<Step> steps_;
+  Operand result_;
+  DType output_ = DType::kF32;
+  int num_slots_ = 0;
+  int64_t slot_elements_ = 0;
   size_t scratch_bytes_ = 0;
   int copied_input_ = -1;
 };

@@ -15,7 +15,7 @@ namespace aspen::cpu::ASPEN_TARGET {
 class Epilogue {
  public:
   // Reads the tail of an op's words ("0", or "1" and a block program) to their end. Inputs from `num_main` on are the
-  // epilogue's and must have the output's shape; `result` is the dtype of the kernel's own result (register 0).
+  // epilogue's and must have the output's shape (there must be at least `num_main`); `result` is the dtype of the kernel's own result (register 0).
   // Throws GraphError.
   static Epilogue parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result);
 
@@ -23,7 +23,7 @@ class Epilogue {
   bool empty() const { return empty_; }
 
   // Whether the kernel's result, before the epilogue, may be kept in the output itself (it has elements of the same size).
-  bool fits_output() const { return fits_output_; }
+  bool fits_output() const { return size_of(output_) == size_of(result_); }
 
   // What `apply` needs; a multiple of 64.
   size_t scratch_bytes() const { return empty_ ? 0 : program_.scratch_bytes(); }
@@ -41,19 +41,19 @@ class Epilogue {
              int64_t acc_row_stride, std::byte* scratch) const noexcept;
 
  private:
-  struct Strides {
-    int64_t axis[kMaxRank];
+  struct Extra {
+    DType dtype;
+    int64_t strides[kMaxRank];
   };
 
   bool empty_ = true;
-  bool fits_output_ = true;
   bool runs_on_[kMaxRank] = {};
   int rank_ = 0;
   size_t num_main_ = 0;
-  int64_t element_bytes_ = 0;
-  std::vector<DType> dtypes_;     // of the extra inputs
-  std::vector<Strides> strides_;  // of the extra inputs
-  Strides out_strides_ = {};
+  DType result_ = DType::kF32;
+  DType output_ = DType::kF32;
+  int64_t out_strides_[kMaxRank] = {};
+  std::vector<Extra> extra_;
   BlockProgram program_;
 };
 

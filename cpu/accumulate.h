@@ -1,0 +1,77 @@
+// The four ways in which windows and reductions combine elements, and how their float and integer lanes are computed.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "vec.h"
+#include "vmath.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+// The numbers are part of the graph format.
+enum class Combination { kSum = 0, kMax = 1, kMin = 2, kProduct = 3 };
+
+template <class T>
+using VectorOf = std::conditional_t<std::is_same_v<T, float>, Floats, Ints>;
+
+// T is float or int32_t; integers wrap.
+template <class T, Combination kCombination>
+struct Combine {
+  static constexpr Combination kKind = kCombination;
+  using Vector = VectorOf<T>;
+
+  static constexpr T identity() {
+    using Limits = std::numeric_limits<T>;
+    constexpr bool kIsFloat = std::is_same_v<T, float>;
+    if (kKind == Combination::kSum) return 0;
+    if (kKind == Combination::kProduct) return 1;
+    if (kKind == Combination::kMax) return kIsFloat ? -Limits::infinity() : Limits::min();
+    return kIsFloat ? Limits::infinity() : Limits::max();
+  }
+
+  // `sum` is what was combined before.
+  static ASPEN_INLINE Vector apply(Vector sum, Vector x) {
+    if constexpr (kKind == Combination::kMax) return max(x, sum);
+    if constexpr (kKind == Combination::kMin) return min(x, sum);
+    if constexpr (std::is_same_v<T, float>) {
+      if constexpr (kKind == Combination::kSum) return sum + x;
+      if constexpr (kKind == Combination::kProduct) return sum * x;
+    } else {
+      const auto [a, b] = std::pair(reinterpret_cast<Uints>(sum), reinterpret_cast<Uints>(x));
+      if constexpr (kKind == Combination::kSum) return reinterpret_cast<Ints>(a + b);
+      if constexpr (kKind == Combination::kProduct) return reinterpret_cast<Ints>(a * b);
+    }
+  }
+  static ASPEN_INLINE T apply(T sum, T x) {
+    if constexpr (kKind == Combination::kMax) return x > sum || x != x ? x : sum;
+    if constexpr (kKind == Combination::kMin) return x < sum || x != x ? x : sum;
+    if constexpr (std::is_same_v<T, float>) {
+      if constexpr (kKind == Combination::kSum) return sum + x;
+      if constexpr (kKind == Combination::kProduct) return sum * x;
+    } else {
+      const auto [a, b] = std::pair(static_cast<uint32_t>(sum), static_cast<uint32_t>(x));
+      if constexpr (kKind == Combination::kSum) return static_cast<int32_t>(a + b);
+      if constexpr (kKind == Combination::kProduct) return static_cast<int32_t>(a * b);
+    }
+  }
+};
+
+// Calls visit(Combine<T, kind>{}) and returns what it returns.
+template <class T, class Visitor>
+auto visit_combination(Combination kind, Visitor visit) {
+  switch (kind) {
+    case Combination::kMax:
+      return visit(Combine<T, Combination::kMax>{});
+    case Combination::kMin:
+      return visit(Combine<T, Combination::kMin>{});
+    case Combination::kProduct:
+      return visit(Combine<T, Combination::kProduct>{});
+    default:
+      return visit(Combine<T, Combination::kSum>{});
+  }
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,0 +1,128 @@
+// The instructions of block programs on one vector of lanes: for each name in block_ops.inc a function object of that name,
+// whose argument types (Floats, or Ints for integers and masks) say how the lanes are read.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "vec.h"
+#include "vmath.h"
+
+namespace aspen::cpu::ASPEN_TARGET::lane_ops {
+
+// Integer arithmetic wraps.
+ASPEN_INLINE Uints wrapping(Ints a) { return reinterpret_cast<Uints>(a); }
+ASPEN_INLINE Ints wrapped(Uints a) { return reinterpret_cast<Ints>(a); }
+
+// The divisor, or 1 where the quotient is undefined in C++.
+ASPEN_INLINE Ints safe_divisor(Ints a, Ints b) {
+  const Ints overflows = (a == std::numeric_limits<int32_t>::min()) & (b == -1);
+  return (b == 0) | overflows ? broadcast(int32_t{1}) : b;
+}
+// All ones where the shift by b keeps no bit of a.
+ASPEN_INLINE Ints shifts_out(Ints b) { return (b < 0) | (b > 31); }
+
+inline constexpr auto copy = [](Ints a) { return a; };
+
+inline constexpr auto add_f = [](Floats a, Floats b) { return a + b; };
+inline constexpr auto sub_f = [](Floats a, Floats b) { return a - b; };
+inline constexpr auto mul_f = [](Floats a, Floats b) { return a * b; };
+inline constexpr auto div_f = [](Floats a, Floats b) { return a / b; };
+inline constexpr auto max_f = [](Floats a, Floats b) { return max(a, b); };
+inline constexpr auto min_f = [](Floats a, Floats b) { return min(a, b); };
+inline constexpr auto pow_f = [](Floats a, Floats b) { return pow(a, b); };
+inline constexpr auto rem_f = [](Floats a, Floats b) { return rem(a, b); };
+inline constexpr auto atan2_f = [](Floats a, Floats b) { return atan2(a, b); };
+inline constexpr auto fma_f = [](Floats a, Floats b, Floats c) { return fma(a, b, c); };
+inline constexpr auto neg_f = [](Floats a) { return as_floats(as_ints(a) ^ kSignBit); };
+inline constexpr auto abs_f = [](Floats a) { return abs(a); };
+inline constexpr auto sign_f = [](Floats a) { return abs(a) > 0.0f ? with_sign(broadcast(1.0f), sign_bit(a)) : a; };
+inline constexpr auto floor_f = [](Floats a) { return floor(a); };
+inline constexpr auto ceil_f = [](Floats a) { return ceil(a); };
+inline constexpr auto round_f = [](Floats a) { return round_half_away(a); };
+inline constexpr auto round_even_f = [](Floats a) { return round_half_even(a); };
+inline constexpr auto sqrt_f = [](Floats a) { return sqrt(a); };
+inline constexpr auto rsqrt_f = [](Floats a) { return 1.0f / sqrt(a); };
+inline constexpr auto cbrt_f = [](Floats a) { return cbrt(a); };
+inline constexpr auto exp_f = [](Floats a) { return exp(a); };
+inline constexpr auto exp2_f = [](Floats a) { return exp2(a); };
+inline constexpr auto expm1_f = [](Floats a) { return expm1(a); };
+inline constexpr auto log_f = [](Floats a) { return log(a); };
+inline constexpr auto log1p_f = [](Floats a) { return log1p(a); };
+inline constexpr auto tanh_f = [](Floats a) { return tanh(a); };
+inline constexpr auto logistic_f = [](Floats a) { return logistic(a); };
+inline constexpr auto erf_f = [](Floats a) { return erf(a); };
+inline constexpr auto erfc_f = [](Floats a) { return erfc(a); };
+inline constexpr auto sin_f = [](Floats a) { return sin(a); };
+inline constexpr auto cos_f = [](Floats a) { return cos(a); };
+inline constexpr auto tan_f = [](Floats a) { return tan(a); };
+inline constexpr auto is_finite_f = [](Floats a) { return Ints(abs(a) < kInfinity); };
+inline constexpr auto eq_f = [](Floats a, Floats b) { return Ints(a == b); };
+inline constexpr auto ne_f = [](Floats a, Floats b) { return Ints(a != b); };
+inline constexpr auto lt_f = [](Floats a, Floats b) { return Ints(a < b); };
+inline constexpr auto le_f = [](Floats a, Floats b) { return Ints(a <= b); };
+inline constexpr auto gt_f = [](Floats a, Floats b) { return Ints(a > b); };
+inline constexpr auto ge_f = [](Floats a, Floats b) { return Ints(a >= b); };
+inline constexpr auto relu_f = [](Floats a) { return max(Floats{}, a); };
+inline constexpr auto square_f = [](Floats a) { return a * a; };
+
+inline constexpr auto add_i = [](Ints a, Ints b) { return wrapped(wrapping(a) + wrapping(b)); };
+inline constexpr auto sub_i = [](Ints a, Ints b) { return wrapped(wrapping(a) - wrapping(b)); };
+inline constexpr auto mul_i = [](Ints a, Ints b) { return wrapped(wrapping(a) * wrapping(b)); };
+inline constexpr auto div_i = [](Ints a, Ints b) { return b == 0 ? broadcast(int32_t{-1}) : a / safe_divisor(a, b); };
+inline constexpr auto rem_i = [](Ints a, Ints b) { return b == 0 ? a : a % safe_divisor(a, b); };
+inline constexpr auto max_i = [](Ints a, Ints b) { return max(a, b); };
+inline constexpr auto min_i = [](Ints a, Ints b) { return min(a, b); };
+inline constexpr auto neg_i = [](Ints a) { return wrapped(0u - wrapping(a)); };
+inline constexpr auto abs_i = [](Ints a) { return a < 0 ? wrapped(0u - wrapping(a)) : a; };
+inline constexpr auto sign_i = [](Ints a) { return Ints(Ints(a < 0) - Ints(a > 0)); };
+inline constexpr auto and_i = [](Ints a, Ints b) { return a & b; };
+inline constexpr auto or_i = [](Ints a, Ints b) { return a | b; };
+inline constexpr auto xor_i = [](Ints a, Ints b) { return a ^ b; };
+inline constexpr auto not_i = [](Ints a) { return ~a; };
+inline constexpr auto shl_i = [](Ints a, Ints b) { return ~shifts_out(b) & wrapped(wrapping(a) << wrapping(b & 31)); };
+inline constexpr auto shra_i = [](Ints a, Ints b) { return shifts_out(b) ? a >> 31 : a >> (b & 31); };
+inline constexpr auto shrl_i = [](Ints a, Ints b) { return ~shifts_out(b) & wrapped(wrapping(a) >> wrapping(b & 31)); };
+inline constexpr auto eq_i = [](Ints a, Ints b) { return Ints(a == b); };
+inline constexpr auto ne_i = [](Ints a, Ints b) { return Ints(a != b); };
+inline constexpr auto lt_i = [](Ints a, Ints b) { return Ints(a < b); };
+inline constexpr auto le_i = [](Ints a, Ints b) { return Ints(a <= b); };
+inline constexpr auto gt_i = [](Ints a, Ints b) { return Ints(a > b); };
+inline constexpr auto ge_i = [](Ints a, Ints b) { return Ints(a >= b); };
+
+inline constexpr auto and_b = and_i;
+inline constexpr auto or_b = or_i;
+inline constexpr auto xor_b = xor_i;
+inline constexpr auto not_b = not_i;
+inline constexpr auto eq_b = [](Ints a, Ints b) { return ~(a ^ b); };
+inline constexpr auto ne_b = xor_i;
+inline constexpr auto select = [](Ints a, Ints b, Ints c) { return (a & b) | (~a & c); };
+
+inline constexpr auto f_from_i = [](Ints a) { return to_floats(a); };
+inline constexpr auto f_from_u = [](Ints a) { return __builtin_convertvector(wrapping(a), Floats); };
+inline constexpr auto f_from_b = [](Ints a) { return as_floats(a & as_ints(broadcast(1.0f))); };
+inline constexpr auto i_from_f = [](Floats a) {
+  Ints result = truncate(a);
+  result = a >= 0x1p31f ? broadcast(std::numeric_limits<int32_t>::max()) : result;
+  result = a < -0x1p31f ? broadcast(std::numeric_limits<int32_t>::min()) : result;
+  return result & Ints(a == a);
+};
+inline constexpr auto i_from_b = [](Ints a) { return a & 1; };
+inline constexpr auto b_from_f = [](Floats a) { return Ints(a != 0.0f); };
+inline constexpr auto b_from_i = [](Ints a) { return Ints(a != 0); };
+
+// What the parser makes of pairs of instructions; not part of the graph format. c and d stand for constants that are no NaN.
+inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return max(Floats{}, a + b); };
+inline constexpr auto fused_fma_relu = [](Floats a, Floats b, Floats c) { return max(Floats{}, fma(a, b, c)); };
+inline constexpr auto capped = [](Floats a, Floats c) { return a > c ? c : a; };
+inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return capped(max(Floats{}, a), c); };
+inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { return capped(fused_add_relu(a, b), c); };
+inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floats d) {
+  return capped(fused_fma_relu(a, b, c), d);
+};
+inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) {
+  return capped(a < c ? c : a, d);
+};
+inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
+
+}  // namespace aspen::cpu::ASPEN_TARGET::lane_ops

@@ -1,0 +1,283 @@
+// The kernel "pool": jax.lax.reduce_window with one of four combinations, then an epilogue.
+//
+// Where the last axis takes no part in the window and its elements are adjacent (channels, in NHWC), a few vectors of channels
+// stay in registers while the window is walked. Otherwise each output element is computed by itself.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "accumulate.h"
+#include "aspen_jax/engine/words.h"
+#include "epilogue.h"
+#include "shapes.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_pool(const OpSpec& spec);
+
+namespace {
+
+// The taps of a window along an axis that fall on elements of x: x indices first, first + step, ... (count of them).
+struct Taps {
+  int64_t first;
+  int64_t count;
+};
+
+// One axis of the window. Position p of the dilated, padded x holds element (p - lo) / base where base divides p - lo.
+struct Axis {
+  int64_t extent;    // of x
+  int64_t stride;    // of x, in elements
+  int64_t window;
+  int64_t step;      // of the window
+  int64_t lo;        // padding
+  int64_t base;      // base dilation
+  int64_t dilation;  // window dilation
+  int64_t divisor;   // gcd(dilation, base)
+  int64_t inverse;   // of dilation / divisor modulo base / divisor
+  int64_t tap_step;  // x elements between successive taps
+
+  Taps taps(int64_t out) const {
+    // Tap k reads position start + k * dilation, counted from the first element of x.
+    const int64_t start = out * step - lo;
+    const int64_t last = (extent - 1) * base;
+    if (extent == 0 || start > last || start % divisor != 0) return {0, 0};
+    const int64_t begin = start >= 0 ? 0 : (-start + dilation - 1) / dilation;
+    const int64_t end = std::min(window, (last - start) / dilation + 1);
+    // Of these, tap k meets an element if start + k * dilation = 0 modulo base: for one k modulo base / divisor.
+    const int64_t period = base / divisor;
+    int64_t k = 0;
+    if (period > 1) {
+      const int64_t wanted = (-(start / divisor) % period + period) % period * inverse % period;
+      k = ((wanted - begin) % period + period) % period;
+    }
+    k += begin;
+    if (k >= end) return {0, 0};
+    return {(start + k * dilation) / base, (end - 1 - k) / period + 1};
+  }
+};
+
+struct PoolState final : OpState {
+  Combination kind;
+  DType dtype;
+  int rank;
+  Axis axes[kMaxRank];
+  TensorView output;
+  bool over_channels;
+  bool in_output;  // accumulators are kept in the output itself
+  Epilogue epilogue;
+};
+
+constexpr int64_t kBlockElements = 2048;  // of accumulators: 8 KiB
+
+int64_t inverse_modulo(int64_t x, int64_t modulus) {
+  int64_t r0 = modulus, r1 = x % modulus, t0 = 0, t1 = 1;
+  while (r1 != 0) {
+    const int64_t q = r0 / r1;
+    std::tie(r0, r1) = std::pair(r1, r0 - q * r1);
+    std::tie(t0, t1) = std::pair(t1, t0 - q * t1);
+  }
+  return (t0 % modulus + modulus) % modulus;
+}
+
+// A walk over all taps of all axes but the innermost `inner`, which the visitor walks itself: visit(pointer to its first tap).
+template <class T, class Visitor>
+ASPEN_INLINE void for_each_tap_row(const Axis* axes, const Taps* taps, int inner, const T* x, Visitor visit) {
+  int64_t index[kMaxRank] = {};
+  for (int axis = 0; axis <= inner; ++axis) {
+    if (taps[axis].count == 0) return;
+    x += taps[axis].first * axes[axis].stride;
+  }
+  for (;;) {
+    visit(x);
+    int axis = inner - 1;
+    for (; axis >= 0; --axis) {
+      const int64_t stride = axes[axis].tap_step * axes[axis].stride;
+      x += stride;
+      if (++index[axis] < taps[axis].count) break;
+      x -= stride * taps[axis].count;
+      index[axis] = 0;
+    }
+    if (axis < 0) return;
+  }
+}
+
+// One output position, channels [0, cols) of x: kVectors vectors at a time, and for floats a sum a row of the window, which
+// keeps rounding errors small in large windows.
+template <class Op, int kVectors, class T>
+ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, const T* x, T* out) {
+  using Vector = VectorOf<T>;
+  Vector total[kVectors];
+  for (Vector& v : total) v = broadcast(Op::identity());
+  const int64_t stride = axes[inner].tap_step * axes[inner].stride;
+  for_each_tap_row(axes, taps, inner, x, [&](const T* row) {
+    Vector sum[kVectors];
+    for (int v = 0; v < kVectors; ++v) sum[v] = load(row + v * kLanes);
+    for (int64_t k = 1; k < taps[inner].count; ++k) {
+      for (int v = 0; v < kVectors; ++v) sum[v] = Op::apply(sum[v], load(row + k * stride + v * kLanes));
+    }
+    for (int v = 0; v < kVectors; ++v) total[v] = Op::apply(total[v], sum[v]);
+  });
+  for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, total[v]);
+}
+template <class Op, class T>
+void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, T* out, int64_t cols) {
+  int64_t col = 0;
+  for (; col + 4 * kLanes <= cols; col += 4 * kLanes) pool_vectors<Op, 4>(axes, taps, inner, x + col, out + col);
+  for (; col + kLanes <= cols; col += kLanes) pool_vectors<Op, 1>(axes, taps, inner, x + col, out + col);
+  if (col == cols) return;
+  const int tail = static_cast<int>(cols - col);
+  auto total = broadcast(Op::identity());
+  const int64_t stride = axes[inner].tap_step * axes[inner].stride;
+  for_each_tap_row(axes, taps, inner, x + col, [&](const T* row) {
+    auto sum = load_partial(row, tail);
+    for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, load_partial(row + k * stride, tail));
+    total = Op::apply(total, sum);
+  });
+  store_partial(out + col, total, tail);
+}
+
+template <class Op, class T>
+T pool_element(const Axis* axes, const Taps* taps, int inner, const T* x) {
+  T total = Op::identity();
+  const int64_t stride = axes[inner].tap_step * axes[inner].stride;
+  for_each_tap_row(axes, taps, inner, x, [&](const T* row) {
+    T sum = *row;
+    for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, row[k * stride]);
+    total = Op::apply(total, sum);
+  });
+  return total;
+}
+
+template <class T, class Op>
+const char* run_pool(const TileArgs& args) noexcept {
+  const auto& state = *static_cast<const PoolState*>(args.state);
+  const TensorView& output = state.output;
+  const int last = state.rank - 1;
+  const auto* x = static_cast<const T*>(args.inputs[0]);
+  auto* const buffer = reinterpret_cast<T*>(args.scratch);
+  std::byte* const epilogue_scratch = args.scratch + (state.in_output ? 0 : kBlockElements * sizeof(T));
+
+  const int64_t cols = args.hi[last] - args.lo[last];
+  const int64_t block_cols = std::min(cols, kBlockElements);
+  // Rows of a block walk the axis before the last.
+  const int row_axis = last - 1;
+  const int64_t rows = row_axis < 0 ? 1 : args.hi[row_axis] - args.lo[row_axis];
+  if (cols <= 0 || rows <= 0) return nullptr;
+  const int64_t block_rows = kBlockElements / block_cols;
+
+  int64_t at[kMaxRank];
+  Taps taps[kMaxRank];
+  for (int axis = 0; axis < state.rank; ++axis) {
+    if (args.lo[axis] >= args.hi[axis]) return nullptr;
+    at[axis] = args.lo[axis];
+    taps[axis] = state.axes[axis].taps(at[axis]);
+  }
+  for (;;) {
+    for (int64_t row = 0; row < rows; row += block_rows) {
+      const int64_t row_end = std::min(rows, row + block_rows);
+      for (int64_t col = 0; col < cols; col += block_cols) {
+        const int64_t col_end = std::min(cols, col + block_cols);
+        T* acc = buffer;
+        int64_t acc_stride = block_cols;
+        if (row_axis >= 0) at[row_axis] = args.lo[row_axis] + row;
+        at[last] = args.lo[last] + col;
+        if (state.in_output) {
+          acc = static_cast<T*>(args.output);
+          for (int axis = 0; axis < state.rank; ++axis) acc += at[axis] * output.strides[axis];
+          acc_stride = row_axis < 0 ? 0 : output.strides[row_axis];
+        }
+        for (int64_t r = row; r < row_end; ++r) {
+          T* const out = acc + (r - row) * acc_stride;
+          if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
+          if (state.over_channels) {
+            pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, out, col_end - col);
+          } else {
+            for (int64_t c = col; c < col_end; ++c) {
+              taps[last] = state.axes[last].taps(args.lo[last] + c);
+              out[c - col] = pool_element<Op>(state.axes, taps, last, x);
+            }
+          }
+        }
+        if (!state.in_output || !state.epilogue.empty()) {
+          state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
+        }
+      }
+    }
+    int axis = row_axis - 1;
+    for (; axis >= 0; --axis) {
+      if (++at[axis] == args.hi[axis]) at[axis] = args.lo[axis];
+      taps[axis] = state.axes[axis].taps(at[axis]);
+      if (at[axis] != args.lo[axis]) break;
+    }
+    if (axis < 0) return nullptr;
+  }
+}
+
+}  // namespace
+
+PreparedOp prepare_pool(const OpSpec& spec) {
+  if (spec.inputs.empty()) throw GraphError("pool needs an input");
+  auto state = std::make_unique<PoolState>();
+  const TensorView& x = spec.inputs[0];
+  const TensorView& output = spec.output;
+  check_rank(x, output.rank, "pool's input");
+  check_rank(output, output.rank, "pool's output");
+  if (output.rank == 0) throw GraphError("pool needs at least one axis");
+  if (x.dtype != DType::kF32 && x.dtype != DType::kI32) {
+    throw GraphError("pool's input has dtype number " + std::to_string(static_cast<int>(x.dtype)) +
+                     "; this kernel pools float32 and int32, leave other types to XLA");
+  }
+  state->dtype = x.dtype;
+  state->rank = output.rank;
+  state->output = output;
+
+  WordReader words(spec.params);
+  state->kind = static_cast<Combination>(words.integer(0, 3, "pool's kind"));
+  const auto rank = static_cast<size_t>(output.rank);
+  const auto window = words.list(rank, "pool's window");
+  const auto strides = words.list(rank, "pool's strides");
+  const auto padding_lo = words.list(rank, "pool's padding_lo");
+  const auto padding_hi = words.list(rank, "pool's padding_hi");
+  const auto base_dilation = words.list(rank, "pool's base_dilation");
+  const auto window_dilation = words.list(rank, "pool's window_dilation");
+  for (size_t i = 0; i < rank; ++i) {
+    // Each at most kMaxExtent, so that no product or sum below leaves 64 bits.
+    const auto in_range = [](int64_t value, int64_t lo) { return lo <= value && value <= kMaxExtent; };
+    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(base_dilation[i], 1) || !in_range(window_dilation[i], 1) ||
+        !in_range(padding_lo[i], -kMaxExtent) || !in_range(padding_hi[i], -kMaxExtent)) {
+      throw GraphError("pool has a window, stride, dilation or padding out of range along axis " + std::to_string(i));
+    }
+    Axis& axis = state->axes[i];
+    axis = {x.shape[i], used_stride(x, static_cast<int>(i)), window[i], strides[i], padding_lo[i], base_dilation[i], window_dilation[i], 1, 0, 1};
+    axis.divisor = std::gcd(axis.dilation, axis.base);
+    axis.inverse = inverse_modulo(axis.dilation / axis.divisor, axis.base / axis.divisor);
+    axis.tap_step = axis.dilation / axis.divisor;
+    const int64_t dilated = axis.extent == 0 ? 0 : (axis.extent - 1) * axis.base + 1;
+    const int64_t padded = dilated + padding_lo[i] + padding_hi[i];
+    const int64_t spanned = (axis.window - 1) * axis.dilation + 1;
+    const int64_t extent = padded < spanned ? 0 : (padded - spanned) / axis.step + 1;
+    if (extent != output.shape[i]) {
+      throw GraphError("pool's output has extent " + std::to_string(output.shape[i]) + " along axis " + std::to_string(i) +
+                       " where its parameters give " + std::to_string(extent));
+    }
+  }
+  state->epilogue = Epilogue::parse(words, spec, 1, x.dtype);
+
+  const int last = output.rank - 1;
+  const Axis& channels = state->axes[last];
+  state->over_channels = last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 && channels.base == 1 &&
+                         channels.extent == output.shape[last] && (channels.stride == 1 || channels.extent == 1);
+  state->in_output = state->epilogue.fits_output() && (output.strides[last] == 1 || output.shape[last] == 1);
+  const size_t scratch_bytes = (state->in_output ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes();
+  const auto run = x.dtype == DType::kF32
+                       ? visit_combination<float>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<float, Op>; })
+                       : visit_combination<int32_t>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<int32_t, Op>; });
+  return {std::move(state), run, scratch_bytes};
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET
