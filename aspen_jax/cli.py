@@ -1,0 +1,130 @@
+"""The command `aspen`; each subcommand is a function, of which tyro makes the options and the help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from aspen_jax.errors import AspenError
+
+Function = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODULE:FUNCTION")]
+Shapes = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="shape", metavar="DTYPE[DIMS]")]
+Maker = Annotated[str | None, tyro.conf.arg(metavar="[MODULE:]CALLABLE")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+_DESCRIPTION = "aspen_jax runs JAX functions as one dataflow graph of tiles."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and give its exit status: 0, 1 where results differ, 2 where the command cannot do what is asked.
+
+    Args:
+        argv: arguments; those of the process if None.
+    """
+    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench}
+    try:
+        return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
+    except AspenError as error:
+        print(f"aspen: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def demo(rounds: int = 15, workers: int | None = None) -> int:
+    """Run two Keras models on a photograph and a network trained on the spot, with aspen and without; takes a minute or two.
+
+    Args:
+        rounds: how often each model is timed.
+        workers: cores for both sides; all usable ones by default.
+    """
+    from aspen_jax import demo as demonstration
+    from aspen_jax.report.cores import share_cores
+
+    share_cores(workers)
+    return demonstration.run(rounds)
+
+
+def info() -> int:
+    """Say what is installed, on what machine, and what is chosen: versions, cores, workers, kernels."""
+    from aspen_jax.report.machine import machine
+
+    rows = [(name, _text(value)) for name, value in machine().items()]
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    return 0
+
+
+def explain(function: Function, /, shape: Shapes = (), args: Maker = None) -> int:
+    """Show what becomes of your function: the ops that run as tiles, and what is left to XLA and why.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function.
+
+    Args:
+        function: what to explain; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3].
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
+    """
+    from aspen_jax import aspen
+    from aspen_jax.api import AspenFunction, BoundAspenFunction
+    from aspen_jax.user_function import blaming, example_arguments, load
+
+    module, found = load(function)
+    name = function.rpartition(":")[2]
+    positional, keywords = example_arguments(module, name, args, shape)
+    decorated = found if isinstance(found, AspenFunction | BoundAspenFunction) else aspen(found)
+    with blaming(f"tracing {name}"):
+        explanation = decorated.explain(*positional, **keywords)
+    print(explanation)
+    return 0
+
+
+def bench(
+    function: Function,
+    /,
+    shape: Shapes = (),
+    args: Maker = None,
+    rounds: int = 20,
+    tolerance: float = 1e-4,
+    workers: int | None = None,
+    json: File = None,
+) -> int:
+    """Time your function with aspen against jax.jit, in turns, after checking that the results are the same.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function. Both sides get as many cores.
+
+    Args:
+        function: what to time; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3], filled with seeded random numbers.
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
+        rounds: how often each side is timed.
+        tolerance: largest difference allowed, as a share of the largest output.
+        workers: cores for both sides; all usable ones by default.
+        json: where to write the figures as well.
+    """
+    from aspen_jax.report.comparison import compare
+    from aspen_jax.report.cores import share_cores
+    from aspen_jax.report.record import write_record
+    from aspen_jax.user_function import example_arguments, filled, load
+
+    share_cores(workers)  # before the user's module may make JAX start its threads
+    module, found = load(function)
+    name = function.rpartition(":")[2]
+    positional, keywords = filled(example_arguments(module, name, args, shape))
+    result = compare(found, positional, keywords, name=name, rounds=rounds, tolerance=tolerance)
+    print(result)
+    if json is not None:
+        write_record(json, result.to_json())
+    return 0 if result.agrees else 1
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

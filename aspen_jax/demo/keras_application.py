@@ -1,0 +1,91 @@
+"""A model of keras.applications as a function of its parameters and an image."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from aspen_jax.errors import AspenError, InputError
+
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasApplication:
+    """A model, as Keras ships it, with seeded random weights.
+
+    Attributes:
+        name: its name in keras.applications.
+        predict: (params, image) -> class probabilities, float32 [batch, 1000].
+        params: its trainable and its other variables.
+        image_shape: height, width and channels of the images it takes.
+        preprocess: turns RGB images, float32 0 to 255, into what the model was designed for.
+    """
+
+    name: str
+    predict: Callable[[Any, jax.Array], jax.Array]
+    params: tuple[list[jax.Array], list[jax.Array]]
+    image_shape: tuple[int, int, int]
+    preprocess: Callable[[np.ndarray], np.ndarray]
+
+    def random_images(self, batch: int) -> jax.Array:
+        """Seeded images, float32 [batch, height, width, channels]."""
+        pixels = np.random.default_rng(_SEED).uniform(0, 255, (batch, *self.image_shape))
+        return jax.numpy.asarray(self.preprocess(pixels.astype(np.float32)))
+
+
+def keras_application(name: str, image_size: int | None = None) -> KerasApplication:
+    """Build a model.
+
+    Args:
+        name: such as ResNet50.
+        image_size: height and width of the images; the model's own by default.
+
+    Raises:
+        InputError: there is no such model, or it does not take images of that size.
+        AspenError: Keras is not installed or runs on another backend already.
+    """
+    applications = _keras().applications
+    known = sorted(item for item in dir(applications) if item[0].isupper())
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+        raise InputError(f"keras.applications has no model {name!r}; did you mean {', '.join(close)}?")
+    constructor = getattr(applications, name)
+    _keras().utils.set_random_seed(_SEED)
+    try:
+        model = constructor(weights=None, input_shape=image_size and (image_size, image_size, 3))
+    except ValueError as error:
+        raise InputError(f"{name} cannot be built for images of {image_size} pixels: {error}; take another size") from error
+
+    def predict(params: Any, image: jax.Array) -> jax.Array:
+        return model.stateless_call(*params, image, training=False)[0]
+
+    params = (_values(model.trainable_variables), _values(model.non_trainable_variables))
+    return KerasApplication(name, predict, params, model.input_shape[1:], sys.modules[constructor.__module__].preprocess_input)
+
+
+def _values(variables: Iterable[Any]) -> list[jax.Array]:
+    return [variable.value for variable in variables]
+
+
+def _keras() -> Any:
+    os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it when it is first imported
+    try:
+        import keras
+    except ImportError as error:
+        raise missing(error) from error
+    if keras.backend.backend() != "jax":
+        raise AspenError(f"Keras runs on {keras.backend.backend()} in this process; set KERAS_BACKEND=jax before it is imported")
+    return keras
+
+
+def missing(error: ImportError) -> AspenError:
+    """The error for a package that only the demo needs."""
+    return AspenError(f"the demo needs the package {error.name}, which is not installed; pip install 'aspen_jax[demo]'")

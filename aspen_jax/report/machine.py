@@ -1,0 +1,40 @@
+"""What a measurement, or a report of a fault, was made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import jax
+
+import aspen_jax
+from aspen_jax import _engine, runtime
+from aspen_jax.passes import disabled_by_environment
+
+
+def machine() -> dict[str, Any]:
+    """Versions, processor, workers and what this build has kernels for; plain data, ready for JSON."""
+    return {
+        "aspen_jax": aspen_jax.__version__,
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "built for jaxlib": _engine.built_for_jaxlib,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "usable cores": len(os.sched_getaffinity(0)),
+        "workers": runtime.num_workers(),
+        "cpu targets": _engine.cpu_targets(),
+        "cpu target in use": _engine.cpu_target(),
+        "cuda back-end": False,
+        "custom call": runtime.CUSTOM_CALL_TARGET,
+        "passes switched off": sorted(disabled_by_environment()),
+    }
+
+
+def _cpu_name() -> str:
+    with open("/proc/cpuinfo") as file:
+        fields = (line.partition(":") for line in file)
+        return next((value.strip() for name, _, value in fields if name.strip() == "model name"), platform.processor())

@@ -1,0 +1,126 @@
+"""Interleaved timing: functions take turns, so that a noisy neighbour slows all of them alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from aspen_jax.errors import InputError
+
+# A sample is never shorter, so that the clock and the loop around the call do not count.
+_SHORTEST_SAMPLE_S = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds that a call took, a sample from each round."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def minimum(self) -> float:
+        """The fastest round: what the code can do when nobody disturbs it."""
+        return min(self.samples)
+
+    @property
+    def median(self) -> float:
+        """What to expect on this machine as it was."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles as a share of the median: how noisy the machine was."""
+        if len(self.samples) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (third - first) / self.median
+
+    def to_json(self) -> dict[str, Any]:
+        """Statistics and samples, in seconds."""
+        return {"min_s": self.minimum, "median_s": self.median, "spread": self.spread, "samples_s": list(self.samples)}
+
+
+def speedup(slow: Timing, fast: Timing) -> float:
+    """How many times as fast the second one is: the median over the rounds, in each of which both met the same neighbours."""
+    return statistics.median(a / b for a, b in zip(slow.samples, fast.samples, strict=True))
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, on_round: Callable[[], object] | None = None
+) -> dict[str, Timing]:
+    """Time functions in turns.
+
+    Each is called once or more to warm up. In each round every function is sampled once, a sample being as many calls as take
+    a millisecond, and each round begins with another function.
+
+    Args:
+        functions: each without arguments; what it returns is waited for.
+        rounds: samples of each.
+        on_round: called after each round.
+
+    Raises:
+        InputError: there are no rounds.
+    """
+    if rounds < 1:
+        raise InputError(f"the number of rounds is {rounds}; take 1 or more (20 give a fair median)")
+    calls = {name: _calls_a_sample(function) for name, function in functions.items()}
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    names = list(functions)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(_seconds(functions[name], calls[name]))
+        if on_round is not None:
+            on_round()
+    return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+def table(timings: Mapping[str, Timing]) -> str:
+    """A line for each function: minimum, median and spread."""
+    return "\n".join(
+        aligned(
+            [
+                ("", "min", "median", "spread"),
+                *((name, duration(item.minimum), duration(item.median), f"{item.spread:.0%}") for name, item in timings.items()),
+            ]
+        )
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with the cells below each other, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = [
+        [cell.ljust(width) if not index else cell.rjust(width) for cell in column]
+        for index, (column, width) in enumerate(zip(zip(*rows, strict=True), widths, strict=True))
+    ]
+    return ["  ".join(cells) for cells in zip(*columns, strict=True)]
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit."""
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+    factor, unit = next((item for item in units if seconds >= item[0]), units[-1])
+    number = seconds / factor
+    return f"{number:.{max(0, 2 - int(math.log10(max(number, 1))))}f} {unit}"
+
+
+def _calls_a_sample(function: Callable[[], Any]) -> int:
+    _seconds(function, 1)  # compiles
+    calls = 1
+    while (seconds := _seconds(function, calls)) < _SHORTEST_SAMPLE_S:
+        calls = math.ceil(calls * min(10.0, 1.2 * _SHORTEST_SAMPLE_S / max(seconds, 1e-9)))
+    return calls
+
+
+def _seconds(function: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(function())
+    return (time.perf_counter() - start) / calls
