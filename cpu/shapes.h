@@ -47,7 +47,16 @@ inline void check_dense(const TensorView& view, const char* what) {
   }
 }
 
+inline bool is_empty(const TensorView& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] == 0) return true;
+  }
+  return false;
+}
+
 // The stride of a dimension; 0 where it is never used, so that no stride is longer than the buffer.
-inline int64_t used_stride(const TensorView& view, int axis) { return view.shape[axis] > 1 ? view.strides[axis] : 0; }
+inline int64_t used_stride(const TensorView& view, int axis) {
+  return view.shape[axis] > 1 && !is_empty(view) ? view.strides[axis] : 0;
+}
 
 }  // namespace aspen::cpu

@@ -58,7 +58,8 @@ const Build& build_of(Target target) {
   for (const Build& build : kBuilds) {
     if (build.target == target) return build;
   }
-  throw std::invalid_argument("the kernels for this CPU target were not compiled into this build; use one of available_targets()");
+  throw std::invalid_argument(
+      "the kernels for this CPU target were not compiled into this build; use one of available_targets()");
 }
 
 Target choose() {
@@ -70,8 +71,8 @@ Target choose() {
     if (name(target) == wanted) return target;
     choices += (choices.empty() ? "" : ", ") + std::string(name(target));
   }
-  throw std::invalid_argument("ASPEN_CPU_TARGET is '" + std::string(wanted) + "', but this machine and build can run: " + choices +
-                              ". Unset the variable or set it to one of these.");
+  throw std::invalid_argument("ASPEN_CPU_TARGET is '" + std::string(wanted) + "', but this machine and build can run: " +
+                              choices + ". Unset the variable or set it to one of these.");
 }
 
 }  // namespace
