@@ -51,7 +51,7 @@ class GraphFile(NamedTuple):
                 raise GraphFormatError(f"constant {len(result)} of the graph file is cut short; {_REMEDY}")
             data = self.arrays[start : start + size]
             if dtype == np.bool_ and (np.frombuffer(data, np.uint8) > 1).any():
-                raise GraphFormatError(f"constant {len(result)} of the graph file holds a bool that is neither 0 nor 1; {_REMEDY}")
+                raise GraphFormatError(f"constant {len(result)} of the graph file holds bools that are not 0 or 1; {_REMEDY}")
             result.append(np.frombuffer(data, dtype).reshape(shape))
             position = self.offset + start + size
         if position - self.offset != len(self.arrays):
@@ -69,7 +69,7 @@ def write(path: str | os.PathLike[str], graph: bytes, constants: Sequence[np.nda
     offset = position = len(graph) + _HEADER.size
     chunks: list[bytes | memoryview] = []
     for array in constants:
-        chunks += [bytes(_aligned(position) - position), memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))]
+        chunks += [bytes(_aligned(position) - position), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
         position = _aligned(position) + array.nbytes
     checksum = 0
     for chunk in chunks:

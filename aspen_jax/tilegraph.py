@@ -228,7 +228,8 @@ class TileGraph:
         """
         from aspen_jax.verify import check_layout
 
-        names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = graph_format.decode(data, _NUM_ARRAYS)
+        arrays = graph_format.decode(data, _NUM_ARRAYS)
+        names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = arrays
         if counts.size != 8 or values.size % 4 or ops.size % 5:
             raise GraphFormatError(f"the counts, the table of values or that of ops hold part of a row; {_REMEDY}")
         num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()

@@ -104,9 +104,7 @@ def verify(graph: TileGraph) -> None:
         on_cycle = np.setdiff1d(np.arange(graph.num_tiles), np.concatenate([np.zeros(0, np.int64), *graph.dag.levels]))
         _refuse(f"tile {on_cycle[0]} waits for itself: the graph has a cycle")
     tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
-    grids = {
-        op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)
-    }
+    grids = {op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)}
     reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
     parents, children = data_edges([read for op_reads in reads for read in op_reads], grids)
     missing = np.flatnonzero(~graph.dag.has_edges(parents, children))

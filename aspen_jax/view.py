@@ -150,11 +150,11 @@ class View:
         return self._affine(self.offset(), units, shape)
 
     def reshape(self, shape: Sequence[int]) -> View | None:
-        """The same elements in row-major order under another shape; None where no view can say it and a copy is needed."""
+        """The same elements in row-major order under another shape; None where that takes a copy."""
         return self.compose(View.identity(shape))
 
     def compose(self, top: View) -> View | None:
-        """The view that reads what `top` reads of a dense copy of this view; None where no view can say it and a copy is needed."""
+        """The view that reads what `top` reads of a dense copy of this view; None where that takes a copy."""
         if top.value_size != math.prod(self.shape):
             raise ValueError(f"a view of {top.value_size} elements does not apply to shape {self.shape}")
         if 0 in top.shape:
@@ -187,8 +187,8 @@ class View:
     def region(self, value_shape: Sequence[int], boxes: np.ndarray) -> np.ndarray:
         """The box of the value that holds every element a box of the view reads.
 
-        A walk that crosses rows of the value counts as touching whole rows, so a box may cover more than is read where the reshape
-        does not map boxes to boxes; never less, and the result is exact where the elements read are a box.
+        A walk that crosses rows of the value counts as touching whole rows, so a box may cover more than is read where the
+        reshape does not map boxes to boxes; never less, and the result is exact where the elements read are a box.
 
         Args:
             value_shape: the value's shape.

@@ -22,6 +22,9 @@ ALIGNMENT = 64
 # Reuse that would need more edges than this a tile is not worth them: the value gets fresh space instead.
 _MOST_EDGES_PER_TILE = 16
 
+# Smaller values keep their space to themselves: they are parameters worked out early, which should not wait for others to die.
+_SMALLEST_REUSED = 1 << 15
+
 _ENDLESS = 1 << 62
 
 
@@ -84,8 +87,8 @@ class _Meeting(NamedTuple):
 def _meet(early: Touches, late: Touches) -> _Meeting:
     order = np.argsort(late.lo, kind="stable")
     late = Touches(*(array[order] for array in late))
-    # Ends need not ascend with starts, their running maximum does: nothing before it reaches into the range.
-    first = np.searchsorted(np.maximum.accumulate(late.hi), early.lo, "right") if len(order) else np.zeros(len(early.lo), np.int64)
+    # Ends need not ascend with starts, but their running maximum does: nothing before it reaches into the range.
+    first = np.searchsorted(np.maximum.accumulate(late.hi), early.lo, "right")
     last = np.searchsorted(late.lo, early.hi, "left")
     return _Meeting(early, late, first, np.maximum(first, last))
 
@@ -202,7 +205,8 @@ def place(
     for index, op in enumerate(ops):
         if op.output in writing:
             value = op.output
-            for offset in free.offers(_aligned(value.nbytes)):
+            small = value.nbytes < _SMALLEST_REUSED
+            for offset in [free.size] if small else free.offers(_aligned(value.nbytes)):
                 claims = writing[value].moved(offset)
                 writes: list[_Meeting] = []
                 uses: list[_Meeting] = []
@@ -220,14 +224,12 @@ def place(
             holders.give(offset, offset + value.nbytes, value)
             offsets[value] = offset
         if reuse:
-            for value in dying[index]:
+            for value in (value for value in dying[index] if value.nbytes >= _SMALLEST_REUSED):
                 free.give_back(offsets[value], offsets[value] + _aligned(value.nbytes), index)
     return Memory(offsets, free.size, *_missing_order(after_writes, after_reads, data))
 
 
-def _missing_order(
-    after_writes: list[_Meeting], after_reads: list[_Meeting], data: Dag
-) -> tuple[np.ndarray, np.ndarray]:
+def _missing_order(after_writes: list[_Meeting], after_reads: list[_Meeting], data: Dag) -> tuple[np.ndarray, np.ndarray]:
     """The pairs that no path of two data edges orders already; a write is mostly ordered by those who read it."""
     readers, claimers = _unique_pairs(after_reads, data.size)
     parents, children = data.edges()

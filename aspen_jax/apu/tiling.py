@@ -1,8 +1,8 @@
 """Tile shapes: every op's output is cut into a regular grid (ASPEN, section 3.1).
 
 The finest tiles are the family's grains. Merging them column-wise makes a tile hold all channels of its pixels; merging row-wise
-then lets it hold more pixels, whole inner dimensions first. So a candidate is two numbers, the parts of the last dimension and the
-parts of the others together; all are priced and the cheapest is taken.
+then lets it hold more pixels, whole inner dimensions first. So a candidate is two numbers, the parts of the last dimension and
+the parts of the others together; all are priced and the cheapest is taken.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""Writes down what the APU has found as the arrays of a TileGraph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aspen_jax.apu.grid import Grid
+from aspen_jax.apu.memory import Memory
+from aspen_jax.dag import Dag
+from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.program import Program, Value
+from aspen_jax.tilegraph import TileGraph
+
+
+def assemble(
+    program: Program,
+    grids: Mapping[Value, Grid],
+    costs: Mapping[Value, np.ndarray],
+    depths: Mapping[Value, int],
+    memory: Memory,
+    order: Dag,
+) -> TileGraph:
+    """The graph of a program.
+
+    Args:
+        program: its ops, in order; their tiles are numbered in the same order.
+        grids: the tiles of each op's output.
+        costs: nanoseconds of each tile, by the op's output.
+        depths: the longest path in ops, by the op's output.
+        memory: where values lie.
+        order: all edges between tiles.
+    """
+    results = [operand.value for operand in program.outputs]
+    operands = [*program.inputs, *(value for value, _ in program.constants)]
+    values = list(dict.fromkeys([*operands, *(op.output for op in program.ops)]))
+    numbers = {value: number for number, value in enumerate(values)}
+    buffers = {value: buffer for buffer, value in enumerate([*operands, *results])}
+    workspace = len(buffers)
+    kernels = tuple(dict.fromkeys(op.family.kernel for op in program.ops))
+    params = [op.family.params(op) for op in program.ops]
+    inputs: list[int] = []
+    for op in program.ops:
+        for operand in op.inputs:
+            view = operand.view
+            inputs += [numbers[operand.value], len(view.base), view.rank, *view.base, *view.starts]
+            inputs += [entry for dim in view.dims for entry in dim]
+    return TileGraph(
+        kernels=kernels,
+        op_names=tuple(op.name for op in program.ops),
+        values=_table(
+            [
+                (buffers.get(value, workspace), memory.offsets.get(value, 0), DTYPE_NUMBERS[value.dtype], len(value.shape))
+                for value in values
+            ],
+            4,
+        ),
+        value_shapes=_array([extent for value in values for extent in value.shape]),
+        operands=_array([numbers[value] for value in operands]),
+        results=_array([numbers[value] for value in results]),
+        ops=_table(
+            [
+                (kernels.index(op.family.kernel), numbers[op.output], len(op.inputs), len(words), depths[op.output])
+                for op, words in zip(program.ops, params, strict=True)
+            ],
+            5,
+        ),
+        inputs=_array(inputs),
+        params=_array([word for words in params for word in words]),
+        tile_ops=np.repeat(np.arange(len(program.ops)), [len(grids[op.output].tiles) for op in program.ops]),
+        tile_boxes=_flat([grids[op.output].boxes.swapaxes(1, 2).reshape(-1) for op in program.ops]),
+        child_counts=order.child_counts,
+        children=order.children,
+        costs=_flat([costs[op.output] for op in program.ops]).astype(np.int64),
+        workspace_bytes=memory.size,
+        max_depth=max(depths.values(), default=0),
+        constants=tuple(array for _, array in program.constants),
+    )
+
+
+def _array(items: list[int]) -> np.ndarray:
+    return np.array(items, np.int64)
+
+
+def _table(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+    return np.array(rows, np.int64).reshape(-1, width)
+
+
+def _flat(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])

@@ -1,0 +1,54 @@
+"""The steps of the APU, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aspen_jax.apu.assemble import assemble
+from aspen_jax.apu.dependencies import data_edges, reads_of
+from aspen_jax.apu.grid import Grid
+from aspen_jax.apu.machine import Machine
+from aspen_jax.apu.memory import place
+from aspen_jax.apu.tiling import cut_points
+from aspen_jax.dag import Dag
+from aspen_jax.program import Program, Value
+from aspen_jax.tilegraph import TileGraph
+
+
+def build(program: Program, num_workers: int, machine: Machine | None = None, reuse: bool = True) -> TileGraph:
+    """Tile a program.
+
+    Args:
+        program: each output is the whole of a value written by an op, and no value is output twice (`passes/outputs.py`).
+        num_workers: the workers that the tiles should keep busy.
+        machine: the cost model.
+        reuse: whether values may lie where dead ones were.
+
+    Raises:
+        ValueError: an output is not of that kind.
+    """
+    machine = Machine() if machine is None else machine
+    results = [operand.value for operand in program.outputs]
+    written = {op.output for op in program.ops}
+    if len(set(results)) < len(results) or not all(operand.is_whole and operand.value in written for operand in program.outputs):
+        raise ValueError(
+            "each output of a program to tile must be a whole value of its own, written by an op; run passes.outputs"
+        )
+
+    grids: dict[Value, Grid] = {}
+    num_tiles = 0
+    for op in program.ops:
+        grids[op.output] = Grid.numbered(cut_points(op, num_workers, machine), num_tiles)
+        num_tiles += len(grids[op.output].tiles)
+    reads = [reads_of(op, grids[op.output].tiles, grids[op.output].boxes) for op in program.ops]
+    data = Dag.from_edges(num_tiles, *data_edges([read for op_reads in reads for read in op_reads], grids))
+    memory = place(program.ops, set(results), reads, grids, data, reuse)
+    parents, children = data.edges()
+    order = Dag.from_edges(num_tiles, np.concatenate([parents, memory.before]), np.concatenate([children, memory.after]))
+
+    depths: dict[Value, int] = {}
+    for op, op_reads in zip(program.ops, reads, strict=True):
+        above = [depths[read.value] for read in op_reads if read.value in depths and read.tiles.size]
+        depths[op.output] = max(above, default=-1) + 1
+    costs = {op.output: machine.nanoseconds(op.family.work(op, grids[op.output].boxes)) for op in program.ops}
+    return assemble(program, grids, costs, depths, memory, order)
