@@ -1,0 +1,180 @@
+"""Random small Programs of every op family over random views, and which elements each element of them depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspen_jax.ops import windows
+from aspen_jax.ops.block_program import single
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
+from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.pad import PAD, PadAttrs
+from aspen_jax.ops.pool import POOL, PoolAttrs
+from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
+from aspen_jax.passes import outputs
+from aspen_jax.program import Op, Operand, Program, Value
+
+_LARGEST = 240
+_FLOAT = np.dtype(np.float32)
+
+
+class _Author:
+    """Writes one random program."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.build = Builder()
+        self.inputs: list[Value] = []
+        self.known = [self.input(self.shape()) for _ in range(self.rng.integers(1, 3))]
+
+    def integer(self, low: int, high: int) -> int:
+        """From low to high, both included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.integer(1, 6) for _ in range(self.integer(0, 4)))
+
+    def input(self, shape: tuple[int, ...]) -> Operand:
+        self.inputs.append(Value(shape, _FLOAT))
+        return Operand.whole(self.inputs[-1])
+
+    def operand(self, rank: int | None = None) -> Operand:
+        """Something known, through a random view."""
+        # Late results first, so that programs are deep as well as wide.
+        operand = self.known[-1 - min(int(self.rng.geometric(0.5)) - 1, len(self.known) - 1)]
+        for _ in range(self.integer(0, 2)):
+            operand = self.viewed(operand)
+        while operand.view.rank != rank and rank is not None:
+            operand = self.reshaped(operand, rank)
+        return operand
+
+    def viewed(self, operand: Operand) -> Operand:
+        view, rank = operand.view, operand.view.rank
+        kind = self.integer(0, 4)
+        if kind == 0:
+            view = view.transpose(tuple(self.rng.permutation(rank).tolist()))
+        elif kind == 1 and 0 not in view.shape:
+            starts = [self.integer(0, extent - 1) for extent in view.shape]
+            limits = [self.integer(start + 1, extent) for start, extent in zip(starts, view.shape, strict=True)]
+            view = view.slice(starts, limits, [self.integer(1, 2) for _ in starts])
+        elif kind == 2:
+            view = view.reverse([axis for axis in range(rank) if self.integer(0, 1)])
+        elif kind == 3 and rank < 4:
+            axis = self.integer(0, rank)
+            shape = (*view.shape[:axis], self.integer(1, 3), *view.shape[axis:])
+            view = view.broadcast_in_dim(shape, [d for d in range(rank + 1) if d != axis])
+        else:
+            return self.reshaped(operand, self.integer(1, 4))
+        return Operand(operand.value, view)
+
+    def reshaped(self, operand: Operand, rank: int) -> Operand:
+        size = math.prod(operand.shape)
+        shape = []
+        for _ in range(rank - 1):
+            shape.append(int(self.rng.choice([f for f in range(1, size + 1) if size % f == 0] or [1])))
+            size //= shape[-1]
+        shape = tuple(self.rng.permutation([*shape, size]).tolist())
+        view = operand.view.reshape(shape)
+        if view is None:
+            operand = self.build.copy(operand)
+            view = operand.view.reshape(shape)
+            assert view is not None
+        return Operand(operand.value, view)
+
+    def step(self) -> Operand | None:
+        kind = self.integer(0, 6)
+        if kind == 0:
+            x = self.operand(4)
+            groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
+            window = (self.integer(1, 3), self.integer(1, 3))
+            w = self.input((*window, x.shape[3] // groups, groups * self.integer(1, 3)))
+            pad = [self.integer(-1, 2) for _ in range(4)]
+            attrs = ConvAttrs((self.integer(1, 3), self.integer(1, 2)), tuple(pad), (self.integer(1, 2), 1), groups)
+            return self.op(CONV2D, attrs, [x, w])
+        if kind == 1:
+            a = self.operand(3)
+            b = self.operand(3)
+            if b.shape[:2] != (a.shape[0], a.shape[2]):
+                b = self.input((a.shape[0], a.shape[2], self.integer(1, 5)))
+            return self.op(MATMUL, None, [a, b])
+        if kind == 2:
+            x = self.operand()
+            draw = [tuple(self.integer(low, high) for _ in x.shape) for low, high in ((1, 3), (1, 2), (-1, 2), (-1, 2), (1, 2), (1, 2))]
+            return self.op(POOL, PoolAttrs(windows.SUM, *draw), [x])
+        if kind == 3:
+            x = self.operand()
+            return self.op(REDUCE, ReduceAttrs(windows.SUM, tuple(d for d in range(x.view.rank) if self.integer(0, 1))), [x])
+        if kind == 4:
+            x = self.operand(self.integer(1, 4))
+            axis = self.integer(0, x.view.rank - 1)
+            pieces = [x, Operand(x.value, x.view.reverse((axis,)))]
+            other = self.operand(x.view.rank)
+            if all(m == n for d, (m, n) in enumerate(zip(other.shape, x.shape, strict=True)) if d != axis):
+                pieces.append(other)
+            return self.op(CONCATENATE, ConcatenateAttrs(axis), pieces)
+        if kind == 5:
+            x = self.operand()
+            low, high, inner = (tuple(self.integer(a, b) for _ in x.shape) for a, b in ((-1, 2), (-1, 2), (0, 2)))
+            return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
+        x = self.operand()
+        y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
+        return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
+
+    def op(self, family, attrs, inputs) -> Operand | None:
+        shape, _ = family.infer(attrs, [(item.shape, item.dtype) for item in inputs])
+        if not 0 < math.prod(shape) <= _LARGEST:
+            return None
+        if not family.takes_epilogue or self.integer(0, 1):
+            return self.build.op(family, attrs, inputs)
+        extra = next((item for item in (self.operand() for _ in range(3)) if item.shape == shape), self.input(shape))
+        self.build.ops.append(Op(family, attrs, (*inputs, extra), Value(shape, _FLOAT), single("add_f")))
+        return Operand.whole(self.build.ops[-1].output)
+
+    def program(self, steps: int) -> Program:
+        while len(self.build.ops) < steps:
+            result = self.step()
+            if result is not None and math.prod(result.shape) <= _LARGEST:
+                self.known.append(result)
+        ops = [dataclasses.replace(op, name=f"{op.family.name}{k}") for k, op in enumerate(self.build.ops)]
+        results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 4))]
+        program = Program(tuple(self.inputs), (), tuple(ops), tuple(map(Operand.whole, results)))
+        return outputs.run(program)
+
+
+def random_program(seed: int, steps: int = 8) -> Program:
+    """The same seed gives the same program."""
+    return _Author(seed).program(steps)
+
+
+def elements_read(op: Op, index: int) -> np.ndarray:
+    """Which elements of input `index`'s value each output element depends on: bool [output size, value size].
+
+    Found from the op's reference alone: a one walks through the input, everything else is ones (or zeros, where the op adds up
+    unrelated things), and every output that sees it depends on it.
+    """
+    view = op.inputs[index].view
+    size = math.prod(view.shape)
+    if index >= op.family.num_main(op):
+        seen = np.eye(size, dtype=bool)
+    else:
+        neutral = jnp.ones if op.family in (CONV2D, MATMUL) else jnp.zeros
+        others = [neutral(item.shape) for item in op.main_inputs]
+
+        def moved(one: jax.Array) -> jax.Array:
+            return op.family.reference(op.attrs, *others[:index], one.reshape(view.shape), *others[index + 1 :]).reshape(-1)
+
+        seen = np.asarray(jax.vmap(moved)(jnp.eye(size))).T != 0
+    elements = view.gather(np.arange(op.inputs[index].value.size)).reshape(-1)
+    result = np.zeros((op.output.size, op.inputs[index].value.size), bool)
+    rows, columns = np.nonzero(seen)
+    result[rows, elements[columns]] = True
+    return result
+
+

@@ -1,0 +1,294 @@
+"""The APU: tiles against the machine's wishes, edges against an element-wise oracle, memory against hostile orders of execution."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from aspen_jax.apu import Machine, build
+from aspen_jax.apu import memory as apu_memory
+from aspen_jax.apu.grid import Grid
+from aspen_jax.apu.memory import Touches, overlapping
+from aspen_jax.apu.tiling import cut_points
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import single
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.program import Operand, Program, Value
+from aspen_jax.tilegraph import TileGraph
+from tests.random_programs import elements_read, random_program
+
+
+def build_with_random_tiles(program: Program, seed: int, reuse: bool) -> TileGraph:
+    """A graph whose cuts owe nothing to the cost model, and whose smallest values share space too."""
+    rng = np.random.default_rng(seed)
+
+    def cuts(op, num_workers, machine):
+        del num_workers, machine
+        inner = [np.flatnonzero(rng.random(max(extent, 1)) < 0.4) for extent in op.output.shape]
+        return tuple(np.union1d(cut, (0, extent)).astype(np.int64) for cut, extent in zip(inner, op.output.shape, strict=True))
+
+    with mock.patch("aspen_jax.apu.pipeline.cut_points", cuts), mock.patch.object(apu_memory, "_SMALLEST_REUSED", 1):
+        return build(program, 2, reuse=reuse)
+
+
+def boxes_of_tiles(graph: TileGraph) -> dict[int, tuple[int, np.ndarray]]:
+    """For each tile its op and its box."""
+    found = {}
+    for op in range(graph.num_ops):
+        tiles, boxes = graph.tiles_of(op)
+        found.update((tile, (op, box)) for tile, box in zip(tiles.tolist(), boxes, strict=True))
+    return found
+
+
+def elements_in(box: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    inside = np.zeros(shape, bool)
+    inside[tuple(slice(lo, hi) for lo, hi in box)] = True
+    return np.flatnonzero(inside)
+
+
+def is_box(elements: np.ndarray, shape: tuple[int, ...]) -> bool:
+    if not shape:
+        return elements.size == 1
+    where = np.array(np.unravel_index(elements, shape))
+    return elements.size == np.prod(where.max(axis=1) - where.min(axis=1) + 1)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_edges_are_those_of_the_element_wise_oracle(seed):
+    program = random_program(seed)
+    graph = build_with_random_tiles(program, seed, reuse=False)
+    tiles = boxes_of_tiles(graph)
+    owner = {}
+    for number, op in enumerate(program.ops):
+        owner[op.output] = np.full(op.output.size, -1)
+        for tile, (tile_op, box) in tiles.items():
+            if tile_op == number:
+                owner[op.output][elements_in(box, op.output.shape)] = tile
+    read = [[elements_read(op, index) for index in range(len(op.inputs))] for op in program.ops]
+    parents, children = graph.dag.edges()
+    for tile, (number, box) in tiles.items():
+        op = program.ops[number]
+        needed, boxes_only = set(), True
+        for operand, dependence in zip(op.inputs, read[number], strict=True):
+            elements = np.flatnonzero(dependence[elements_in(box, op.output.shape)].any(axis=0))
+            if operand.value in owner and elements.size:
+                needed |= set(owner[operand.value][elements].tolist())
+                boxes_only &= is_box(elements, operand.value.shape)
+            elif operand.value in owner:
+                boxes_only &= dependence.any()  # a window that lies in the padding: what it covers is no box
+        made = set(parents[children == tile].tolist())
+        assert needed <= made, f"tile {tile} of {op.name} misses parents"
+        if boxes_only:
+            assert needed == made, f"tile {tile} of {op.name} has parents that it does not need"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_order_of_execution_reads_what_reuse_has_overwritten(seed):
+    program = random_program(seed, steps=12)
+    graph = build_with_random_tiles(program, seed, reuse=True)
+    graph.verify()
+    read = [[elements_read(op, index) for index in range(len(op.inputs))] for op in program.ops]
+    plain = build_with_random_tiles(program, seed, reuse=False)
+    assert graph.workspace_bytes <= plain.workspace_bytes
+    for order_seed in range(4):
+        run_in_some_order(graph, program, read, np.random.default_rng(order_seed), deepest_first=order_seed % 2 == 1)
+
+
+def run_in_some_order(graph, program, read, rng, deepest_first):
+    """Runs tiles as soon as their parents have run, marking each byte with the element that it holds."""
+    sizes = {}
+    first_mark, marks = {}, 0
+    rebuilt = graph.program()
+    number_of = {value: number for number, value in enumerate(values_of(rebuilt, graph))}
+    for value, number in number_of.items():
+        buffer, offset = graph.values[number, :2].tolist()
+        sizes[buffer] = max(sizes.get(buffer, 0), offset + value.nbytes)
+        first_mark[value] = marks
+        marks += value.size
+    buffers = {buffer: np.full(size, -1, np.int64) for buffer, size in sizes.items()}
+
+    def place(value, elements):
+        buffer, offset = graph.values[number_of[value], :2].tolist()
+        return buffer, (offset + elements[:, None] * value.dtype.itemsize + np.arange(value.dtype.itemsize)).reshape(-1)
+
+    def write(value, elements):
+        buffer, where = place(value, elements)
+        buffers[buffer][where] = np.repeat(first_mark[value] + elements, value.dtype.itemsize)
+
+    def check(value, elements):
+        buffer, where = place(value, elements)
+        assert (buffers[buffer][where] == np.repeat(first_mark[value] + elements, value.dtype.itemsize)).all()
+
+    for value in rebuilt.inputs:
+        write(value, np.arange(value.size))
+    tiles = boxes_of_tiles(graph)
+    waiting = graph.parent_counts
+    ready = np.flatnonzero(waiting == 0).tolist()
+    done = 0
+    while ready:
+        tile = ready.pop(max(range(len(ready)), key=lambda k: tiles[ready[k]][0]) if deepest_first else int(rng.integers(len(ready))))
+        number, box = tiles[tile]
+        op = rebuilt.ops[number]
+        elements = elements_in(box, op.output.shape)
+        for operand, dependence in zip(op.inputs, read[number], strict=True):
+            check(operand.value, np.flatnonzero(dependence[elements].any(axis=0)))
+        write(op.output, elements)
+        done += 1
+        for child in graph.dag.step(np.array([tile]))[1].tolist():
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                ready.append(child)
+    assert done == graph.num_tiles
+    for operand in rebuilt.outputs:
+        check(operand.value, np.arange(operand.value.size))
+
+
+def values_of(program: Program, graph: TileGraph) -> list[Value]:
+    """The values of a rebuilt program in the order of the graph's table."""
+    found = dict(zip(graph.operands.tolist(), program.inputs, strict=True))
+    found.update(zip(graph.ops[:, 1].tolist(), (op.output for op in program.ops), strict=True))
+    return [found[number] for number in range(len(graph.values))]
+
+
+def conv(shape, weight, strides=(1, 1), padding=(1, 1, 1, 1)):
+    build_ = Builder()
+    x, w = Value(shape, np.dtype(np.float32)), Value(weight, np.dtype(np.float32))
+    out = build_.op(CONV2D, ConvAttrs(strides, padding, (1, 1), 1), [Operand.whole(x), Operand.whole(w)])
+    return Program((x, w), (), tuple(build_.ops), (out,))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
+@pytest.mark.parametrize("shape, weight", [((1, 56, 56, 64), (3, 3, 64, 64)), ((1, 7, 7, 512), (3, 3, 512, 512)), ((8, 28, 28, 64), (1, 1, 64, 256))])
+def test_a_large_op_gives_each_worker_several_tiles_that_are_worth_a_schedule(shape, weight, num_workers):
+    machine = Machine()
+    graph = build(conv(shape, weight, padding=(weight[0] // 2,) * 4), num_workers, machine)
+    assert graph.costs.min() >= 0.5 * machine.shortest_tile_ns
+    if graph.costs.sum() / (num_workers * machine.tiles_per_worker) > 2 * machine.shortest_tile_ns:
+        assert graph.num_tiles >= num_workers * machine.tiles_per_worker
+
+
+def test_early_layers_are_tiled_in_whole_pixel_columns_and_whole_rows():
+    graph = build(conv((1, 56, 56, 64), (3, 3, 64, 64)), 2)
+    _, boxes = graph.tiles_of(0)
+    assert (boxes[:, 2] == (0, 56)).all()
+    assert (boxes[:, 3] == (0, 64)).all()
+
+
+def test_a_layer_with_more_weights_than_pixels_is_split_into_columns():
+    graph = build(conv((1, 7, 7, 512), (3, 3, 512, 512)), 2)
+    _, boxes = graph.tiles_of(0)
+    assert len(np.unique(boxes[:, 3, 0])) > 1
+
+
+def test_a_tiny_op_is_one_tile():
+    assert build(conv((1, 4, 4, 8), (3, 3, 8, 8)), 64).num_tiles == 1
+
+
+def test_cuts_lie_on_the_grain():
+    (op,) = conv((3, 9, 11, 8), (1, 1, 8, 100), padding=(0, 0, 0, 0)).ops
+    op = dataclasses.replace(op, family=Grained())
+    cuts = cut_points(op, 16, Machine(flops_per_ns=0.01))
+    for cut, extent, grain in zip(cuts, op.output.shape, op.family.grain(op), strict=True):
+        assert cut[0] == 0
+        assert cut[-1] == extent
+        assert (cut[:-1] % grain == 0).all()
+        assert (np.diff(cut) > 0).all()
+
+
+class Grained(type(CONV2D)):
+    """A convolution whose kernel wants blocks of 2 by 5 pixels and 24 channels."""
+
+    def grain(self, op):
+        return (1, 2, 5, 24)
+
+
+def test_values_without_elements_have_no_tiles():
+    x = Value((2, 0, 3), np.dtype(np.float32))
+    builder = Builder()
+    out = builder.block(single("neg_f"), [Operand.whole(x)], x.shape, np.float32)
+    graph = build(Program((x,), (), tuple(builder.ops), (out,)), 2)
+    graph.verify()
+    assert graph.num_tiles == 0
+    assert TileGraph.from_bytes(graph.to_bytes()) == graph
+
+
+def test_depth_is_the_longest_path_in_ops():
+    x = Operand.whole(Value((64,), np.dtype(np.float32)))
+    builder = Builder()
+    a = builder.block(single("neg_f"), [x], (64,), np.float32)
+    b = builder.block(single("neg_f"), [a], (64,), np.float32)
+    c = builder.block(single("add_f"), [a, b], (64,), np.float32)
+    d = builder.block(single("add_f"), [x, x], (64,), np.float32)
+    graph = build(Program((x.value,), (), tuple(builder.ops), (c, d)), 2)
+    assert graph.ops[:, 4].tolist() == [0, 1, 2, 0]
+    assert graph.max_depth == 2
+
+
+def test_outputs_that_no_op_writes_are_refused():
+    x = Operand.whole(Value((4,), np.dtype(np.float32)))
+    with pytest.raises(ValueError, match="written by an op|that an op writes"):
+        build(Program((x.value,), (), (), (x,)), 2)
+
+
+def test_reuse_is_refused_where_its_edges_would_cost_more_than_the_memory():
+    """Two all-to-all layers of many tiles: ordering every tile of one after every tile of the other is not worth a buffer."""
+    size = 1 << 14
+    builder = Builder()
+    x = Operand.whole(Value((size,), np.dtype(np.float32)))
+    chain = [x]
+    for _ in range(4):
+        mixed = Operand(chain[-1].value, chain[-1].view.reshape((128, 128)).transpose((1, 0)))
+        dense = builder.block(single("neg_f"), [mixed], (128, 128), np.float32)
+        chain.append(dense)
+    program = Program((x.value,), (), tuple(builder.ops), (chain[-1],))
+    fine = mock.patch("aspen_jax.apu.pipeline.cut_points", lambda op, *_: (np.arange(129), np.array([0, 128])))
+    with fine:
+        graph = build(program, 2)
+        plain = build(program, 2, reuse=False)
+    graph.verify()
+    assert graph.num_edges <= plain.num_edges + 16 * 2 * graph.num_tiles
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_overlapping_ranges_are_found(seed):
+    rng = np.random.default_rng(seed)
+
+    def ranges(n):
+        lo = rng.integers(0, 60, n)
+        return Touches(rng.permutation(n), lo, lo + rng.integers(1, 25, n))
+
+    early, late = ranges(rng.integers(0, 20)), ranges(rng.integers(0, 20))
+    found = set(zip(*(array.tolist() for array in overlapping(early, late)), strict=True))
+    expected = {(a, b) for a, al, ah in zip(*early, strict=True) for b, bl, bh in zip(*late, strict=True) if al < bh and bl < ah}
+    assert found == expected
+
+
+def test_a_grid_finds_the_cells_that_boxes_meet():
+    grid = Grid.numbered([np.array([0, 2, 5]), np.array([0, 1, 4, 6])], 10)
+    row, cell = grid.touched(np.array([[[1, 3], [0, 4]], [[2, 2], [0, 6]], [[4, 5], [5, 6]]]))
+    assert row.tolist() == [0, 0, 0, 0, 2]
+    assert grid.tiles[cell].tolist() == [10, 11, 13, 14, 15]
+
+
+def test_a_hundred_thousand_tiles_take_seconds():
+    """A budget with a wide margin: a build that works element by element or tile by tile takes minutes."""
+    builder = Builder()
+    x = Operand.whole(Value((1024, 1024), np.dtype(np.float32)))
+    last = x
+    for _ in range(25):
+        last = builder.block(single("add_f"), [last, last], last.shape, np.float32)
+    program = Program((x.value,), (), tuple(builder.ops), (last,))
+    cuts = np.arange(0, 1025, 16)
+    with mock.patch("aspen_jax.apu.pipeline.cut_points", lambda *_: (cuts, cuts)):
+        started = time.process_time()
+        graph = build(program, 2)
+        graph.verify()
+        elapsed = time.process_time() - started
+    assert graph.num_tiles == 102_400
+    assert BLOCK.kernel in graph.kernels
+    assert elapsed < 60
