@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,15 @@ import jax
 import jaxlib
 import numpy as np
 
-from aspen_jax import _engine
 from aspen_jax.errors import EngineError, InputError
+
+try:
+    from aspen_jax import _engine
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{pathlib.Path(__file__).parent} has no extension module for this Python: if it is a checkout, start Python elsewhere "
+        "after `pip install .`, or install it with `pip install -e .`"
+    ) from error
 
 CUSTOM_CALL_TARGET = "aspen_run"
 """Name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
@@ -27,8 +35,8 @@ def ensure_registered() -> None:
     """
     if _release(jaxlib.__version__) < _release(_engine.built_for_jaxlib):
         raise EngineError(
-            f"aspen_jax was built for jaxlib {_engine.built_for_jaxlib}, but jaxlib {jaxlib.__version__} is installed; upgrade it "
-            "(pip install --upgrade jax) or build aspen_jax again for this one (pip install --no-build-isolation)"
+            f"aspen_jax was built for jaxlib {_engine.built_for_jaxlib}, but jaxlib {jaxlib.__version__} is installed; upgrade "
+            "it (pip install --upgrade jax) or build aspen_jax again for this one (pip install --no-build-isolation)"
         )
     try:
         jax.ffi.register_ffi_target(CUSTOM_CALL_TARGET, _engine.registrations(), platform="cpu")

@@ -1,0 +1,62 @@
+"""What is installed: its parts, its version, its promises to whoever imports it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aspen_jax
+from aspen_jax import _engine
+from aspen_jax.ops.opcodes import OPCODES
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert aspen_jax.__version__ == importlib.metadata.version("aspen_jax")
+
+
+def test_all_public_names_exist() -> None:
+    assert [name for name in aspen_jax.__all__ if not hasattr(aspen_jax, name)] == []
+
+
+def test_the_distribution_holds_the_module_and_no_sources_of_it() -> None:
+    names = [Path(str(file)).name for file in importlib.metadata.files("aspen_jax") or []]
+    assert any(name.startswith("_engine.") and name.endswith(".so") for name in names)
+    assert [name for name in names if name.endswith((".cc", ".h", ".inc", ".a", "CMakeLists.txt"))] == []
+
+
+def test_every_source_file_is_installed() -> None:
+    directory = Path(aspen_jax.__file__).parent
+    sources = {path.relative_to(ROOT / "aspen_jax") for path in (ROOT / "aspen_jax").rglob("*.py")}
+    assert [path for path in sorted(sources) if not (directory / path).exists()] == []
+    assert (directory / "py.typed").exists()
+
+
+def test_the_command_is_installed() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="aspen")
+    assert callable(script.load())
+
+
+def test_importing_needs_no_compiler_and_no_other_program(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PATH"}
+    command = [sys.executable, "-W", "error", "-c", "import aspen_jax; print(aspen_jax.__version__)"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment | {"PATH": ""}, timeout=120)
+    assert (result.stdout, result.stderr) == (f"{aspen_jax.__version__}\n", "")
+
+
+def test_python_and_the_engine_agree_on_block_opcodes() -> None:
+    assert _engine.block_opcodes() == {name: (opcode.number, opcode.arity) for name, opcode in OPCODES.items()}
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_examples_of_the_readme_run(number: int) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
+    exec(compile(examples[number], f"README.md example {number}", "exec"), {})
