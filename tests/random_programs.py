@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable, Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax.ops import windows
@@ -14,6 +14,7 @@ from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
@@ -154,23 +155,17 @@ def random_program(seed: int, steps: int = 8) -> Program:
 
 
 def elements_read(op: Op, index: int) -> np.ndarray:
-    """Which elements of input `index`'s value each output element depends on: bool [output size, value size].
-
-    Found from the op's reference alone: a one walks through the input, everything else is ones (or zeros, where the op adds up
-    unrelated things), and every output that sees it depends on it.
-    """
+    """Which elements of input `index`'s value each output element depends on: bool [output size, value size]."""
     view = op.inputs[index].view
-    size = math.prod(view.shape)
+    seen = np.zeros((op.output.size, math.prod(view.shape)), bool)
     if index >= op.family.num_main(op):
-        seen = np.eye(size, dtype=bool)
+        seen |= np.eye(op.output.size, dtype=bool)
     else:
-        neutral = jnp.ones if op.family in (CONV2D, MATMUL) else jnp.zeros
-        others = [neutral(item.shape) for item in op.main_inputs]
-
-        def moved(one: jax.Array) -> jax.Array:
-            return op.family.reference(op.attrs, *others[:index], one.reshape(view.shape), *others[index + 1 :]).reshape(-1)
-
-        seen = np.asarray(jax.vmap(moved)(jnp.eye(size))).T != 0
+        at = np.indices(op.output.shape).reshape(len(op.output.shape), op.output.size)
+        for index_read, exists in _ELEMENTS[op.family](op, index, at):
+            rows = np.flatnonzero(exists)
+            columns = np.ravel_multi_index(tuple(index_read[:, rows]), view.shape) if view.shape else np.zeros(len(rows), int)
+            seen[rows, columns] = True
     elements = view.gather(np.arange(op.inputs[index].value.size)).reshape(-1)
     result = np.zeros((op.output.size, op.inputs[index].value.size), bool)
     rows, columns = np.nonzero(seen)
@@ -178,3 +173,72 @@ def elements_read(op: Op, index: int) -> np.ndarray:
     return result
 
 
+# Each of these yields (index in the input's view, whether it exists) for all output elements `at` at once, one element that
+# they depend on after the other.
+_Reads = Iterator[tuple[np.ndarray, np.ndarray]]
+
+
+def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    attrs, (_, height, width, _) = op.attrs, op.inputs[0].shape
+    kernel_height, kernel_width, channels, features = op.inputs[1].shape
+    for ky, kx, c in itertools.product(range(kernel_height), range(kernel_width), range(channels)):
+        y = at[1] * attrs.strides[0] - attrs.padding[0] + ky * attrs.dilation[0]
+        x = at[2] * attrs.strides[1] - attrs.padding[2] + kx * attrs.dilation[1]
+        exists = (0 <= y) & (y < height) & (0 <= x) & (x < width)
+        group = at[3] // (features // attrs.groups)
+        if index == 0:
+            yield np.stack([at[0], y, x, group * channels + c]), exists
+        else:
+            yield np.stack([np.full_like(y, ky), np.full_like(y, kx), np.full_like(y, c), at[3]]), exists
+
+
+def _matmul_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    for k in range(op.inputs[0].shape[2]):
+        inner = np.full_like(at[0], k)
+        yield np.stack([at[0], at[1], inner] if index == 0 else [at[0], inner, at[2]]), np.ones(at.shape[1], bool)
+
+
+def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    attrs, shape = op.attrs, np.array(op.inputs[index].shape, int).reshape(-1, 1)
+    strides, low, base, step = (
+        np.array(entries, int).reshape(-1, 1)
+        for entries in (attrs.strides, attrs.padding_lo, attrs.base_dilation, attrs.window_dilation)
+    )
+    for offset in itertools.product(*map(range, attrs.window)):
+        dilated = at * strides - low + np.array(offset, int).reshape(-1, 1) * step
+        position = dilated // base
+        yield position, ((dilated % base == 0) & (0 <= position) & (position < shape)).all(axis=0)
+
+
+def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    shape, axes = op.inputs[index].shape, op.attrs.axes
+    for reduced in itertools.product(*(range(shape[axis]) for axis in axes)):
+        position = np.empty((len(shape), at.shape[1]), int)
+        position[[d for d in range(len(shape)) if d not in axes]] = at
+        position[list(axes)] = np.array(reduced, int).reshape(-1, 1)
+        yield position, np.ones(at.shape[1], bool)
+
+
+def _concatenate_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    axis = op.attrs.axis
+    position = at.copy()
+    position[axis] -= sum(piece.shape[axis] for piece in op.inputs[:index])
+    yield position, (0 <= position[axis]) & (position[axis] < op.inputs[index].shape[axis])
+
+
+def _pad_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    low, step = np.array(op.attrs.lo, int).reshape(-1, 1), np.array(op.attrs.interior, int).reshape(-1, 1) + 1
+    position = (at - low) // step
+    extent = np.array(op.inputs[0].shape, int).reshape(-1, 1)
+    inside = (((at - low) % step == 0) & (0 <= position) & (position < extent)).all(axis=0)
+    yield (position, inside) if index == 0 else (at[:0], ~inside)
+
+
+_ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
+    CONV2D: _conv_elements,
+    MATMUL: _matmul_elements,
+    POOL: _pool_elements,
+    REDUCE: _reduce_elements,
+    CONCATENATE: _concatenate_elements,
+    PAD: _pad_elements,
+}

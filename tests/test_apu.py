@@ -18,6 +18,8 @@ from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.pad import PAD
 from aspen_jax.program import Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
@@ -97,6 +99,23 @@ def test_no_order_of_execution_reads_what_reuse_has_overwritten(seed):
     assert graph.workspace_bytes <= plain.workspace_bytes
     for order_seed in range(4):
         run_in_some_order(graph, program, read, np.random.default_rng(order_seed), deepest_first=order_seed % 2 == 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_oracle_sees_what_the_references_do(seed):
+    """A one walks through each input; every output that it reaches depends on it."""
+    for op in random_program(seed, steps=4).ops:
+        for index, operand in enumerate(op.main_inputs):
+            if op.family is PAD and index == 1:
+                continue
+            view = operand.view
+            others = [np.full(item.shape, op.family in (CONV2D, MATMUL), np.float32) for item in op.main_inputs]
+            expected = np.zeros((op.output.size, operand.value.size), bool)
+            elements = view.gather(np.arange(operand.value.size)).reshape(-1)
+            for k, one in enumerate(np.eye(len(elements), dtype=np.float32)):
+                others[index] = one.reshape(view.shape)
+                expected[:, elements[k]] |= np.asarray(op.family.reference(op.attrs, *others)).reshape(-1) != 0
+            np.testing.assert_array_equal(elements_read(op, index), expected)
 
 
 def run_in_some_order(graph, program, read, rng, deepest_first):
