@@ -263,7 +263,7 @@ void fuse(Draft& draft) {
       if (is_only_use(a, k_mul_f)) become(k_fma_f, {x, y, b});
     } else if (reg.opcode == k_relu_f) {
       if (is_only_use(a, k_add_f)) become(k_fused_add_relu, draft.registers[a].args);
-      if (is_only_use(a, k_fma_f)) become(k_fused_fma_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fma_f)) become(k_fused_fma_relu, draft.registers[a].args);
     } else if (reg.opcode == k_min_f) {
       if (is_bound(a)) std::swap(a, b);
       if (!is_bound(b)) continue;
