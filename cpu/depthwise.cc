@@ -1,6 +1,8 @@
 // conv2d where every channel has a filter of its own, vectorised over channels. Padding costs nothing: the taps that fall into it
 // are left out, and pixels with the same taps are computed together.
+#include <array>
 #include <memory>
+#include <utility>
 
 #include "conv2d.h"
 #include "epilogue.h"
@@ -13,14 +15,24 @@ namespace {
 
 struct Depthwise final : OpState {
   ConvShape shape;
+  // Output columns [inner_first, inner_last) have all taps of a kernel row inside the input.
+  int64_t inner_first, inner_last;
+  // Channels are taken so many at a time that the rows of the input that a row of the output reads stay in the L1 cache until
+  // the next rows have read them too.
+  int64_t block_channels;
   Epilogue epilogue;
 };
 
-// Neighbours in a row of the output that are computed together: two vectors each, and their sums hide the latency of the adds.
-constexpr int64_t kPixelGroup = kRegisters >= 32 ? 8 : 4;
+// Neighbours in a row of the output that are computed together: with two vectors of channels each, their sums hide the latency
+// of the adds and leave registers for the filters.
+constexpr int kPixelGroup = kRegisters >= 32 ? 8 : 6;
+constexpr int vectors_for(int pixels) { return pixels <= 2 ? 4 : 2; }
 
-// What the epilogue gets at a time stays in the L1 cache.
+// What the epilogue gets at a time.
 constexpr int64_t kSumFloats = 4096;
+constexpr int64_t kWindowFloats = 6 * 1024;
+constexpr int64_t kBlockStep = 2 * kLanes;
+constexpr int64_t kMaxBlockChannels = kSumFloats / 16;
 
 // The window of one pixel, reduced to the taps that exist.
 struct Window {
@@ -29,63 +41,106 @@ struct Window {
   int64_t taps_down, taps_across;
 };
 
-// kPixels neighbours x kVectors vectors of channels. `lanes` counts the channels of the last vector and is read only where
-// kPartial.
+// Distances between neighbours, in elements.
+struct Steps {
+  int64_t x_down, x_across, x_pixel;
+  int64_t w_down, w_across;
+  int64_t out_pixel;
+};
+
+// `groups` times kPixels neighbours x kVectors vectors of channels. `lanes` counts the channels of the last vector and is read
+// only where kPartial.
 template <int kPixels, int kVectors, bool kPartial>
-ASPEN_INLINE void micro(const ConvShape& s, const Window& window, int64_t channel, [[maybe_unused]] int lanes, float* out,
-                        int64_t out_stride) {
+void micro(const Steps& steps, const Window& window, int64_t groups, [[maybe_unused]] int lanes, float* out) noexcept {
   constexpr int kLast = kVectors - 1;
   const auto get = [&](const float* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
   };
-  const int64_t next_pixel = s.stride[1] * s.x_strides[kWidth];
-  const int64_t x_down = s.dilation[0] * s.x_strides[kHeight], x_across = s.dilation[1] * s.x_strides[kWidth];
-  Floats sum[kPixels][kVectors];
+  const float* corner = window.x;
+  for (int64_t group = 0; group < groups; ++group, corner += kPixels * steps.x_pixel) {
+    Floats sum[kPixels][kVectors];
 #pragma GCC unroll 16
-  for (int p = 0; p < kPixels; ++p) {
+    for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) sum[p][v] = Floats{};
-  }
-  for (int64_t down = 0; down < window.taps_down; ++down) {
-    const float* x = window.x + channel + down * x_down;
-    const float* w = window.w + channel + down * s.w_strides[kKernelHeight];
-    for (int64_t right = 0; right < window.taps_across; ++right, x += x_across, w += s.w_strides[kKernelWidth]) {
-      Floats filter[kVectors];
+      for (int v = 0; v < kVectors; ++v) sum[p][v] = Floats{};
+    }
+    const float* x_row = corner;
+    const float* w_row = window.w;
+    for (int64_t down = 0; down < window.taps_down; ++down, x_row += steps.x_down, w_row += steps.w_down) {
+      const float* x = x_row;
+      const float* w = w_row;
+      for (int64_t across = 0; across < window.taps_across; ++across, x += steps.x_across, w += steps.w_across) {
+        Floats filter[kVectors];
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) filter[v] = get(w, v);
+        for (int v = 0; v < kVectors; ++v) filter[v] = get(w, v);
+        const float* pixel = x;
 #pragma GCC unroll 16
-      for (int p = 0; p < kPixels; ++p) {
+        for (int p = 0; p < kPixels; ++p, pixel += steps.x_pixel) {
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(x + p * next_pixel, v), filter[v], sum[p][v]);
+          for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(pixel, v), filter[v], sum[p][v]);
+        }
       }
     }
-  }
 #pragma GCC unroll 16
-  for (int p = 0; p < kPixels; ++p) {
+    for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = out + p * out_stride + v * kLanes;
-      if (kPartial && v == kLast) {
-        store_partial(to, sum[p][v], lanes);
-      } else {
-        store(to, sum[p][v]);
+      for (int v = 0; v < kVectors; ++v) {
+        if (kPartial && v == kLast) {
+          store_partial(out + v * kLanes, sum[p][v], lanes);
+        } else {
+          store(out + v * kLanes, sum[p][v]);
+        }
       }
     }
   }
 }
 
 template <int kPixels>
-void all_channels(const ConvShape& s, const Window& window, int64_t channels, float* out, int64_t out_stride) noexcept {
-  constexpr int kVectors = kPixels == 1 ? 4 : 2;
-  int64_t channel = 0;
-  for (; channel + kVectors * kLanes <= channels; channel += kVectors * kLanes) {
-    micro<kPixels, kVectors, false>(s, window, channel, 0, out + channel, out_stride);
+void all_channels(const Steps& steps, Window window, int64_t groups, int64_t channels, float* out) noexcept {
+  constexpr int kVectors = vectors_for(kPixels);
+  const auto advance = [&](int64_t by) {
+    window.x += by;
+    window.w += by;
+    out += by;
+    channels -= by;
+  };
+  for (; channels >= kVectors * kLanes; advance(kVectors * kLanes)) {
+    micro<kPixels, kVectors, false>(steps, window, groups, 0, out);
   }
-  for (; channel + kLanes <= channels; channel += kLanes) {
-    micro<kPixels, 1, false>(s, window, channel, 0, out + channel, out_stride);
+  if constexpr (kVectors > 2) {
+    for (; channels >= 2 * kLanes; advance(2 * kLanes)) micro<kPixels, 2, false>(steps, window, groups, 0, out);
   }
-  if (channel < channels) {
-    micro<kPixels, 1, true>(s, window, channel, static_cast<int>(channels - channel), out + channel, out_stride);
+  for (; channels >= kLanes; advance(kLanes)) micro<kPixels, 1, false>(steps, window, groups, 0, out);
+  if (channels > 0) micro<kPixels, 1, true>(steps, window, groups, static_cast<int>(channels), out);
+}
+
+using AllChannels = void (*)(const Steps&, Window, int64_t groups, int64_t channels, float* out) noexcept;
+constexpr auto kByPixels = []<int... kPixel>(std::integer_sequence<int, kPixel...>) {
+  return std::array<AllChannels, kPixelGroup>{all_channels<kPixel + 1>...};
+}(std::make_integer_sequence<int, kPixelGroup>());
+
+// Columns [begin, end) of one row of the output, in one image and block of channels.
+void run_row(const Depthwise& op, const Steps& steps, const float* x, const float* w, int64_t row, int64_t begin, int64_t end,
+             int64_t channels, float* out) noexcept {
+  const ConvShape& s = op.shape;
+  const int64_t top = row * s.stride[0] - s.pad[0];
+  const Taps down(top, s.dilation[0], s.kernel[0], s.height);
+  for (int64_t column = begin; column < end;) {
+    const int64_t left = column * s.stride[1] - s.pad[1];
+    const Taps across(left, s.dilation[1], s.kernel[1], s.width);
+    Window window{x, w, down.last - down.first, across.last - across.first};
+    if (window.taps_down > 0 && window.taps_across > 0) {
+      window.x +=
+          (top + down.first * s.dilation[0]) * s.x_strides[kHeight] + (left + across.first * s.dilation[1]) * s.x_strides[kWidth];
+      window.w += down.first * s.w_strides[kKernelHeight] + across.first * s.w_strides[kKernelWidth];
+    }
+    const bool inner = op.inner_first <= column && column < op.inner_last;
+    const int64_t alike = inner ? std::min(end, op.inner_last) - column : 1;
+    const int64_t groups = alike < kPixelGroup ? 1 : alike / kPixelGroup;
+    const int64_t pixels = std::min<int64_t>(alike, kPixelGroup);
+    kByPixels[static_cast<size_t>(pixels - 1)](steps, window, groups, channels, out);
+    column += groups * pixels;
+    out += groups * pixels * steps.out_pixel;
   }
 }
 
@@ -96,49 +151,31 @@ const char* run(const TileArgs& args) noexcept {
   const int32_t* hi = args.hi;
   auto* const sums = reinterpret_cast<float*>(args.scratch);
   std::byte* const epilogue_scratch = args.scratch + kSumFloats * 4;
-  // Blocks of pixels x channels that fit the sums.
-  const int64_t block_channels = std::min<int64_t>(hi[kChannel] - lo[kChannel], kSumFloats / kPixelGroup);
-  if (block_channels <= 0) return nullptr;
-  const int64_t block_pixels = op.epilogue.empty() ? hi[kWidth] - lo[kWidth] : kSumFloats / block_channels;
+  const bool direct = op.epilogue.empty();
   for (int64_t image = lo[kImage]; image < hi[kImage]; ++image) {
-    for (int64_t row = lo[kHeight]; row < hi[kHeight]; ++row) {
-      const int64_t top = row * s.stride[0] - s.pad[0];
-      const Taps down(top, s.dilation[0], s.kernel[0], s.height);
-      for (int64_t channel = lo[kChannel]; channel < hi[kChannel]; channel += block_channels) {
-        const int64_t channels = std::min(block_channels, hi[kChannel] - channel);
-        const float* x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage] + channel;
-        const float* w = static_cast<const float*>(args.inputs[1]) + channel;
-        for (int64_t begin = lo[kWidth]; begin < hi[kWidth]; begin += block_pixels) {
-          const int64_t end = std::min<int64_t>(begin + block_pixels, hi[kWidth]);
-          float* const first = op.epilogue.empty()
-                                   ? static_cast<float*>(args.output) +
-                                         ((image * s.out_height + row) * s.out_width + begin) * s.out_channels + channel
-                                   : sums;
-          const int64_t stride = op.epilogue.empty() ? s.out_channels : channels;
-          float* out = first;
-          for (int64_t column = begin; column < end;) {
-            const int64_t left = column * s.stride[1] - s.pad[1];
-            const Taps right(left, s.dilation[1], s.kernel[1], s.width);
-            Window window{x, w, down.last - down.first, right.last - right.first};
-            if (window.taps_down > 0 && window.taps_across > 0) {
-              window.x += (top + down.first * s.dilation[0]) * s.x_strides[kHeight] +
-                          (left + right.first * s.dilation[1]) * s.x_strides[kWidth];
-              window.w += down.first * s.w_strides[kKernelHeight] + right.first * s.w_strides[kKernelWidth];
-            }
-            const int64_t last_left = left + (kPixelGroup - 1) * s.stride[1];
-            const bool group = column + kPixelGroup <= end && Taps(last_left, s.dilation[1], s.kernel[1], s.width) == right;
-            if (group) {
-              all_channels<kPixelGroup>(s, window, channels, out, stride);
-            } else {
-              all_channels<1>(s, window, channels, out, stride);
-            }
-            const int64_t done = group ? kPixelGroup : 1;
-            column += done;
-            out += done * stride;
+    for (int64_t channel = lo[kChannel]; channel < hi[kChannel]; channel += op.block_channels) {
+      const int64_t channels = std::min<int64_t>(op.block_channels, hi[kChannel] - channel);
+      const float* x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage] + channel;
+      const float* w = static_cast<const float*>(args.inputs[1]) + channel;
+      const Steps steps{.x_down = s.dilation[0] * s.x_strides[kHeight],
+                        .x_across = s.dilation[1] * s.x_strides[kWidth],
+                        .x_pixel = s.stride[1] * s.x_strides[kWidth],
+                        .w_down = s.w_strides[kKernelHeight],
+                        .w_across = s.w_strides[kKernelWidth],
+                        .out_pixel = direct ? s.out_channels : channels};
+      for (int64_t row = lo[kHeight]; row < hi[kHeight]; ++row) {
+        const int64_t columns = direct ? hi[kWidth] - lo[kWidth] : kSumFloats / channels;
+        for (int64_t begin = lo[kWidth]; begin < hi[kWidth]; begin += columns) {
+          const int64_t end = std::min<int64_t>(begin + columns, hi[kWidth]);
+          float* out = sums;
+          if (direct) {
+            out = static_cast<float*>(args.output) + ((image * s.out_height + row) * s.out_width + begin) * s.out_channels +
+                  channel;
           }
-          if (!op.epilogue.empty()) {
+          run_row(op, steps, x, w, row, begin, end, channels, out);
+          if (!direct) {
             const int64_t at[4] = {image, row, begin, channel};
-            op.epilogue.apply(args, at, kWidth, end - begin, channels, sums, stride, epilogue_scratch);
+            op.epilogue.apply(args, at, kWidth, end - begin, channels, sums, channels, epilogue_scratch);
           }
         }
       }
@@ -157,6 +194,11 @@ bool is_depthwise(const ConvShape& shape) {
 PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec) {
   auto op = std::make_unique<Depthwise>();
   op->shape = shape;
+  op->inner_first = ceil_div(std::max<int64_t>(shape.pad[1], 0), shape.stride[1]);
+  const int64_t last_left = shape.width - 1 - (shape.kernel[1] - 1) * shape.dilation[1];
+  op->inner_last = last_left + shape.pad[1] < 0 ? 0 : (last_left + shape.pad[1]) / shape.stride[1] + 1;
+  const int64_t window = ((shape.kernel[0] - 1) * shape.dilation[0] + 1) * std::max<int64_t>(shape.width, 1);
+  op->block_channels = std::clamp<int64_t>(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run;

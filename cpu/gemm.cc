@@ -8,12 +8,12 @@ namespace aspen::cpu::ASPEN_TARGET {
 
 namespace {
 
-using Micro = void (*)(const Block&, int lanes) noexcept;
+using Micro = void (*)(const Block&, int lanes, float* packed) noexcept;
 
 // kRows x kVectors vectors of sums stay in registers from the first run to the last. `lanes` counts the columns of the last
-// vector and is read only where kPartial.
-template <int kRows, int kVectors, bool kPartial>
-void micro(const Block& block, [[maybe_unused]] int lanes) noexcept {
+// vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack.
+template <int kRows, int kVectors, bool kPartial, bool kPack>
+void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed) noexcept {
   constexpr int kLast = kVectors - 1;
   const auto load_weights = [&](const float* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
@@ -40,7 +40,9 @@ void micro(const Block& block, [[maybe_unused]] int lanes) noexcept {
         w[v] = load_weights(weights, v);
         // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
         if constexpr (kVectors > kPanelVectors) __builtin_prefetch(weights + 8 * stride + v * kLanes);
+        if constexpr (kPack) store(packed + v * kLanes, w[v]);
       }
+      if constexpr (kPack) packed += kVectors * kLanes;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats x = broadcast(row[r][k]);
@@ -67,55 +69,62 @@ void micro(const Block& block, [[maybe_unused]] int lanes) noexcept {
 }
 
 // Micro kernels by number of rows, less one.
-template <int kVectors, bool kPartial, size_t... kRow>
-constexpr std::array<Micro, sizeof...(kRow)> by_rows(std::index_sequence<kRow...>) {
-  return {micro<static_cast<int>(kRow) + 1, kVectors, kPartial>...};
+using ByRows = std::array<Micro, kBlockRows>;
+template <int kVectors, bool kPartial, bool kPack>
+constexpr ByRows kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return ByRows{micro<kRow + 1, kVectors, kPartial, kPack>...};
+}(std::make_integer_sequence<int, kBlockRows>());
+
+// The kernel for a panel of `columns` columns, of which at most kPanel are taken.
+template <bool kPack>
+Micro panel_kernel(int rows, int64_t columns) {
+  const int i = rows - 1;
+  if (columns >= kPanel) return kByRows<kPanelVectors, false, kPack>[i];
+  if (columns > kLanes) return kByRows<kPanelVectors, true, kPack>[i];
+  return columns == kLanes ? kByRows<1, false, kPack>[i] : kByRows<1, true, kPack>[i];
 }
-using AllRows = std::make_index_sequence<kBlockRows>;
-constexpr auto kPanels = by_rows<kPanelVectors, false>(AllRows{});
-constexpr auto kSingles = by_rows<1, false>(AllRows{});
-constexpr auto kPartials = by_rows<1, true>(AllRows{});
 
 // As many vectors a row as leave registers for a row of weights and a broadcast.
 constexpr int strip_vectors(int rows) { return std::min((kRegisters - 1) / (rows + 1), kRegisters / 2); }
-
-template <size_t... kRow>
-constexpr std::array<Micro, sizeof...(kRow)> strips(std::index_sequence<kRow...>) {
-  return {micro<static_cast<int>(kRow) + 1, strip_vectors(static_cast<int>(kRow) + 1), false>...};
-}
-constexpr auto kStrips = strips(std::make_index_sequence<kFewRows>{});
+constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<Micro, kFewRows>{micro<kRow + 1, strip_vectors(kRow + 1), false, false>...};
+}(std::make_integer_sequence<int, kFewRows>());
 
 }  // namespace
 
-void multiply(const Block& block, int64_t columns) noexcept {
+void multiply(const Block& block, int64_t columns, float* packed) noexcept {
   Block part = block;
   const auto take = [&](Micro kernel, int64_t width) {
-    kernel(part, static_cast<int>(width));
+    const int64_t last = (std::min(width, columns) - 1) % kLanes + 1;
+    kernel(part, static_cast<int>(last), packed);
     part.weights += width;
     part.out += width;
     columns -= width;
   };
-  if (block.rows <= kFewRows) {
+  if (packed == nullptr && block.rows <= kFewRows) {
     const int64_t width = strip_vectors(block.rows) * kLanes;
     while (columns >= width) take(kStrips[block.rows - 1], width);
   }
-  while (columns >= kPanel) take(kPanels[block.rows - 1], kPanel);
-  while (columns >= kLanes) take(kSingles[block.rows - 1], kLanes);
-  if (columns > 0) take(kPartials[block.rows - 1], columns);
+  while (columns > 0) {
+    const int64_t width = columns > kLanes ? kPanel : kLanes;
+    if (packed == nullptr) {
+      take(panel_kernel<false>(block.rows, columns), width);
+    } else {
+      take(panel_kernel<true>(block.rows, columns), width);
+      packed += block.runs * block.depth * width;
+    }
+  }
 }
 
 void multiply_packed(const Block& block, int64_t columns) noexcept {
   Block part = block;
   const int64_t depth = block.runs * block.depth;
-  for (; columns > kLanes; columns -= kPanel) {
-    part.weights_stride = kPanel;
-    kPanels[block.rows - 1](part, 0);
-    part.weights += depth * kPanel;
-    part.out += kPanel;
-  }
-  if (columns > 0) {
-    part.weights_stride = kLanes;
-    kSingles[block.rows - 1](part, 0);
+  for (; columns > 0; columns -= kPanel) {
+    const int64_t width = columns > kLanes ? kPanel : kLanes;
+    part.weights_stride = width;
+    panel_kernel<false>(block.rows, width)(part, 0, nullptr);
+    part.weights += depth * width;
+    part.out += width;
   }
 }
 

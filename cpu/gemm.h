@@ -38,10 +38,11 @@ struct Block {
   bool accumulate;  // add to what `out` holds
 };
 
-// `out` (+)= the block's rows times `columns` columns of the right operand, read in place; nothing beyond them is touched.
-void multiply(const Block& block, int64_t columns) noexcept;
+// `out` (+)= the block's rows times `columns` columns of the right operand, read in place; nothing beyond them is touched. With
+// `packed`, leaves the operand there, packed: it is in registers anyway, so that the stores cost next to nothing.
+void multiply(const Block& block, int64_t columns, float* packed) noexcept;
 
-// The same where the right operand was packed by `pack`. All vectors of `out` are written whole: its rows have room for
+// The same where the right operand has been packed. All vectors of `out` are written whole: its rows have room for
 // round_up(columns, kLanes).
 void multiply_packed(const Block& block, int64_t columns) noexcept;
 

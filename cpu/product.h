@@ -64,8 +64,7 @@ class ProductPlan {
     auto* const gathered = reinterpret_cast<float*>(scratch + pointers_bytes_);
     auto* const packed = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_);
     auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
-    const bool can_read_in_place = source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
-    const bool in_place = can_read_in_place && rows <= kReadInPlaceBlocks * kBlockRows;
+    const bool in_place = source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
     const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kPanel);
@@ -84,25 +83,24 @@ class ProductPlan {
           block.runs = chunk.runs;
           block.depth = chunk.depth;
           block.accumulate = chunk.run > 0 || chunk.begin > 0;
-          if (in_place) {
-            block.weights = source.weights(column, chunk);
-            block.weights_stride = source.weights_stride();
-          } else {
-            source.pack(column, width, chunk, packed);
-            block.weights = packed;
-          }
+          if (!in_place) source.pack(column, width, chunk, packed);
           const int64_t blocks = ceil_div(height, kBlockRows);
+          const bool packs = blocks >= kPackingBlocks;
           int64_t row = top;
           for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
             block.rows = static_cast<int>(height / blocks + (i < height % blocks));
             source.point(row, block.rows, chunk, pointers, gathered);
-            float* direct = one_chunk() && (in_place || width % kLanes == 0) ? source.direct(row, block.rows, column) : nullptr;
+            const bool is_packed = !in_place || (packs && i > 0);
+            float* direct = one_chunk() && (!is_packed || width % kLanes == 0) ? source.direct(row, block.rows, column) : nullptr;
             block.out = direct != nullptr ? direct : one_chunk() ? sums : sums + (row - top) * stride;
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
-            if (in_place) {
-              multiply(block, width);
-            } else {
+            if (is_packed) {
+              block.weights = packed;
               multiply_packed(block, width);
+            } else {
+              block.weights = source.weights(column, chunk);
+              block.weights_stride = source.weights_stride();
+              multiply(block, width, packs ? packed : nullptr);
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
           }
@@ -117,10 +115,10 @@ class ProductPlan {
   // Sums that wait for the next chunk.
   static constexpr int64_t kSumFloats = 32 * 1024;
   static constexpr int64_t kMaxColumns = 512;
+  // From this many blocks of rows on, the right operand is packed while it is multiplied with the first of them.
+  static constexpr int64_t kPackingBlocks = 3;
   // Where the inner dimension must be cut: long enough to hide the cost of adding to the sums.
   static constexpr int64_t kLongChunk = 1536;
-  // Packing costs about as much as multiplying one block.
-  static constexpr int64_t kReadInPlaceBlocks = 2;
   static_assert(kSumFloats >= kMaxColumns * kBlockRows);
 
   void advance(Chunk& chunk) const {

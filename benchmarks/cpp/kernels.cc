@@ -12,7 +12,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -85,17 +84,26 @@ int64_t count(const Shape& shape) {
   return product;
 }
 
-std::vector<float> random_floats(int64_t size, unsigned seed) {
+// Buffers are aligned as XLA's are.
+template <class T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <class U>
+  explicit Aligned(const Aligned<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t{64}); }
+  friend bool operator==(const Aligned&, const Aligned&) { return true; }
+};
+using Floats = std::vector<float, Aligned<float>>;
+
+Floats random_floats(int64_t size, unsigned seed) {
   std::minstd_rand engine(seed);
   std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> values(static_cast<size_t>(size));
+  Floats values(static_cast<size_t>(size));
   for (float& value : values) value = uniform(engine);
   return values;
 }
-
-struct AlignedDelete {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{64}); }
-};
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -104,9 +112,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 struct Prepared {
   const Layer& layer;
   Shape out;
-  std::vector<float> x, w, scale, shift, residual, result;
+  Floats x, w, scale, shift, residual, result;
   PreparedOp op;
-  std::unique_ptr<std::byte, AlignedDelete> scratch;
+  std::vector<std::byte, Aligned<std::byte>> scratch;
   std::vector<const void*> inputs;
   bool epilogue;
 
@@ -140,8 +148,7 @@ struct Prepared {
     for (const Kernel& kernel : kernels(target)) {
       if (std::strcmp(kernel.name, l.kernel) == 0) op = kernel.prepare(OpSpec{views, dense(out), params});
     }
-    const size_t bytes = std::max<size_t>(op.scratch_bytes, 64);
-    scratch.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64})));
+    scratch.resize(op.scratch_bytes);
   }
 
   bool is_conv() const { return layer.x.size() == 4; }
@@ -163,7 +170,7 @@ struct Prepared {
       for (int64_t j = 0; j < across; ++j) {
         lo[channels] = static_cast<int32_t>(out[channels] * j / across);
         hi[channels] = static_cast<int32_t>(out[channels] * (j + 1) / across);
-        op.run(TileArgs{op.state.get(), inputs.data(), result.data(), lo.data(), hi.data(), scratch.get()});
+        op.run(TileArgs{op.state.get(), inputs.data(), result.data(), lo.data(), hi.data(), scratch.data()});
       }
     }
   }
