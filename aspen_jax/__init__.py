@@ -2,14 +2,20 @@
 
 from aspen_jax.api import aspen
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError, UnsupportedError
+from aspen_jax.runtime import CUSTOM_CALL_TARGET, num_workers, set_num_workers
+from aspen_jax.tilegraph import TileGraph
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CUSTOM_CALL_TARGET",
     "AspenError",
     "EngineError",
     "GraphFormatError",
     "InputError",
+    "TileGraph",
     "UnsupportedError",
     "aspen",
+    "num_workers",
+    "set_num_workers",
 ]

@@ -22,7 +22,9 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert aspen_jax.__version__ == importlib.metadata.version("aspen_jax")
 
 
-def test_all_public_names_exist() -> None:
+def test_the_promised_names_are_public() -> None:
+    promised = {"aspen", "TileGraph", "AspenError", "CUSTOM_CALL_TARGET", "num_workers", "set_num_workers"}
+    assert promised <= set(aspen_jax.__all__)
     assert [name for name in aspen_jax.__all__ if not hasattr(aspen_jax, name)] == []
 
 

@@ -131,9 +131,9 @@ class PyPlan {
       const TensorView& wanted = plan_->operand(index).dense;
       nb::object array = numpy.attr("require")(given, nb::none(), requirements);
       const std::vector<int64_t> shape = shape_of(array);
-      if (!array.attr("dtype").equal(dtype_object(wanted.dtype)) || !matches(wanted, wanted.dtype, shape)) {
-        const std::string given_text = describe(nb::cast<std::string>(nb::str(array.attr("dtype"))), shape);
-        throw std::invalid_argument(mismatch("operand", index, given_text, wanted));
+      const nb::object dtype = array.attr("dtype");
+      if (!dtype.equal(dtype_object(wanted.dtype)) || !matches(wanted, wanted.dtype, shape)) {
+        throw std::invalid_argument(mismatch("operand", index, describe(nb::str(dtype).c_str(), shape), wanted));
       }
       operands.push_back(data_of(array));
       keep.push_back(std::move(array));
