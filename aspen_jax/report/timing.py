@@ -114,12 +114,13 @@ def duration(seconds: float) -> str:
 def _calls_a_sample(function: Callable[[], Any]) -> int:
     _seconds(function, 1)  # compiles
     calls = 1
-    while (seconds := _seconds(function, calls)) < _SHORTEST_SAMPLE_S:
-        calls = math.ceil(calls * min(10.0, 1.2 * _SHORTEST_SAMPLE_S / max(seconds, 1e-9)))
+    while (sample := calls * _seconds(function, calls)) < _SHORTEST_SAMPLE_S:
+        calls = math.ceil(calls * min(10.0, 1.2 * _SHORTEST_SAMPLE_S / sample))
     return calls
 
 
 def _seconds(function: Callable[[], Any], calls: int) -> float:
+    """Seconds a call."""
     start = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(function())
