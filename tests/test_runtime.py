@@ -196,7 +196,7 @@ def test_the_number_of_workers_changes_between_runs() -> None:
     graph, a, b = block_graph(SUM, (64, 3), splits=range(1, 64)), normal((64, 3), 1), normal((64, 3), 2)
     plan, before = _engine.Plan(graph), runtime.num_workers()
     try:
-        for count in (1, 4, np.int64(2), 7):
+        for count in (1, 4, 2, 7):
             runtime.set_num_workers(count)
             assert runtime.num_workers() == count
             np.testing.assert_array_equal(plan.run([a, b])[0], a + b)
