@@ -20,12 +20,14 @@ void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept {
   if (observer != nullptr) [[unlikely]] {
     observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns()});
   }
-  if (message != nullptr) [[unlikely]] run.fail([&] { return run.plan().describe_tile(tile) + " failed: " + message; });
+  if (message != nullptr) [[unlikely]]
+    run.fail([&] { return run.plan().describe_tile(tile) + " failed: " + message; });
 }
 
 void ensure_scratch(RunState& run, const Dse& dse) noexcept {
   const size_t bytes = run.plan().scratch_bytes();
-  if (bytes <= dse.scratch.size() || dse.scratch.grow(bytes)) [[likely]] return;
+  if (bytes <= dse.scratch.size() || dse.scratch.grow(bytes)) [[likely]]
+    return;
   run.fail([&] { return "out of memory: a worker needs " + std::to_string(bytes) + " bytes of scratch; free some memory"; });
 }
 

@@ -54,7 +54,8 @@ RunState* walk(Node* head, const Dse& dse, const Company& company) noexcept {
 
   int64_t walked = 0;
   for (uint32_t tile = run.tile_of(head);;) {
-    if (!run.failed()) [[likely]] execute(run, tile, dse);
+    if (!run.failed()) [[likely]]
+      execute(run, tile, dse);
     ++walked;
     uint32_t kept = kNone;
     Batch others;

@@ -52,12 +52,12 @@ struct Graph {
   std::vector<int64_t> params;
 
   std::vector<int32_t> tile_ops;
-  std::vector<int32_t> boxes;        // for each tile lo, then hi, each of the rank of its op's output
-  std::vector<size_t> first_box;     // where a tile's box begins in `boxes`; num_tiles + 1 entries
-  std::vector<int32_t> children;     // CSR
+  std::vector<int32_t> boxes;         // for each tile lo, then hi, each of the rank of its op's output
+  std::vector<size_t> first_box;      // where a tile's box begins in `boxes`; num_tiles + 1 entries
+  std::vector<int32_t> children;      // CSR
   std::vector<uint32_t> first_child;  // num_tiles + 1 entries
-  std::vector<uint32_t> parents;     // how often a tile occurs among the children
-  std::vector<int64_t> costs;        // estimated nanoseconds
+  std::vector<uint32_t> parents;      // how often a tile occurs among the children
+  std::vector<int64_t> costs;         // estimated nanoseconds
 
   size_t num_tiles() const { return tile_ops.size(); }
   int32_t workspace() const { return static_cast<int32_t>(operands.size() + results.size()); }

@@ -127,7 +127,8 @@ class GraphReader {
   }
 
   void check_in_workspace(const Value& value, const std::string& where) const {
-    if (value.offset % 64 != 0) throw GraphError(where + ": its offset " + std::to_string(value.offset) + " is no multiple of 64");
+    if (value.offset % 64 != 0)
+      throw GraphError(where + ": its offset " + std::to_string(value.offset) + " is no multiple of 64");
     if (value.offset > graph_.workspace_bytes || value.bytes > graph_.workspace_bytes - value.offset) {
       throw GraphError(where + ": its " + std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) +
                        " do not fit the workspace of " + std::to_string(graph_.workspace_bytes) + " bytes");

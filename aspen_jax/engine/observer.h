@@ -11,7 +11,7 @@ struct TileEvent {
   const Plan* plan;
   uint64_t run;  // counts the runs of the process
   int32_t tile;
-  int worker;  // the DSE's row in the Ready Pool, or kCallerThread
+  int worker;        // the DSE's row in the Ready Pool, or kCallerThread
   int64_t begin_ns;  // steady clock
   int64_t end_ns;
 };

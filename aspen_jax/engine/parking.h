@@ -17,9 +17,9 @@ namespace aspen {
 // and bumps the epoch after (c) has read it, so (e) does not sleep, or is notified. The epoch would have to wrap around between
 // (c) and (e) to hide that.
 //
-// While somebody is searching, waking another is a waste of a system call. That is safe for the same reason: if (2) still counts an
-// idler as searching then (1) comes before its (a), so it sees the work before it can sleep. And it is enough: the last to stop
-// searching because it has found work wakes another if there is more (Runtime::Impl::search).
+// While somebody is searching, waking another is a waste of a system call. That is safe for the same reason: if (2) still counts
+// an idler as searching then (1) comes before its (a), so it sees the work before it can sleep. And it is enough: the last to
+// stop searching because it has found work wakes another if there is more (Runtime::Impl::search).
 class Parking {
  public:
   void start_search() noexcept { searching_.fetch_add(1, std::memory_order_seq_cst); }

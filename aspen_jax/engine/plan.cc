@@ -33,8 +33,8 @@ Plan::Plan(Graph graph, const KernelRegistry& registry)
 
   tiles_.reserve(num_tiles() + 1);
   for (size_t tile = 0; tile < num_tiles(); ++tile) {
-    tiles_.push_back({graph_.boxes.data() + graph_.first_box[tile], static_cast<uint32_t>(graph_.tile_ops[tile]),
-                      graph_.first_child[tile]});
+    tiles_.push_back(
+        {graph_.boxes.data() + graph_.first_box[tile], static_cast<uint32_t>(graph_.tile_ops[tile]), graph_.first_child[tile]});
     if (graph_.parents[tile] == 0) roots_.push_back(static_cast<int32_t>(tile));
     if (__builtin_add_overflow(total_cost_, graph_.costs[tile], &total_cost_)) {
       total_cost_ = std::numeric_limits<int64_t>::max();

@@ -16,8 +16,12 @@ RunState::RunState(const Plan& plan)
   if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
   for (size_t i = 0; i < ops_.size(); ++i) {
     const PreparedOp& prepared = plan.prepared()[i];
-    ops_[i] = {prepared.run, prepared.state.get(), inputs_.data() + graph.ops[i].first_input, nullptr,
-               graph.values[graph.ops[i].output].dense.rank, 0};
+    ops_[i] = {prepared.run,
+               prepared.state.get(),
+               inputs_.data() + graph.ops[i].first_input,
+               nullptr,
+               graph.values[graph.ops[i].output].dense.rank,
+               0};
   }
 }
 

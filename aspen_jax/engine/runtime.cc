@@ -126,7 +126,7 @@ class Runtime::Impl {
   std::atomic<uint64_t> num_runs_{0};
   // Workers with a row at or above this number leave. 0 when the process exits.
   std::atomic<int> target_{0};
-  std::atomic<int> configured_{0};   // 0: not yet known
+  std::atomic<int> configured_{0};    // 0: not yet known
   std::atomic<bool> started_{false};  // as many workers as configured
   std::atomic<bool> exiting_{false};
   std::atomic<bool> observed_{false};
@@ -327,8 +327,8 @@ void Runtime::Impl::handle_process_events() {
                  });
 }
 
-// At exit: lets the workers finish their current tiles, for these may use what is destroyed next. Not longer than kExitTime: a worker
-// may be waiting for us in a `done` callback.
+// At exit: lets the workers finish their current tiles, for these may use what is destroyed next. Not longer than kExitTime: a
+// worker may be waiting for us in a `done` callback.
 void Runtime::Impl::stop() noexcept {
   {
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,8 @@
 
 namespace aspen {
 
-// Called exactly once for each run, from a worker or from inside `submit`; the error is empty if the run succeeded. Must not throw.
+// Called exactly once for each run, from a worker or from inside `submit`; the error is empty if the run succeeded. Must not
+// throw.
 using Done = std::function<void(const std::string& error)>;
 
 // Below this estimated cost a run is finished sooner on the caller's thread than a parked worker can be woken.

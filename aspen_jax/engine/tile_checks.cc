@@ -11,8 +11,8 @@ namespace {
 // linear in the size of the graph.
 constexpr size_t kCellsPerTile = 256;
 
-// The output cut at every coordinate where some tile begins or ends. No box border runs through a cell, so painting a cell of each
-// box once paints its elements once.
+// The output cut at every coordinate where some tile begins or ends. No box border runs through a cell, so painting a cell of
+// each box once paints its elements once.
 class CellGrid {
  public:
   CellGrid(const Graph& graph, std::span<const int32_t> tiles, int rank) : rank_(rank) {

@@ -2,8 +2,8 @@
 //
 //   scheduler [max workers] [repeats]
 //
-// "inline" is the path of small runs, walked on the caller's thread without atomics. All variants of a graph are measured in turn,
-// repeat after repeat, so that a noisy moment hits them alike.
+// "inline" is the path of small runs, walked on the caller's thread without atomics. All variants of a graph are measured in
+// turn, repeat after repeat, so that a noisy moment hits them alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,9 +19,7 @@ namespace {
 
 using testing::Dag;
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 const char* run_nothing(const TileArgs&) noexcept { return nullptr; }
 

@@ -66,7 +66,7 @@ inline int run_tests(int argc, char** argv) {
 #define CHECK_EQ(a, b) ::aspen::testing::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_THROWS(expression, part) \
   ::aspen::testing::check_throws([&] { static_cast<void>(expression); }, (part), __FILE__, __LINE__)
-#define TEST(name)                                                                                       \
-  static void name();                                                                                    \
-  static const bool name##_listed = (::aspen::testing::tests().push_back({#name, name}), true);          \
+#define TEST(name)                                                                              \
+  static void name();                                                                           \
+  static const bool name##_listed = (::aspen::testing::tests().push_back({#name, name}), true); \
   static void name()

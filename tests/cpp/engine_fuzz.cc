@@ -1,9 +1,8 @@
 // Mutated graphs against the engine alone: kernels accept every op and touch what they were promised.
-#include "graph_fuzz.h"
-
 #include <memory>
 
 #include "dag.h"
+#include "graph_fuzz.h"
 
 namespace aspen::testing {
 namespace {
@@ -38,9 +37,8 @@ const char* run_touching(const TileArgs& args) noexcept {
   int64_t lo[kMaxRank] = {}, hi[kMaxRank] = {};
   std::copy_n(args.lo, views.output.rank, lo);
   std::copy_n(args.hi, views.output.rank, hi);
-  for_corners(views.output, lo, hi, [&](int64_t offset, int64_t size) {
-    std::fill_n(static_cast<std::byte*>(args.output) + offset, size, sum);
-  });
+  for_corners(views.output, lo, hi,
+              [&](int64_t offset, int64_t size) { std::fill_n(static_cast<std::byte*>(args.output) + offset, size, sum); });
   return nullptr;
 }
 

@@ -119,7 +119,8 @@ TEST(a_payload_that_is_cut_or_extended_is_refused) {
   const auto good = small_graph().encode();
   const std::vector<std::byte> payload(good.begin() + 24, good.end());
   for (size_t size = 0; size < payload.size(); ++size) {
-    CHECK_THROWS(parse_graph(GraphBuilder::seal({payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size)})), "tile graph");
+    CHECK_THROWS(parse_graph(GraphBuilder::seal({payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size)})),
+                 "tile graph");
   }
   auto longer = payload;
   longer.push_back(std::byte{0});
@@ -175,7 +176,8 @@ TEST(values_that_are_wrong_are_refused) {
   refuse([](auto& g) { g.values[0].shape = Words(9, 1); }, "value 0: its rank is 9, outside [0, 8]");
   refuse([](auto& g) { g.values[0].shape = {1, -1}; }, "value shapes of the tile graph: number 1 is -1");
   refuse([](auto& g) { g.values[0].shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "value 0 has more elements than fit 64 bits");
-  refuse([](auto& g) { g.values[0].shape = {0, int64_t{1} << 40, int64_t{1} << 40}; }, "value 0 has more elements than fit 64 bits");
+  refuse([](auto& g) { g.values[0].shape = {0, int64_t{1} << 40, int64_t{1} << 40}; },
+         "value 0 has more elements than fit 64 bits");
   refuse([](auto& g) { g.values[0].shape = {int64_t{1} << 62}; }, "value 0 has more elements than fit 64 bits");
   refuse_arrays([](Words* a) { a[3].push_back(1); }, "value shapes of the tile graph hold 1 numbers too many");
   refuse_arrays([](Words* a) { a[3].pop_back(); }, "value 4: the tile graph ends before its dimension");
@@ -186,7 +188,8 @@ TEST(buffers_of_the_call_that_do_not_fit_are_refused) {
   refuse([](auto& g) { std::swap(g.operands[0], g.operands[1]); }, "stands for buffer 0 of the call but lies in buffer 1");
   refuse([](auto& g) { g.results[0] = 4; }, "value 4 stands for buffer 2 of the call but lies in buffer 3");
   refuse([](auto& g) { g.values[0].offset = 4; }, "does not fill buffer 0 of the call: 96 bytes at 4 of 96");
-  refuse([](auto& g) { g.values[3] = {0, 0, DType::kF32, {23}}; }, "value 3 does not fill buffer 0 of the call: 92 bytes at 0 of 96");
+  refuse([](auto& g) { g.values[3] = {0, 0, DType::kF32, {23}}; },
+         "value 3 does not fill buffer 0 of the call: 92 bytes at 0 of 96");
 }
 
 TEST(ops_that_are_wrong_are_refused) {

@@ -1,4 +1,5 @@
-// The Ready Pool by itself: first in, first out in a column; shallow columns first; own row first, then the others; the policy's H.
+// The Ready Pool by itself: first in, first out in a column; shallow columns first; own row first, then the others; the policy's
+// H.
 #include <atomic>
 #include <set>
 #include <thread>
@@ -91,7 +92,8 @@ TEST(the_default_policy_is_the_papers) {
   for (const int rows : {1, 2, 7}) {
     for (int self = 0; self < rows; ++self) {
       std::set<int> victims = {self};
-      for (int attempt = 0; attempt < rows - 1; ++attempt) CHECK(victims.insert(kShallowFirst.victim(self, attempt, rows)).second);
+      for (int attempt = 0; attempt < rows - 1; ++attempt)
+        CHECK(victims.insert(kShallowFirst.victim(self, attempt, rows)).second);
       CHECK_EQ(victims.size(), static_cast<size_t>(rows));
     }
   }

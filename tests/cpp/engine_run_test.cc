@@ -336,10 +336,10 @@ TEST(observers_see_every_tile) {
   const auto everywhere = std::make_shared<Recorder>(), own = std::make_shared<Recorder>();
   runtime().set_observer(everywhere);
   Recording a(dag), b(dag), c(dag);
-  DagRun run(*plan);
+  DagRun run(*plan), small_run(*small);
   Waiter waiter;
   run.submit(plan, &a, waiter.done());
-  run.submit(small, &b, waiter.done(), own);
+  small_run.submit(small, &b, waiter.done(), own);
   waiter.wait();
   runtime().set_observer(nullptr);
   run.submit(plan, &c, waiter.done());

@@ -20,6 +20,9 @@
 
 // A forked child of a process with threads may start threads of its own: ThreadSanitizer would end it.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+// Nor can LeakSanitizer know that the child leaves alone what the threads of its parent hold.
+static bool is_forked_child = false;
+extern "C" int __lsan_is_turned_off() { return is_forked_child; }
 
 namespace aspen::testing {
 namespace {
@@ -29,7 +32,9 @@ using namespace std::chrono_literals;
 double cpu_seconds() {
   rusage usage{};
   CHECK_EQ(getrusage(RUSAGE_SELF, &usage), 0);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec); };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -132,7 +137,8 @@ TEST(all_workers_take_part_in_a_run) {
 
 // Runs this program again in a process of its own with one of the modes of `main`; its exit status and what it printed.
 std::pair<int, std::string> run_self(const std::string& environment, const std::string& mode) {
-  const std::string command = environment + " timeout 20 " + std::filesystem::read_symlink("/proc/self/exe").string() + " " + mode;
+  const std::string command =
+      environment + " timeout 20 " + std::filesystem::read_symlink("/proc/self/exe").string() + " " + mode;
   FILE* const pipe = popen(command.c_str(), "r");
   CHECK(pipe != nullptr);
   std::string text;
@@ -179,6 +185,7 @@ TEST(a_forked_child_starts_workers_of_its_own) {
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
+      is_forked_child = true;
       CHECK_EQ(threads_named_aspen(), 0);
       CHECK_EQ(runtime().num_workers(), 3);
       for (int k = 0; k < 5; ++k) run_and_check(plan, dag);
@@ -197,7 +204,7 @@ TEST(workers_leave_signals_to_the_application) {
   runtime().set_num_workers(8);
   const Dag dag = stencil_dag(3, 3);
   run_and_check(recorded_plan(dag, kInPool), dag);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) {
     char name[16] = {};
     pthread_getname_np(pthread_self(), name, sizeof(name));
@@ -252,7 +259,8 @@ TEST(the_quota_of_the_control_group_is_the_smallest_on_the_way_up) {
   v1.write("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "150000\n");
   CHECK_EQ(cgroup_quota(groups, v1.path), 1.5);
 
-  for (const char* text : {"", "nonsense", "0:", "0::", "::::", "0::relative", "5:cpu:"}) CHECK_EQ(cgroup_quota(text, "/nowhere"), none);
+  for (const char* text : {"", "nonsense", "0:", "0::", "::::", "0::relative", "5:cpu:"})
+    CHECK_EQ(cgroup_quota(text, "/nowhere"), none);
   CHECK(usable_cores() >= 1);
 }
 
@@ -292,7 +300,8 @@ int exit_in_flight(std::chrono::microseconds time, bool from_thread) {
     for (int i = 0; i < 3; ++i) {
       const void* operands[] = {nullptr};
       void* results[] = {result.data()};
-      runtime().submit(plan, operands, results, [](const std::string&) { std::printf("a run that cannot be finished is done\n"); });
+      runtime().submit(plan, operands, results,
+                       [](const std::string&) { std::printf("a run that cannot be finished is done\n"); });
     }
   }
   std::this_thread::sleep_for(5ms);

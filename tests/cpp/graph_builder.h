@@ -102,9 +102,14 @@ class GraphBuilder {
     auto& a = result.array;
     for (const auto& name : kernels) append_name(a[0], name);
     for (const auto& op : ops) append_name(a[0], op.name);
-    a[1] = {static_cast<int64_t>(kernels.size()), static_cast<int64_t>(operands.size()), static_cast<int64_t>(results.size()),
-            static_cast<int64_t>(values.size()),  static_cast<int64_t>(ops.size()),      static_cast<int64_t>(tile_ops.size()),
-            workspace_bytes,                      max_depth};
+    a[1] = {static_cast<int64_t>(kernels.size()),
+            static_cast<int64_t>(operands.size()),
+            static_cast<int64_t>(results.size()),
+            static_cast<int64_t>(values.size()),
+            static_cast<int64_t>(ops.size()),
+            static_cast<int64_t>(tile_ops.size()),
+            workspace_bytes,
+            max_depth};
     for (const auto& value : values) {
       const int64_t last_buffer = static_cast<int64_t>(operands.size() + results.size());
       append(a[2], {value.buffer < 0 ? last_buffer : value.buffer, value.offset, static_cast<int64_t>(value.dtype),
@@ -114,7 +119,8 @@ class GraphBuilder {
     a[4] = operands;
     a[5] = results;
     for (const auto& op : ops) {
-      append(a[6], {op.kernel, op.output, static_cast<int64_t>(op.inputs.size()), static_cast<int64_t>(op.params.size()), op.depth});
+      append(a[6],
+             {op.kernel, op.output, static_cast<int64_t>(op.inputs.size()), static_cast<int64_t>(op.params.size()), op.depth});
       for (const auto& input : op.inputs) {
         append(a[7], {input.value, static_cast<int64_t>(input.base.size()), static_cast<int64_t>(input.dims.size())});
         append(a[7], input.base);

@@ -1,6 +1,7 @@
 // Feeds mutated graph files to the engine: whatever the bytes, the answer is a Plan or a GraphError, and a Plan can be run.
 //
-// Run under AddressSanitizer and UndefinedBehaviorSanitizer. The checksum of every mutant is right, so that mutations get past it.
+// Run under AddressSanitizer and UndefinedBehaviorSanitizer. The checksum of every mutant is right, so that mutations get past
+// it.
 #pragma once
 
 #include <algorithm>
@@ -79,8 +80,7 @@ class Fuzzer {
   }
 
   void report() const {
-    std::printf("%zu mutants: %zu accepted, %zu of them run; %zu kinds of refusal\n", tried_, accepted_, ran_,
-                refusals_.size());
+    std::printf("%zu mutants: %zu accepted, %zu of them run; %zu kinds of refusal\n", tried_, accepted_, ran_, refusals_.size());
   }
 
   size_t accepted() const { return accepted_; }
@@ -133,7 +133,8 @@ class Fuzzer {
         if (place != array.end()) *place = interesting(array);
         break;
       default:
-        if (place != array.end()) *place = static_cast<int64_t>(static_cast<uint64_t>(*place) + (below(2) == 0 ? 1 : ~uint64_t{0}));
+        if (place != array.end())
+          *place = static_cast<int64_t>(static_cast<uint64_t>(*place) + (below(2) == 0 ? 1 : ~uint64_t{0}));
     }
   }
 
