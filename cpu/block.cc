@@ -49,23 +49,32 @@ ASPEN_INLINE Ints bits_of(Floats x) { return as_ints(x); }
 
 template <const auto& kFunction, int... kArgs>
 ASPEN_INLINE void run_step_of(const StepBlock& block, std::integer_sequence<int, kArgs...>) {
-  // Copies, which the stores below cannot change, so that they stay in registers.
-  const int64_t steps[] = {block.in[kArgs].step...};
   const int64_t vectors = block.cols / kLanes;
   const int tail = static_cast<int>(block.cols % kLanes);
-  const int32_t* rows[] = {block.in[kArgs].data...};
-  int32_t* out_row = block.out;
-  for (int64_t row = 0; row < block.rows; ++row) {
-    int32_t* out = out_row;
-    const int32_t* in[] = {rows[kArgs]...};
-    for (int64_t vector = 0; vector < vectors; ++vector) {
+  // The longer of the two loops is the inner one: the blocks of a convolution are only a vector or two wide.
+  const bool down = block.rows > vectors;
+  const int64_t inner = down ? block.rows : vectors;
+  const int64_t outer = down ? vectors : block.rows;
+  // Copies, which the stores below cannot change, so that they stay in registers.
+  const int64_t inner_steps[] = {(down ? block.in[kArgs].row_stride : block.in[kArgs].step)...};
+  const int64_t out_inner_step = down ? block.out_row_stride : kLanes;
+  for (int64_t i = 0; i < outer; ++i) {
+    int32_t* out = block.out + i * (down ? kLanes : block.out_row_stride);
+    const int32_t* in[] = {block.in[kArgs].data + i * (down ? block.in[kArgs].step : block.in[kArgs].row_stride)...};
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < inner; ++j) {
       store(out, bits_of(kFunction(Lanes{load(in[kArgs])}...)));
-      out += kLanes;
-      ((in[kArgs] += steps[kArgs]), ...);
+      out += out_inner_step;
+      ((in[kArgs] += inner_steps[kArgs]), ...);
     }
-    if (tail != 0) store_partial(out, bits_of(kFunction(Lanes{load_partial(in[kArgs], tail)}...)), tail);
-    out_row += block.out_row_stride;
-    ((rows[kArgs] += block.in[kArgs].row_stride), ...);
+  }
+  if (tail == 0) return;
+  int32_t* out = block.out + vectors * kLanes;
+  const int32_t* in[] = {block.in[kArgs].data + vectors * block.in[kArgs].step...};
+  for (int64_t row = 0; row < block.rows; ++row) {
+    store_partial(out, bits_of(kFunction(Lanes{load_partial(in[kArgs], tail)}...)), tail);
+    out += block.out_row_stride;
+    ((in[kArgs] += block.in[kArgs].row_stride), ...);
   }
 }
 template <const auto& kFunction, int kNumArgs>
@@ -87,6 +96,8 @@ enum Opcode : int {
   kNumEncoded,
   k_fused_add_relu = kNumEncoded,
   k_fused_fma_relu,
+  k_fused_fma_add,
+  k_fused_fma_add_relu,
   k_fused_relu_cap,
   k_fused_add_relu_cap,
   k_fused_fma_relu_cap,
@@ -102,6 +113,8 @@ constexpr auto kInstructions = [] {
 #include "block_ops.inc"
   ASPEN_BLOCK_OP(fused_add_relu, k_fused_add_relu, 2)
   ASPEN_BLOCK_OP(fused_fma_relu, k_fused_fma_relu, 3)
+  ASPEN_BLOCK_OP(fused_fma_add, k_fused_fma_add, 4)
+  ASPEN_BLOCK_OP(fused_fma_add_relu, k_fused_fma_add_relu, 4)
   ASPEN_BLOCK_OP(fused_relu_cap, k_fused_relu_cap, 2)
   ASPEN_BLOCK_OP(fused_add_relu_cap, k_fused_add_relu_cap, 3)
   ASPEN_BLOCK_OP(fused_fma_relu_cap, k_fused_fma_relu_cap, 4)
@@ -258,12 +271,17 @@ void fuse(Draft& draft) {
       if (is_bound(b) && draft.constants[b - draft.num_inputs] == 0) become(k_relu_f, {a});
     }
     if (reg.opcode == k_add_f) {
-      if (!is_only_use(a, k_mul_f)) std::swap(a, b);
-      const auto [x, y, u, v] = draft.registers[a].args;
-      if (is_only_use(a, k_mul_f)) become(k_fma_f, {x, y, b});
+      const auto join = [&](int opcode, auto joined) {
+        if (reg.opcode != k_add_f) return;
+        if (is_only_use(b, opcode)) std::swap(a, b);
+        if (is_only_use(a, opcode)) joined(draft.registers[a].args);
+      };
+      join(k_mul_f, [&](auto args) { become(k_fma_f, {args[0], args[1], b}); });
+      join(k_fma_f, [&](auto args) { become(k_fused_fma_add, {args[0], args[1], args[2], b}); });
     } else if (reg.opcode == k_relu_f) {
       if (is_only_use(a, k_add_f)) become(k_fused_add_relu, draft.registers[a].args);
       else if (is_only_use(a, k_fma_f)) become(k_fused_fma_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fused_fma_add)) become(k_fused_fma_add_relu, draft.registers[a].args);
     } else if (reg.opcode == k_min_f) {
       if (is_bound(a)) std::swap(a, b);
       if (!is_bound(b)) continue;

@@ -114,6 +114,10 @@ inline constexpr auto b_from_i = [](Ints a) { return Ints(a != 0); };
 // What the parser makes of pairs of instructions; not part of the graph format. c and d stand for constants that are no NaN.
 inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return max(Floats{}, a + b); };
 inline constexpr auto fused_fma_relu = [](Floats a, Floats b, Floats c) { return max(Floats{}, fma(a, b, c)); };
+inline constexpr auto fused_fma_add = [](Floats a, Floats b, Floats c, Floats d) { return fma(a, b, c) + d; };
+inline constexpr auto fused_fma_add_relu = [](Floats a, Floats b, Floats c, Floats d) {
+  return max(Floats{}, fused_fma_add(a, b, c, d));
+};
 inline constexpr auto capped = [](Floats a, Floats c) { return a > c ? c : a; };
 inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return capped(max(Floats{}, a), c); };
 inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { return capped(fused_add_relu(a, b), c); };
