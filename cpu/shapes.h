@@ -9,7 +9,6 @@ namespace aspen::cpu {
 
 // Boxes are 32-bit, and products of two extents must not overflow 64 bits.
 inline constexpr int64_t kMaxExtent = INT32_MAX;
-inline constexpr size_t kMaxScratchBytes = size_t{1} << 30;
 
 inline std::string describe(const TensorView& view) {
   std::string text = "[";

@@ -6,6 +6,12 @@ using namespace aspen::cpu::testing;
 
 namespace {
 
+#ifdef ASPEN_SMALL_TESTS
+constexpr int64_t kCases = 60;
+#else
+constexpr int64_t kCases = 400;
+#endif
+
 struct Geometry {
   int64_t images = 1, height = 1, width = 1, channels = 1, kernel_height = 1, kernel_width = 1, out_channels = 1, groups = 1;
   int64_t strides[2] = {1, 1}, padding[4] = {0, 0, 0, 0}, dilation[2] = {1, 1};
@@ -154,7 +160,7 @@ int hostile_cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 300;
+  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : kCases;
   const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
   int failures = hostile_cases();
   for (int64_t seed = first; seed < first + cases; ++seed) {

@@ -6,6 +6,12 @@ using namespace aspen::cpu::testing;
 
 namespace {
 
+#ifdef ASPEN_SMALL_TESTS
+constexpr int64_t kCases = 60;
+#else
+constexpr int64_t kCases = 400;
+#endif
+
 double product(const std::vector<Operand>& inputs, const Index& at) {
   double sum = 0;
   const int64_t inner = inputs[0].view.shape[2];
@@ -79,7 +85,7 @@ int hostile_cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 300;
+  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : kCases;
   const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
   int failures = hostile_cases();
   for (int64_t seed = first; seed < first + cases; ++seed) {
