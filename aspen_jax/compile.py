@@ -105,7 +105,8 @@ def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
     """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept."""
     equation = fallback.equation
     variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
-    jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects)
+    debug_info = core.DebugInfo("aspen_call", equation.primitive.name, None, None)
+    jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects, debug_info)
     arguments = [environment[item] if isinstance(item, Value) else item for item in variables.values()]
     results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
     environment.update(zip(fallback.outputs, results, strict=True))

@@ -42,6 +42,10 @@ _CALLS = {
 }
 
 
+# What jax.shard_map inserts to say over which mesh axes a value varies; they compute nothing and bind only inside it.
+_CASTS = ("pvary", "pcast")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fallback:
     """An equation that stays with XLA.
@@ -129,6 +133,8 @@ class _Converter:
             called = _called_jaxpr(equation)
             if called is not None:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name)
+            elif equation.primitive.name in _CASTS:
+                outputs = inputs
             else:
                 outputs = self._fold(equation, inputs) or self._convert(equation, inputs, name)
             environment.update(zip(equation.outvars, outputs, strict=True))

@@ -117,7 +117,7 @@ def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
 def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
     config = jax.config
     if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
-        return jaxpr_as_fun(jaxpr)(*operands)
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
     return _jitted(*operands, jaxpr=jaxpr, strict=strict)
 
 
@@ -136,7 +136,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr,
     outs, linear = call(forward, primals, {}, strict=strict)
     outs_dot = linear(*compress(tangents, moves))
     return outs, [
-        ad.Zero.from_primal_value(out) if dot.dtype == jax.dtypes.float0 else dot for out, dot in zip(outs, outs_dot, strict=True)
+        ad.Zero(jax.typeof(dot)) if dot.dtype == jax.dtypes.float0 else dot for dot in outs_dot
     ]
 
 

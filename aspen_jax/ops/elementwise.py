@@ -160,7 +160,7 @@ def _convert_dtype(build: Builder, equation: Equation, operand: Operand) -> Oper
     return build.block(single(opcode), [operand], equation.shape, target)
 
 
-@converts("copy", "optimization_barrier", "pvary", "pcast", "stop_gradient", "name")
+@converts("copy", "optimization_barrier", "stop_gradient", "name")
 def _convert_identity(build: Builder, equation: Equation, *operands: Operand) -> Sequence[Operand]:
     return operands
 

@@ -1,0 +1,501 @@
+"""Every transformation of a decorated function gives what it gives of the undecorated one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
+from jax.test_util import check_grads
+
+from aspen_jax import aspen
+from aspen_jax.primitive import aspen_call_p
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def assert_same(ours, theirs, tolerance=1e-5):
+    """Same tree, shapes, dtypes and weak types, and values within a tolerance of the largest."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert jax.typeof(got) == jax.typeof(want)
+        if want.dtype == jax.dtypes.float0:
+            continue
+        largest = np.max(np.abs(np.asarray(want, np.float64)), initial=1e-3)
+        np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=0, atol=tolerance * largest)
+
+
+def calls(fun, *args):
+    """How many times the jaxpr of `fun`, inner ones included, calls the primitive."""
+
+    def count(jaxpr):
+        return sum(
+            1 if eqn.primitive is aspen_call_p else sum(map(count, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns
+        )
+
+    return count(jax.make_jaxpr(fun)(*args).jaxpr)
+
+
+def mlp(params, x):
+    for w, b in params[:-1]:
+        x = jnp.tanh(x @ w + b)
+    return jax.nn.softmax(x @ params[-1])
+
+
+def convnet(params, x):
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    x = jax.lax.conv_general_dilated(x, params["conv"], (2, 1), "SAME", dimension_numbers=dimensions)
+    x = jax.nn.silu((x - x.mean((0, 1, 2))) * params["scale"])
+    x = jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2, 2, 1), (1, 1, 2, 1), "VALID")
+    return x.mean((1, 2)) @ params["dense"], (x > 0).sum()
+
+
+def several(x, y):
+    """Pass-through, repeated, constant, unused, integer and weakly typed results."""
+    z = jnp.sin(x) * 3
+    return {"x": x, "z": [z, z], "one": 1.0, "constant": jnp.arange(3.0), "count": (x > 0).sum(), "y": y, "weak": z.sum() * 0 + 2}
+
+
+def unsupported(x):
+    """Cut in parts: sorting has no kernel."""
+    return jnp.cumsum(jnp.sort(jnp.tanh(x) * 2)) + 1
+
+
+@jax.custom_vjp
+def clipped(x):
+    return jnp.exp(x)
+
+
+clipped.defvjp(lambda x: (jnp.exp(x), jnp.exp(x)), lambda exp, dy: (jnp.clip(dy * exp, -1, 1),))
+
+
+def with_custom_vjp(x):
+    return clipped(jnp.sin(x)) * 2
+
+
+@jax.custom_jvp
+def kinked(x):
+    return jnp.abs(x)
+
+
+@kinked.defjvp
+def _(primals, tangents):
+    return kinked(*primals), 3 * tangents[0]
+
+
+def with_custom_jvp(x):
+    return kinked(jnp.sin(x)) * x
+
+
+def with_remat(x):
+    return jax.checkpoint(lambda x: jnp.sin(jnp.sin(x) * 2))(x) * x
+
+
+def with_control_flow(x):
+    x, ys = jax.lax.scan(lambda c, y: (jnp.tanh(c + y), c * y), x[0], x)
+    x = jax.lax.cond(x > 0.2, jnp.sin, jnp.cos, x)
+    return jax.lax.fori_loop(0, 3, lambda _, x: x * 1.5, x) + ys
+
+
+def with_indexing(x):
+    return x[jnp.array([2, 0, 2])] * jax.lax.dynamic_slice(x, (1,), (3,)), x.at[1].set(0.5), jnp.concatenate([x, x[::-1]])
+
+
+MLP_ARGS = ([(normal(0, 5, 7) / 2, normal(1, 7)), (normal(2, 7, 4) / 2, normal(3, 4)), normal(4, 4, 3)], normal(5, 2, 5))
+CONV_ARGS = ({"conv": normal(0, 3, 3, 2, 5) / 3, "scale": normal(1, 5), "dense": normal(2, 5, 4)}, normal(3, 2, 7, 6, 2))
+CASES = {
+    "mlp": (mlp, MLP_ARGS),
+    "convnet": (lambda *args: convnet(*args)[0], CONV_ARGS),
+    "unsupported": (unsupported, (normal(0, 9),)),
+    "custom_jvp": (with_custom_jvp, (normal(1, 4),)),
+    "remat": (with_remat, (normal(2, 4),)),
+    "control_flow": (with_control_flow, (normal(3, 4),)),
+    "indexing": (lambda x: with_indexing(x)[0], (normal(4, 5),)),
+}
+cases = pytest.mark.parametrize(("fun", "args"), CASES.values(), ids=CASES)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args"),
+    [*CASES.values(), (convnet, CONV_ARGS), (several, (normal(0, 4), 2)), (with_custom_vjp, (normal(1, 4),)), (with_indexing, (normal(4, 5),))],
+)
+def test_bare_and_jitted_calls(fun, args):
+    decorated = aspen(fun)
+    want = jax.jit(fun)(*args)
+    for call in (decorated, jax.jit(decorated), aspen(jax.jit(fun)), aspen(decorated), jax.jit(decorated).lower(*args).compile()):
+        assert_same(call(*args), want)
+    assert jax.eval_shape(decorated, *args) == jax.eval_shape(fun, *args)
+    traced = [jax.make_jaxpr(item)(*args).out_avals for item in (decorated, fun)]
+    assert traced[0] == traced[1]
+
+
+@cases
+def test_derivatives(fun, args):
+    decorated = aspen(fun)
+    direction = jax.tree.map(lambda x: jnp.cos(x * 7), args)
+    want = jax.jvp(fun, args, direction)
+    assert_same(jax.jvp(decorated, args, direction), want)
+    out, pushforward = jax.linearize(decorated, *args)
+    assert_same((out, pushforward(*direction)), want)
+    out, pullback = jax.vjp(decorated, *args)
+    assert_same(pullback(out), jax.vjp(fun, *args)[1](want[0]))
+    assert calls(lambda *args: jax.vjp(decorated, *args)[0], *args) == 1
+
+
+@pytest.mark.parametrize(("fun", "args"), [(mlp, MLP_ARGS), (with_remat, (normal(2, 4),))])
+def test_derivatives_against_differences(fun, args):
+    check_grads(aspen(fun), args, order=2, modes=("fwd", "rev"), rtol=2e-2, atol=2e-2)
+
+
+@cases
+def test_gradients_of_losses(fun, args):
+    def loss(fun, *args):
+        return (fun(*args) ** 2).sum()
+
+    argnums = tuple(range(len(args)))
+    ours = functools.partial(loss, aspen(fun))
+    want = jax.jit(jax.value_and_grad(functools.partial(loss, fun), argnums))(*args)
+    for ours_again in (ours, jax.checkpoint(ours), aspen(ours)):
+        assert_same(jax.jit(jax.value_and_grad(ours_again, argnums))(*args), want)
+    assert_same(jax.value_and_grad(ours, argnums)(*args), want)
+    assert_same(aspen(jax.value_and_grad(ours, argnums))(*args), want)
+
+
+@pytest.mark.parametrize("fun", [unsupported, with_remat, with_control_flow, with_custom_jvp])
+def test_second_derivatives(fun):
+    def loss(fun, x):
+        return (fun(x) ** 2).sum()
+
+    decorated = aspen(fun)
+    x = normal(7, 3)
+    assert_same(jax.jit(jax.jacfwd(decorated))(x), jax.jit(jax.jacfwd(fun))(x))
+    assert_same(jax.jit(jax.jacrev(decorated))(x), jax.jit(jax.jacrev(fun))(x))
+    want = jax.jit(jax.hessian(functools.partial(loss, fun)))(x)
+    for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd), (jax.jacrev, jax.jacrev), (jax.jacfwd, jax.jacfwd)):
+        assert_same(jax.jit(outer(inner(functools.partial(loss, decorated))))(x), want, 1e-4)
+    assert_same(jax.hessian(functools.partial(loss, decorated))(x), want, 1e-4)
+
+
+def test_custom_vjp():
+    decorated = aspen(with_custom_vjp)
+    x = jnp.linspace(-2, 2, 7)
+    assert_same(jax.grad(lambda x: decorated(x).sum())(x), jax.grad(lambda x: with_custom_vjp(x).sum())(x))
+    assert_same(jax.vmap(jax.grad(decorated))(x), jax.vmap(jax.grad(with_custom_vjp))(x))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(decorated, (x,), (x,))
+
+
+def test_inside_custom_derivatives():
+    inner = aspen(lambda x: jnp.sin(x) ** 2)
+
+    @jax.custom_vjp
+    def outer(x):
+        return inner(x)
+
+    outer.defvjp(lambda x: (inner(x), x), lambda x, dy: (inner(x) * dy * 5,))
+    assert_same(jax.grad(outer)(0.7), jnp.sin(0.7) ** 2 * 5)
+    assert_same(jax.vmap(jax.grad(outer))(normal(0, 3)), jnp.sin(normal(0, 3)) ** 2 * 5)
+
+
+def test_gradients_with_integer_and_constant_parts():
+    def fun(params, x, n):
+        return (params["w"] * x * n).sum() + params["unused"].sum() * 0, (n + 1, params["w"])
+
+    args = ({"w": normal(0, 3), "unused": normal(1, 2), "none": None}, normal(2, 3), jnp.arange(3))
+    ours = jax.grad(aspen(fun), has_aux=True)(*args)
+    assert_same(ours, jax.grad(fun, has_aux=True)(*args))
+    ours = jax.grad(aspen(fun), argnums=(0, 2), has_aux=True, allow_int=True)(*args)
+    assert_same(ours, jax.grad(fun, argnums=(0, 2), has_aux=True, allow_int=True)(*args))
+    tangents = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0) if x.dtype == jnp.int32 else x, args)
+    assert_same(jax.jvp(aspen(fun), args, tangents), jax.jvp(fun, args, tangents))
+
+
+def test_weak_types():
+    def fun(x, y):
+        return x * y, x + 1, y, jnp.float32(2) * y, y > x
+
+    for args in ((1.0, 2), (normal(0, 2), 3.0), (jnp.int8(3), 2), (np.float16(2), 1.0), (normal(1), jnp.asarray(2.0, jnp.bfloat16))):
+        assert_same(aspen(fun)(*args), jax.jit(fun)(*args))
+        assert_same(jax.jit(aspen(fun))(*args), jax.jit(fun)(*args))
+    assert_same(jax.grad(lambda x: aspen(fun)(x, 2.0)[0])(3.0), jax.grad(lambda x: fun(x, 2.0)[0])(3.0))
+    assert_same(jax.vmap(aspen(fun), (0, None))(normal(2, 3), 2), jax.vmap(fun, (0, None))(normal(2, 3), 2))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64])
+def test_other_element_types(dtype):
+    def fun(x):
+        return jnp.where(x == 0, x, x * x), x.T @ x, x.reshape(-1)[::2]
+
+    x = (normal(0, 4, 3) * 3).astype(dtype)
+    ours, theirs = aspen(fun)(x), jax.jit(fun)(x)
+    assert [jax.typeof(item) for item in ours] == [jax.typeof(item) for item in theirs]
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(got, complex), np.asarray(want, complex), rtol=2e-2)
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        x = jnp.linspace(-1, 1, 12, dtype=jnp.float64).reshape(3, 4)
+        ours, theirs = (fun(lambda x: jnp.tanh(x @ x.T) + 1)(x) for fun in (aspen, jax.jit))
+        assert ours.dtype == np.float64
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_random_keys():
+    def fun(key, x):
+        first, second = jax.random.split(key)
+        return jax.random.normal(first, x.shape) + x, second, jax.random.key_data(second)
+
+    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+        ours, theirs = aspen(fun if key.ndim == 0 else lambda key, x: fun(key, x)[:2])(key, normal(0, 3)), fun(key, normal(0, 3))
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+        assert jnp.array_equal(jax.random.key_data(ours[1]) if key.ndim == 0 else ours[1], theirs[2] if key.ndim == 0 else theirs[1])
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "out_axes"),
+    [
+        ((None, 0), 0),
+        (({"conv": None, "scale": 0, "dense": -1}, 1), (1, 0)),
+        (({"conv": 3, "scale": None, "dense": None}, None), 0),
+        ((0, None), 0),
+    ],
+)
+def test_vmap(in_axes, out_axes):
+    def widen(axis, x):
+        return x if axis is None else jnp.stack([x, x * 0.5, jnp.cos(x)], axis if axis >= 0 else axis + x.ndim + 1)
+
+    params, x = CONV_ARGS
+    axes = in_axes[0] if isinstance(in_axes[0], dict) else dict.fromkeys(params, in_axes[0])
+    args = {name: widen(axes[name], value) for name, value in params.items()}, widen(in_axes[1], x)
+    want = jax.vmap(convnet, in_axes, out_axes)(*args)
+    decorated = aspen(convnet)
+    for ours in (jax.vmap(decorated, in_axes, out_axes), aspen(jax.vmap(convnet, in_axes, out_axes))):
+        assert_same(ours(*args), want)
+        assert_same(jax.jit(ours)(*args), want)
+        assert calls(ours, *args) == 1
+
+
+def test_vmap_of_vmap_and_of_gradients():
+    def loss(fun, params, x):
+        return fun(params, x)[0].sum()
+
+    xs = normal(8, 2, 3, *CONV_ARGS[1].shape)
+    ours, theirs = functools.partial(loss, aspen(convnet), CONV_ARGS[0]), functools.partial(loss, convnet, CONV_ARGS[0])
+    assert_same(jax.vmap(jax.vmap(ours))(xs), jax.vmap(jax.vmap(theirs))(xs))
+    assert_same(jax.vmap(jax.vmap(ours, axis_size=2), 1)(xs), jax.vmap(jax.vmap(theirs), 1)(xs))
+    assert_same(jax.vmap(jax.grad(ours))(xs[0]), jax.vmap(jax.grad(theirs))(xs[0]))
+    assert_same(jax.grad(lambda xs: jax.vmap(ours)(xs).sum())(xs[0]), jax.grad(lambda xs: jax.vmap(theirs)(xs).sum())(xs[0]))
+
+
+def test_outputs_that_do_not_depend_on_a_mapped_input_are_not_mapped():
+    decorated = aspen(lambda x, y: (jnp.sin(x), x * y, jnp.ones(2), y, x))
+    x, y = normal(0, 4), normal(1, 3, 4)
+    got = jax.vmap(decorated, (None, 0), out_axes=(None, 0, None, 0, None))(x, y)
+    assert_same(got, (jnp.sin(x), x * y, jnp.ones(2), y, x))
+
+
+def test_collectives_over_a_mapped_axis():
+    def fun(x):
+        return x / jax.lax.psum(jnp.exp(x), "batch") + jax.lax.axis_index("batch")
+
+    x = normal(0, 4, 3)
+    assert_same(jax.vmap(aspen(fun), axis_name="batch")(x), jax.vmap(fun, axis_name="batch")(x))
+    ours = jax.grad(lambda x: jax.vmap(aspen(fun), axis_name="batch")(x).sum())(x)
+    assert_same(ours, jax.grad(lambda x: jax.vmap(fun, axis_name="batch")(x).sum())(x))
+
+
+def test_transposition():
+    def fun(x, w):
+        return w @ x * 2, jnp.concatenate([x, x[::-1]])
+
+    x, w = normal(0, 3), normal(1, 2, 3)
+    cotangents = normal(2, 2), normal(3, 6)
+    ours = jax.jit(jax.linear_transpose(lambda x: aspen(fun)(x, w), x))(cotangents)
+    assert_same(ours, jax.linear_transpose(lambda x: fun(x, w), x)(cotangents))
+    assert_same(ours, jax.vjp(lambda x: aspen(fun)(x, w), x)[1](cotangents))
+    only_first = jax.linear_transpose(lambda x: aspen(fun)(x, w)[0], x)(cotangents[0])
+    assert_same(only_first, jax.linear_transpose(lambda x: fun(x, w)[0], x)(cotangents[0]))
+
+
+def test_inside_control_flow():
+    decorated, fun = aspen(with_remat), with_remat
+
+    def program(fun, x):
+        x, ys = jax.lax.scan(lambda c, _: (fun(c), fun(c).sum()), x, None, length=3)
+        x = jax.lax.cond(ys[0] > 0, fun, lambda x: x * 2, x)
+        x = jax.lax.while_loop(lambda x: jnp.abs(x).max() > 0.1, lambda x: fun(x) * 0.1, x)
+        return jax.lax.map(fun, jnp.stack([x, x])).sum(0) + jax.lax.switch(1, [fun, fun], x)
+
+    x = normal(0, 3)
+    assert_same(program(decorated, x), program(fun, x))
+    assert_same(jax.jit(functools.partial(program, decorated))(x), program(fun, x))
+    scan = lambda fun, x: jax.lax.scan(lambda c, _: (fun(c), c), x, None, length=3)[0].sum()  # noqa: E731
+    assert_same(jax.grad(functools.partial(scan, decorated))(x), jax.grad(functools.partial(scan, fun))(x))
+
+
+def test_closed_over_values_of_outer_transformations():
+    def program(wrap, w, xs):
+        def body(c, x):
+            layer = wrap(lambda y: jnp.tanh(y * w + c) @ xs.T)
+            return c + layer(x).sum(), layer(x)
+
+        return jax.lax.scan(body, 0.0, xs)
+
+    w, xs = normal(0, 4), normal(1, 3, 4)
+    assert_same(program(aspen, w, xs), program(lambda fun: fun, w, xs))
+    for transform in (lambda fun: jax.jacrev(fun), lambda fun: fun, lambda fun: jax.hessian(lambda w: fun(w).sum())):
+        ours, theirs = (
+            jax.jit(jax.vmap(transform(lambda w, wrap=wrap: program(wrap, w, xs)[1]))) for wrap in (aspen, lambda fun: fun)
+        )
+        assert_same(ours(jnp.stack([w, w * 2])), theirs(jnp.stack([w, w * 2])), 1e-4)
+
+
+def test_donation():
+    def step(state, x):
+        return {"w": state["w"] * 0.9 + x.sum()}, (x @ x.T).sum()
+
+    state = {"w": normal(0, 64, 64)}
+    want = step(state, normal(1, 3, 3))
+    jitted = jax.jit(aspen(step), donate_argnums=0)
+    assert_same(jitted(state, normal(1, 3, 3)), want)
+    assert state["w"].is_deleted()
+
+
+def test_debug_nans():
+    decorated = aspen(lambda x: jnp.log(x) + 1)
+    with jax.debug_nans(True):
+        assert_same(decorated(2.0), jnp.log(2.0) + 1)
+        for call in (decorated, jax.jit(decorated), jax.grad(decorated)):
+            with pytest.raises(FloatingPointError, match="log"):
+                call(-1.0)
+
+
+def test_disable_jit():
+    seen = []
+
+    def fun(x):
+        seen.append(x)
+        return x * 2 if x > 0 else x
+
+    decorated = aspen(fun)
+    with jax.disable_jit():
+        assert_same(decorated(jnp.float32(3)), jnp.float32(6))
+        assert_same(jax.grad(decorated)(jnp.float32(3)), jnp.float32(2))
+        assert_same(jax.vmap(aspen(jnp.sin))(normal(0, 3)), jnp.sin(normal(0, 3)))
+    assert not isinstance(seen[0], jax.core.Tracer)
+
+
+def test_a_jaxpr_with_the_call_can_be_evaluated_eagerly():
+    decorated = aspen(with_remat)
+    x = normal(0, 3)
+    jaxpr = jax.make_jaxpr(decorated)(x)
+    assert_same(jaxpr_as_fun(jaxpr)(x)[0], with_remat(x))
+    with jax.disable_jit():
+        assert_same(jaxpr_as_fun(jaxpr)(x)[0], with_remat(x))
+
+
+def test_named_scopes_survive():
+    def fun(x):
+        with jax.named_scope("attic"):
+            return jnp.sort(jnp.sin(x))
+
+    x = normal(0, 3)
+    with jax.named_scope("house"):
+        text = jax.jit(lambda x: aspen(fun)(x)).lower(x).as_text(debug_info=True)
+    assert "attic" in text
+    assert any("attic" in op.name for part in aspen(fun).explain(x).parts for op in part.ops)
+
+
+def test_effects_happen_as_often_as_without_us(capfd):
+    seen = []
+
+    def fun(x):
+        jax.debug.print("x is {x}", x=x)
+        jax.experimental.io_callback(seen.append, None, x, ordered=True)
+        return jnp.sin(x) * 2
+
+    decorated = aspen(fun)
+    for call in (decorated, jax.jit(decorated), jax.jit(lambda x: decorated(x) + 0)):
+        seen.clear()
+        assert_same(call(0.5), jnp.sin(0.5) * 2)
+        jax.effects_barrier()
+        assert [float(item) for item in seen] == [0.5]
+        assert capfd.readouterr().out.count("x is 0.5") == 1
+
+
+def test_pure_callbacks():
+    def fun(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims") * 2
+
+    x = normal(0, 3)
+    assert_same(aspen(fun)(x), jnp.sin(x) * 2)
+    assert_same(jax.vmap(aspen(fun))(x), jnp.sin(x) * 2)
+
+
+def test_mutable_references():
+    def fun(ref, x):
+        ref[...] += x
+        return ref[...] * 2
+
+    ref = jax.new_ref(jnp.zeros(3))
+    assert_same(aspen(fun)(ref, normal(0, 3)), normal(0, 3) * 2)
+    assert_same(ref[...], normal(0, 3))
+    assert_same(aspen(lambda ref, x: x + 1)(ref, 2.0), jnp.asarray(3.0))
+
+
+def test_tracers_do_not_leak():
+    args = MLP_ARGS
+    decorated = aspen(lambda params, x: mlp(params, x).sum())
+    with jax.checking_leaks():
+        for transform in (jax.grad, jax.hessian, lambda fun: jax.vmap(fun, (None, 0)), lambda fun: jax.checkpoint(jax.grad(fun))):
+            transform(decorated)(*args)
+            jax.jit(transform(decorated))(*args)
+        jax.grad(lambda w: aspen(lambda x: jnp.sin(x * w))(2.0))(3.0)
+
+
+def test_unused_outputs_and_inputs_are_dropped():
+    decorated = aspen(lambda x, y, z: (jnp.sin(x), jnp.cos(y), x))
+    jaxpr = jax.make_jaxpr(lambda x, y, z: decorated(x, y, z)[::2])(1.0, 2.0, 3.0)
+    pruned, used_inputs = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, [True, True])
+    assert used_inputs == [True, False, False]
+    assert "sin" in str(pruned)
+    assert "cos" not in str(pruned)
+    _, used_inputs = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, [False, True])
+    assert used_inputs == [True, False, False]
+    assert_same(jax.jit(lambda x, y, z: decorated(x, y, z)[1])(1.0, 2.0, 3.0), jnp.cos(2.0))
+
+
+@pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_sharded_arguments(axis_type):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(axis_type,))
+    x, w = normal(0, 4, 3), normal(1, 3, 5)
+
+    def fun(x, w):
+        return jnp.tanh(x @ w)
+
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, jax.P("data", None))
+        for call in (aspen(fun), jax.jit(aspen(fun)), jax.vmap(aspen(fun), (0, None))):
+            np.testing.assert_allclose(call(sharded, w), fun(x, w), rtol=1e-5, atol=1e-6)
+        got = jax.grad(lambda w: aspen(fun)(sharded, w).sum())(w)
+    np.testing.assert_allclose(got, jax.grad(lambda w: fun(x, w).sum())(w), rtol=1e-4, atol=1e-5)
+
+
+def test_shard_map():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, w = normal(0, 4, 3), normal(1, 3, 5)
+
+    def fun(x, w):
+        return jnp.tanh(x @ w) / jax.nn.softmax(x).max(-1, keepdims=True)
+
+    def mapped(fun):
+        return jax.shard_map(fun, mesh=mesh, in_specs=(jax.P("data"), jax.P()), out_specs=jax.P("data"))
+
+    assert_same(np.asarray(jax.jit(mapped(aspen(fun)))(x, w)), np.asarray(fun(x, w)))
+    assert_same(np.asarray(aspen(mapped(fun))(x, w)), np.asarray(fun(x, w)))
+    ours, theirs = (jax.grad(lambda w: mapped(item)(x, w).sum())(w) for item in (aspen(fun), fun))  # noqa: B023
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
