@@ -105,5 +105,5 @@ def _initial_params(key: jax.Array) -> dict[str, jax.Array]:
     return {**params, "bias1": jnp.zeros(16), "bias2": jnp.zeros(32), "bias3": jnp.zeros(10)}
 
 
-def _convolve(images: jax.Array, weights: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(images, weights, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def _convolve(images: jax.Array | np.ndarray, weights: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(jnp.asarray(images), weights, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

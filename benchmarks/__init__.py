@@ -1,0 +1,1 @@
+"""How fast aspen_jax is: `python -m benchmarks --help` in a checkout (docs/benchmarks.md)."""

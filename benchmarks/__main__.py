@@ -1,0 +1,34 @@
+"""The command `python -m benchmarks`: a subcommand for each module, made from its function by tyro."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from aspen_jax.errors import AspenError
+from benchmarks import build, kernels, memory, models, overhead, scheduler
+
+COMMANDS = {
+    "models": models.models,
+    "kernels": kernels.kernels,
+    "scheduler": scheduler.scheduler,
+    "overhead": overhead.overhead,
+    "build": build.build,
+    "memory": memory.memory,
+}
+_DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark and give its exit status: 0, 1 where results are wrong, 2 where it cannot run."""
+    try:
+        return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="python -m benchmarks", description=_DESCRIPTION, args=argv)
+    except AspenError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Single ops as tile graphs with one worker, for each instruction set, beside the multiply-add peak of the same minute."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from aspen_jax import _engine, aspen
+from aspen_jax.errors import AspenError, InputError
+from aspen_jax.report.comparison import TOLERANCE
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.difference import largest_difference
+from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import aligned, duration, interleaved
+from benchmarks.kernel_cases import CASES, KernelCase
+from benchmarks.options import File
+
+Words = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="WORD")]
+
+
+def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 10, json: File = None) -> int:
+    """Convolutions, products and memory-bound ops: GFLOP/s, share of the multiply-add peak of one core, GB/s.
+
+    The times are those of a jitted call that holds one op, so they include the custom call.
+
+    Args:
+        words: only the ops whose name has one of these words in it, such as resnet, or 3x3.
+        targets: instruction sets; all that this machine has by default.
+        rounds: how often each op is timed.
+        json: where to write the figures as well.
+    """
+    if not _chosen(words):
+        raise InputError(f"no op has {' or '.join(words)} in its name; take words of: {'; '.join(case.name for case in CASES)}")
+    results = []
+    for target in targets or _engine.cpu_targets():
+        rows = _in_process_of_its_own(target, words, rounds)
+        results += rows
+        _print_table(target, rows)
+    if json is not None:
+        write_record(json, {"benchmark": "kernels", "results": results})
+    return 0 if all(row["difference"] <= TOLERANCE for row in results) else 1
+
+
+def _chosen(words: tuple[str, ...]) -> list[KernelCase]:
+    return [case for case in CASES if not words or any(word in case.name for word in words)]
+
+
+def _in_process_of_its_own(target: str, words: tuple[str, ...], rounds: int) -> list[dict[str, Any]]:
+    """The instruction set is chosen once a process."""
+    if target not in _engine.cpu_targets():
+        raise InputError(f"{target!r} is no instruction set of this machine and build; take {', '.join(_engine.cpu_targets())}")
+    command = [sys.executable, "-m", "benchmarks.kernels", str(rounds), *words]
+    child = subprocess.run(command, env={**os.environ, "ASPEN_CPU_TARGET": target}, stdout=subprocess.PIPE, check=False)
+    if child.returncode:
+        raise AspenError(f"measuring {target} ended with status {child.returncode}; its messages are above")
+    return json_format.loads(child.stdout)
+
+
+def _measure(rounds: int, words: tuple[str, ...]) -> list[dict[str, Any]]:
+    share_cores(1)
+    return [_measure_case(case, rounds) for case in _chosen(words)]
+
+
+def _measure_case(case: KernelCase, rounds: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    inputs = [jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in case.shapes]
+    tiled = jax.jit(aspen(case.function, strict=True))
+    row: dict[str, Any] = {"case": case.name, "target": _engine.cpu_target(), "flops": case.flops, "bytes": case.bytes}
+    row["difference"] = largest_difference(tiled(*inputs), jax.jit(case.function)(*inputs))
+    if row["difference"] > TOLERANCE:
+        return row
+    peaks: list[float] = []
+    timing = interleaved(
+        {"op": lambda: tiled(*inputs)}, rounds, on_round=lambda: peaks.append(_engine.peak_flops(_engine.cpu_target()))
+    )["op"]
+    return {**row, **timing.to_json(), "peak_flops": max(peaks)}
+
+
+def _print_table(target: str, rows: list[dict[str, Any]]) -> None:
+    header = (target, "min", "median", "spread", "GFLOP/s", "of peak", "GB/s")
+    lines: list[tuple[str, ...]] = [header]
+    for row in rows:
+        if "min_s" not in row:
+            lines.append((row["case"], "WRONG", f"{row['difference']:.1e}", "", "", "", ""))
+            continue
+        speed = row["flops"] / row["min_s"]
+        share = f"{speed / row['peak_flops']:.0%}"
+        rates = f"{speed / 1e9:.1f}", share, f"{row['bytes'] / row['min_s'] / 1e9:.1f}"
+        lines.append((row["case"], duration(row["min_s"]), duration(row["median_s"]), f"{row['spread']:.0%}", *rates))
+    peak = max((row["peak_flops"] for row in rows if "peak_flops" in row), default=0)
+    print("\n".join(aligned(lines)), f"\nmultiply-add peak of one core: {peak / 1e9:.0f} GFLOP/s\n", flush=True)
+
+
+if __name__ == "__main__":
+    print(json_format.dumps(_measure(int(sys.argv[1]), tuple(sys.argv[2:]))))
