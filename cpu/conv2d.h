@@ -36,7 +36,7 @@ struct Taps {
   friend bool operator==(const Taps&, const Taps&) = default;
 };
 
-// The convolution of every channel with a filter of its own (groups == channels == out_channels), vectorised over channels.
+// Convolutions whose groups have fewer output channels than a vector has lanes, and weights and buffers that suit depthwise.cc.
 bool is_depthwise(const ConvShape& shape);
 PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec);
 

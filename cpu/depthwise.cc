@@ -1,5 +1,10 @@
-// conv2d where every channel has a filter of its own, vectorised over channels. Padding costs nothing: the taps that fall into it
-// are left out, and pixels with the same taps are computed together.
+// conv2d where a group has fewer output channels than a vector has lanes, above all one (depthwise), vectorised over the output
+// channels of several groups. Padding costs nothing: the taps that fall into it are left out, and pixels with the same taps are
+// computed together.
+//
+// In a depthwise convolution lane o of the result is a sum over the taps of x[o] * w[o]. In a group of several channels it is
+// also a sum over them: of x[group(o), k] * w[k, o]. So x is first spread: its k-th plane holds in lane o the channel k of o's
+// group.
 #include <array>
 #include <memory>
 #include <utility>
@@ -20,6 +25,8 @@ struct Depthwise final : OpState {
   // Channels are taken so many at a time that the rows of the input that a row of the output reads stay in the L1 cache until
   // the next rows have read them too.
   int64_t block_channels;
+  bool spread;
+  int64_t spread_rows;  // rows of the output for which x is spread at a time
   Epilogue epilogue;
 };
 
@@ -33,18 +40,31 @@ constexpr int64_t kSumFloats = 4096;
 constexpr int64_t kWindowFloats = 6 * 1024;
 constexpr int64_t kBlockStep = 2 * kLanes;
 constexpr int64_t kMaxBlockChannels = kSumFloats / 16;
+constexpr int64_t kSpreadFloats = 64 * 1024;
+
+size_t kernel_scratch(const Depthwise& op) {
+  return static_cast<size_t>(kSumFloats + (op.spread ? kSpreadFloats : 0)) * sizeof(float);
+}
+
+// Where a block of channels of x lies: from row `row` and column `column` on, with adjacent channels, `depth` planes of each row.
+struct Input {
+  const float* x;
+  int64_t row, column;
+  int64_t depth;
+  int64_t row_stride, plane_stride, column_stride;
+};
 
 // The window of one pixel, reduced to the taps that exist.
 struct Window {
   const float* x;  // first tap, first channel
   const float* w;
-  int64_t taps_down, taps_across;
+  int64_t depth, taps_down, taps_across;
 };
 
 // Distances between neighbours, in elements.
 struct Steps {
-  int64_t x_down, x_across, x_pixel;
-  int64_t w_down, w_across;
+  int64_t x_plane, x_down, x_across, x_pixel;
+  int64_t w_plane, w_down, w_across;
   int64_t out_pixel;
 };
 
@@ -64,20 +84,22 @@ void micro(const Steps& steps, const Window& window, int64_t groups, [[maybe_unu
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sum[p][v] = Floats{};
     }
-    const float* x_row = corner;
-    const float* w_row = window.w;
-    for (int64_t down = 0; down < window.taps_down; ++down, x_row += steps.x_down, w_row += steps.w_down) {
-      const float* x = x_row;
-      const float* w = w_row;
-      for (int64_t across = 0; across < window.taps_across; ++across, x += steps.x_across, w += steps.w_across) {
-        Floats filter[kVectors];
+    for (int64_t k = 0; k < window.depth; ++k) {
+      const float* x_row = corner + k * steps.x_plane;
+      const float* w_row = window.w + k * steps.w_plane;
+      for (int64_t down = 0; down < window.taps_down; ++down, x_row += steps.x_down, w_row += steps.w_down) {
+        const float* x = x_row;
+        const float* w = w_row;
+        for (int64_t across = 0; across < window.taps_across; ++across, x += steps.x_across, w += steps.w_across) {
+          Floats filter[kVectors];
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) filter[v] = get(w, v);
-        const float* pixel = x;
+          for (int v = 0; v < kVectors; ++v) filter[v] = get(w, v);
+          const float* pixel = x;
 #pragma GCC unroll 16
-        for (int p = 0; p < kPixels; ++p, pixel += steps.x_pixel) {
+          for (int p = 0; p < kPixels; ++p, pixel += steps.x_pixel) {
 #pragma GCC unroll 16
-          for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(pixel, v), filter[v], sum[p][v]);
+            for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(pixel, v), filter[v], sum[p][v]);
+          }
         }
       }
     }
@@ -120,19 +142,27 @@ constexpr auto kByPixels = []<int... kPixel>(std::integer_sequence<int, kPixel..
 }(std::make_integer_sequence<int, kPixelGroup>());
 
 // Columns [begin, end) of one row of the output, in one image and block of channels.
-void run_row(const Depthwise& op, const Steps& steps, const float* x, const float* w, int64_t row, int64_t begin, int64_t end,
-             int64_t channels, float* out) noexcept {
+void run_row(const Depthwise& op, const Input& input, const float* w, int64_t row, int64_t begin, int64_t end, int64_t channels,
+             float* out, int64_t out_pixel) noexcept {
   const ConvShape& s = op.shape;
+  const Steps steps{.x_plane = input.plane_stride,
+                    .x_down = s.dilation[0] * input.row_stride,
+                    .x_across = s.dilation[1] * input.column_stride,
+                    .x_pixel = s.stride[1] * input.column_stride,
+                    .w_plane = s.w_strides[kKernelIn],
+                    .w_down = s.w_strides[kKernelHeight],
+                    .w_across = s.w_strides[kKernelWidth],
+                    .out_pixel = out_pixel};
   const int64_t top = row * s.stride[0] - s.pad[0];
   const Taps down(top, s.dilation[0], s.kernel[0], s.height);
   for (int64_t column = begin; column < end;) {
     const int64_t left = column * s.stride[1] - s.pad[1];
     const Taps across(left, s.dilation[1], s.kernel[1], s.width);
-    Window window{x, w, down.last - down.first, across.last - across.first};
+    Window window{input.x, w, input.depth, down.last - down.first, across.last - across.first};
     if (window.taps_down > 0 && window.taps_across > 0) {
-      window.x +=
-          (top + down.first * s.dilation[0]) * s.x_strides[kHeight] + (left + across.first * s.dilation[1]) * s.x_strides[kWidth];
-      window.w += down.first * s.w_strides[kKernelHeight] + across.first * s.w_strides[kKernelWidth];
+      window.x += (top + down.first * s.dilation[0] - input.row) * input.row_stride +
+                  (left + across.first * s.dilation[1] - input.column) * input.column_stride;
+      window.w += down.first * steps.w_down + across.first * steps.w_across;
     }
     const bool inner = op.inner_first <= column && column < op.inner_last;
     const int64_t alike = inner ? std::min(end, op.inner_last) - column : 1;
@@ -140,8 +170,50 @@ void run_row(const Depthwise& op, const Steps& steps, const float* x, const floa
     const int64_t pixels = std::min<int64_t>(alike, kPixelGroup);
     kByPixels[static_cast<size_t>(pixels - 1)](steps, window, groups, channels, out);
     column += groups * pixels;
-    out += groups * pixels * steps.out_pixel;
+    out += groups * pixels * out_pixel;
   }
+}
+
+// Spreads the rows and columns of x that the box of the output [row, last_row) x [column, last_column) reads, for the output
+// channels from `channel` on. `x` is at the image's first element.
+Input spread(const ConvShape& s, const float* x, int64_t row, int64_t last_row, int64_t column, int64_t last_column,
+             int64_t channel, int64_t channels, float* to) noexcept {
+  const auto reach = [&](int axis, int64_t last, int64_t extent) {
+    return std::min((last - 1) * s.stride[axis] - s.pad[axis] + (s.kernel[axis] - 1) * s.dilation[axis] + 1, extent);
+  };
+  Input input;
+  input.x = to;
+  input.row = std::max<int64_t>(row * s.stride[0] - s.pad[0], 0);
+  input.column = std::max<int64_t>(column * s.stride[1] - s.pad[1], 0);
+  const int64_t rows = reach(0, last_row, s.height) - input.row;
+  const int64_t columns = std::max<int64_t>(reach(1, last_column, s.width) - input.column, 0);
+  input.depth = s.kernel_channels;
+  input.column_stride = kBlockStep;
+  input.plane_stride = columns * kBlockStep;
+  input.row_stride = input.depth * input.plane_stride;
+  const int64_t group_columns = s.out_channels / s.groups;
+  const int64_t step = s.x_strides[kChannel];
+  // With as many channels in as out, and whole groups in a vector, each vector is a permutation of the one that lies there in x.
+  const bool permutes = step == 1 && s.kernel_channels == group_columns && kLanes % group_columns == 0 &&
+                        channel % group_columns == 0 && channels % group_columns == 0;
+  for (int64_t h = 0; h < rows; ++h) {
+    for (int64_t k = 0; k < input.depth; ++k) {
+      const float* from = x + (input.row + h) * s.x_strides[kHeight] + input.column * s.x_strides[kWidth];
+      Ints lanes = iota() - iota() % static_cast<int32_t>(group_columns) + static_cast<int32_t>(k);
+      for (int64_t v = 0; v < columns; ++v, from += s.x_strides[kWidth], to += kBlockStep) {
+        if (permutes) {
+          int64_t c = 0;
+          for (; c + kLanes <= channels; c += kLanes) store(to + c, permute(load(from + channel + c), lanes));
+          if (c < channels) store(to + c, permute(load_partial(from + channel + c, static_cast<int>(channels - c)), lanes));
+        } else {
+          for (int64_t c = 0; c < channels; ++c) {
+            to[c] = from[((channel + c) / group_columns * s.kernel_channels + k) * step];
+          }
+        }
+      }
+    }
+  }
+  return input;
 }
 
 const char* run(const TileArgs& args) noexcept {
@@ -150,20 +222,21 @@ const char* run(const TileArgs& args) noexcept {
   const int32_t* lo = args.lo;
   const int32_t* hi = args.hi;
   auto* const sums = reinterpret_cast<float*>(args.scratch);
-  std::byte* const epilogue_scratch = args.scratch + kSumFloats * 4;
+  auto* const spread_to = sums + kSumFloats;
+  std::byte* const epilogue_scratch = args.scratch + kernel_scratch(op);
   const bool direct = op.epilogue.empty();
   for (int64_t image = lo[kImage]; image < hi[kImage]; ++image) {
+    const float* x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage];
     for (int64_t channel = lo[kChannel]; channel < hi[kChannel]; channel += op.block_channels) {
       const int64_t channels = std::min<int64_t>(op.block_channels, hi[kChannel] - channel);
-      const float* x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage] + channel;
       const float* w = static_cast<const float*>(args.inputs[1]) + channel;
-      const Steps steps{.x_down = s.dilation[0] * s.x_strides[kHeight],
-                        .x_across = s.dilation[1] * s.x_strides[kWidth],
-                        .x_pixel = s.stride[1] * s.x_strides[kWidth],
-                        .w_down = s.w_strides[kKernelHeight],
-                        .w_across = s.w_strides[kKernelWidth],
-                        .out_pixel = direct ? s.out_channels : channels};
+      Input input{x + channel, 0, 0, 1, s.x_strides[kHeight], 0, s.x_strides[kWidth]};
+      const int64_t out_pixel = direct ? s.out_channels : channels;
       for (int64_t row = lo[kHeight]; row < hi[kHeight]; ++row) {
+        if (op.spread && (row - lo[kHeight]) % op.spread_rows == 0) {
+          input = spread(s, x, row, std::min<int64_t>(row + op.spread_rows, hi[kHeight]), lo[kWidth], hi[kWidth], channel,
+                         channels, spread_to);
+        }
         const int64_t columns = direct ? hi[kWidth] - lo[kWidth] : kSumFloats / channels;
         for (int64_t begin = lo[kWidth]; begin < hi[kWidth]; begin += columns) {
           const int64_t end = std::min<int64_t>(begin + columns, hi[kWidth]);
@@ -172,7 +245,7 @@ const char* run(const TileArgs& args) noexcept {
             out = static_cast<float*>(args.output) + ((image * s.out_height + row) * s.out_width + begin) * s.out_channels +
                   channel;
           }
-          run_row(op, steps, x, w, row, begin, end, channels, out);
+          run_row(op, input, w, row, begin, end, channels, out, out_pixel);
           if (!direct) {
             const int64_t at[4] = {image, row, begin, channel};
             op.epilogue.apply(args, at, kWidth, end - begin, channels, sums, channels, epilogue_scratch);
@@ -184,11 +257,21 @@ const char* run(const TileArgs& args) noexcept {
   return nullptr;
 }
 
+// Floats of x, spread, that one row of the output needs at most; taps that fall outside count nothing.
+int64_t spread_row_floats(const ConvShape& s) {
+  const int64_t rows = std::min((s.kernel[0] - 1) * s.dilation[0] + 1, s.height);
+  if (s.kernel_channels > kSpreadFloats || rows > kSpreadFloats || s.width > kSpreadFloats) return kSpreadFloats + 1;
+  return rows * s.width * s.kernel_channels * kBlockStep;
+}
+
+bool is_plain(const ConvShape& s) { return s.kernel_channels == 1 && s.out_channels == s.groups && s.x_strides[kChannel] == 1; }
+
 }  // namespace
 
 bool is_depthwise(const ConvShape& shape) {
-  return shape.kernel_channels == 1 && shape.groups == shape.channels && shape.out_channels == shape.channels &&
-         shape.x_strides[kChannel] == 1 && shape.w_strides[kKernelOut] == 1;
+  if (shape.w_strides[kKernelOut] != 1) return false;
+  return is_plain(shape) ||
+         (shape.groups > 1 && shape.out_channels / shape.groups < kLanes && spread_row_floats(shape) <= kSpreadFloats);
 }
 
 PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec) {
@@ -197,12 +280,20 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
   op->inner_first = ceil_div(std::max<int64_t>(shape.pad[1], 0), shape.stride[1]);
   const int64_t last_left = shape.width - 1 - (shape.kernel[1] - 1) * shape.dilation[1];
   op->inner_last = last_left + shape.pad[1] < 0 ? 0 : (last_left + shape.pad[1]) / shape.stride[1] + 1;
-  const int64_t window = ((shape.kernel[0] - 1) * shape.dilation[0] + 1) * std::max<int64_t>(shape.width, 1);
-  op->block_channels = std::clamp<int64_t>(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
+  op->spread = !is_plain(shape);
+  const int64_t rows = std::min((shape.kernel[0] - 1) * shape.dilation[0] + 1, std::max<int64_t>(shape.height, 1));
+  if (op->spread) {
+    op->block_channels = kBlockStep;
+    const int64_t row_floats = std::max<int64_t>(shape.width * shape.kernel_channels * kBlockStep, 1);
+    op->spread_rows = std::max<int64_t>((kSpreadFloats / row_floats - rows) / shape.stride[0] + 1, 1);
+  } else {
+    const int64_t window = rows * std::max<int64_t>(shape.width, 1);
+    op->block_channels = std::clamp(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
+  }
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run;
-  prepared.scratch_bytes = kSumFloats * 4 + op->epilogue.scratch_bytes();
+  prepared.scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;
 }

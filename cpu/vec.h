@@ -100,6 +100,19 @@ ASPEN_INLINE void store_partial(int32_t* to, Ints x, int n) {
 #endif
 }
 
+// Lane i of the result is lane lanes[i] of x, 0 <= lanes[i] < kLanes.
+ASPEN_INLINE Floats permute(Floats x, Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(lanes), x);
+#elif defined(__AVX2__)
+  return _mm256_permutevar8x32_ps(x, reinterpret_cast<__m256i>(lanes));
+#else
+  Floats y;
+  for (int i = 0; i < kLanes; ++i) y[i] = x[lanes[i]];
+  return y;
+#endif
+}
+
 // a * b + c; the compiler fuses it where the target can (-ffp-contract=fast).
 ASPEN_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
 

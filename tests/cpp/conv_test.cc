@@ -61,7 +61,7 @@ int random_case(uint64_t seed) {
   g.images = random.pick<int64_t>({1, 1, 2, 3});
   g.height = random.integer(1, 14);
   g.width = random.integer(1, 24);
-  switch (random.integer(0, 3)) {
+  switch (random.integer(0, 4)) {
     case 0:  // depthwise, sometimes with several filters a channel
       g.groups = g.channels = random.integer(1, 90);
       g.out_channels = g.channels * random.pick<int64_t>({1, 1, 1, 2, 3});
@@ -71,7 +71,14 @@ int random_case(uint64_t seed) {
       g.channels = g.groups * random.integer(1, 9);
       g.out_channels = g.groups * random.integer(1, 40);
       break;
-    case 2:  // few channels
+    case 2: {  // many narrow groups
+      g.groups = random.integer(2, 24);
+      const int64_t depth = random.pick<int64_t>({1, 2, 4, 8, random.integer(1, 8)});
+      g.channels = g.groups * depth;
+      g.out_channels = g.groups * random.pick<int64_t>({depth, depth, random.integer(1, 17)});
+      break;
+    }
+    case 3:  // few channels
       g.channels = random.integer(1, 4);
       g.out_channels = random.integer(1, 70);
       break;
@@ -154,6 +161,13 @@ int hostile_cases() {
     wide_x.strides[axis + 1] = 0;
   }
   expect(refuses("conv2d", {wide_x, wide_w}, dense_view({1, 1, 1, 6}), good), "2^62 taps");
+  // The longest possible reach, of a window that never fits: nothing to compute, and nothing may overflow.
+  for (const int64_t depth : {1, 2}) {
+    auto tall_w = dense_view({INT32_MAX, 1, depth, 4});
+    tall_w.strides[0] = 0;
+    const std::vector<int64_t> reaching = {2, 1, 1, 4, 0, 0, 0, 0, 2, INT32_MAX, 1, 4 / depth, 0};
+    expect(!refuses("conv2d", {x, tall_w}, dense_view({1, 0, 8, 4}), reaching), "nothing of a long reach");
+  }
   return failures;
 }
 
