@@ -4,8 +4,9 @@
 //
 // One thread. A layer is computed tile by tile; the minimum and the median time of the whole layer are shown for several ways to
 // cut it into tiles. Before it is timed, elements of the result are compared with a sum in double.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -105,8 +106,11 @@ Floats random_floats(int64_t size, unsigned seed) {
   return values;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// Time that this thread has run: neighbours who want the core do not count, as far as the caches forget them.
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 struct Prepared {
@@ -228,14 +232,14 @@ bool bench(const Layer& layer, Target target, bool epilogue, double budget) {
   double peak = peak_flops(target);
   std::vector<std::vector<double>> times(std::size(cuts));
   // Interleaved, so that a slow moment of the machine does not fall on one way of cutting alone.
-  const auto start = std::chrono::steady_clock::now();
+  const double start = thread_seconds();
   do {
     for (size_t i = 0; i < std::size(cuts); ++i) {
-      const auto begin = std::chrono::steady_clock::now();
+      const double begin = thread_seconds();
       prepared.run(cuts[i][0], cuts[i][1]);
-      times[i].push_back(seconds_since(begin));
+      times[i].push_back(thread_seconds() - begin);
     }
-  } while (seconds_since(start) < budget || times[0].size() < 5);
+  } while (thread_seconds() - start < budget || times[0].size() < 5);
   peak = std::max(peak, peak_flops(target));
   std::printf(" peak %4.0f |", peak / 1e9);
   for (size_t i = 0; i < std::size(cuts); ++i) {
