@@ -33,7 +33,7 @@ def models(
     results = []
     for name in names:
         model = keras_application(name, image_size)
-        arguments = (model.params, model.random_images(batch))
+        arguments = (model.calibrated_params(), model.random_images(batch))
         results.append(compare(aspen(model.predict, weights="params"), arguments, name=name, rounds=rounds, jitted=True))
         print(f"{results[-1]}\n", flush=True)
     if json is not None:

@@ -61,12 +61,13 @@ def _photograph() -> np.ndarray:
 
 def _photograph_through(name: str, photograph: np.ndarray, rounds: int, bar: Any) -> Comparison:
     model = keras_application(name)
+    params = model.calibrated_params()
     bar.update()
     image = np.asarray(jax.image.resize(photograph, model.image_shape, "linear"))
     image = jax.numpy.asarray(model.preprocess(image[None].copy()))
     bar.update()
     decorated = aspen(model.predict, weights="params")
-    return compare(decorated, (model.params, image), name=name, rounds=rounds, on_round=bar.update)
+    return compare(decorated, (params, image), name=name, rounds=rounds, on_round=bar.update)
 
 
 def _serve_digits(params: dict[str, jax.Array], data: digits.Digits) -> bool:

@@ -15,6 +15,9 @@ import numpy as np
 from aspen_jax.errors import AspenError, InputError
 
 _SEED = 0
+_CALIBRATION_BATCH = 2
+
+Params = tuple[list[jax.Array], list[jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,21 +27,45 @@ class KerasApplication:
     Attributes:
         name: its name in keras.applications.
         predict: (params, image) -> class probabilities, float32 [batch, 1000].
-        params: its trainable and its other variables.
+        params: its trainable and its other variables, as Keras initialises them.
         image_shape: height, width and channels of the images it takes.
         preprocess: turns RGB images, float32 0 to 255, into what the model was designed for.
     """
 
     name: str
     predict: Callable[[Any, jax.Array], jax.Array]
-    params: tuple[list[jax.Array], list[jax.Array]]
+    params: Params
     image_shape: tuple[int, int, int]
     preprocess: Callable[[np.ndarray], np.ndarray]
+    _keras_model: Any
 
     def random_images(self, batch: int) -> jax.Array:
         """Seeded images, float32 [batch, height, width, channels]."""
         pixels = np.random.default_rng(_SEED).uniform(0, 255, (batch, *self.image_shape))
         return jax.numpy.asarray(self.preprocess(pixels.astype(np.float32)))
+
+    def calibrated_params(self) -> Params:
+        """The parameters with the moving statistics of batch normalisation measured on seeded images, as training leaves them.
+
+        Untrained statistics let the activations of some models (MobileNetV2) die out on the way: the output is then the same for
+        any image and any arithmetic, and comparing it would prove nothing.
+        """
+        norms = [layer for layer in self._keras_model.layers if isinstance(layer, _keras().layers.BatchNormalization)]
+        if not norms:
+            return self.params
+        momenta = [layer.momentum for layer in norms]
+
+        @jax.jit
+        def measure(params: Params, images: jax.Array) -> list[jax.Array]:
+            return self._keras_model.stateless_call(*params, images, training=True)[1]
+
+        try:
+            for layer in norms:
+                layer.momentum = 0.0  # this batch only
+            return self.params[0], measure(self.params, self.random_images(_CALIBRATION_BATCH))
+        finally:
+            for layer, momentum in zip(norms, momenta, strict=True):
+                layer.momentum = momentum
 
 
 def keras_application(name: str, image_size: int | None = None) -> KerasApplication:
@@ -68,7 +95,8 @@ def keras_application(name: str, image_size: int | None = None) -> KerasApplicat
         return model.stateless_call(*params, image, training=False)[0]
 
     params = (_values(model.trainable_variables), _values(model.non_trainable_variables))
-    return KerasApplication(name, predict, params, model.input_shape[1:], sys.modules[constructor.__module__].preprocess_input)
+    preprocess = sys.modules[constructor.__module__].preprocess_input
+    return KerasApplication(name, predict, params, model.input_shape[1:], preprocess, model)
 
 
 def _values(variables: Iterable[Any]) -> list[jax.Array]:
