@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core
+from jax.extend import core, source_info_util
 
 from aspen_jax import apu, frontend, runtime
 from aspen_jax.errors import UnsupportedError
@@ -92,7 +92,8 @@ class Compiled:
 
     def call(self, *arguments: Any) -> list[Any]:
         """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform."""
-        environment: dict[Value, Any] = dict(zip(self.trace.inputs, arguments, strict=True))
+        environment: dict[Value, Any] = dict(self.trace.constants)
+        environment.update(zip(self.trace.inputs, arguments, strict=True))
         for step in self.steps:
             if isinstance(step, Part):
                 step.call(environment)
@@ -103,7 +104,9 @@ class Compiled:
 
 def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
     """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept."""
-    equation = fallback.equation
+    # Its name is relative to the innermost call that was inlined.
+    scope = source_info_util.new_name_stack(fallback.name.rpartition("/")[0])
+    equation = fallback.equation.replace(source_info=fallback.equation.source_info.replace(name_stack=scope))
     variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
     debug_info = core.DebugInfo("aspen_call", equation.primitive.name, None, None)
     jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects, debug_info)
