@@ -48,7 +48,6 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
   std::copy(graph.parents.begin(), graph.parents.end(), parents_left_.begin());
   call_ = std::move(call);
   failed_.store(false, std::memory_order_relaxed);
-  fail_claimed_.store(false, std::memory_order_relaxed);
   tiles_left_.store(static_cast<int64_t>(plan_.num_tiles()), std::memory_order_relaxed);
 }
 

@@ -65,18 +65,20 @@ class RunState {
   int column_of(const Node* node) const { return ops_[plan_.tiles()[tile_of(node)].op].column; }
   uint32_t& parents_left(uint32_t tile) { return parents_left_[tile]; }
 
-  // The first failure is the one reported; the tiles left are then walked through without being executed.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
-  // `describe` makes its message.
+
+  // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
+  // being executed.
   template <typename Describe>
   void fail(const Describe& describe) noexcept {
-    if (fail_claimed_.exchange(true, std::memory_order_relaxed)) return;
+    // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the message
+    // is read after the last `finish`.
+    if (failed_.exchange(true, std::memory_order_relaxed)) return;
     try {
       error_ = describe();
     } catch (const std::bad_alloc&) {
       error_ = "out of memory";  // short enough to need none
     }
-    failed_.store(true, std::memory_order_relaxed);
   }
 
   // Counts tiles as walked through; true for the one caller who counted the last.
@@ -102,7 +104,6 @@ class RunState {
   // Written by all workers at the end of each path, so it has a cache line of its own.
   alignas(64) std::atomic<int64_t> tiles_left_{0};
   alignas(64) std::atomic<bool> failed_{false};
-  std::atomic<bool> fail_claimed_{false};
 };
 
 // Finished run states of a plan, waiting for its next runs. A fixed number of slots without a lock: it cannot be left locked by

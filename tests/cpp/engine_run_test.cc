@@ -303,11 +303,14 @@ TEST(running_out_of_memory_is_an_error_and_other_runs_go_on) {
                                             prepared.scratch_bytes = size_t{1} << 61;
                                             return prepared;
                                           }}};
+    // Wide enough for all workers to run out of memory at once.
+    runtime().set_num_workers(4);
+    const Dag wide = stencil_dag(3, 200);
     for (const int64_t cost : {kInline, kInPool}) {
-      const auto plan = make_plan(encode_dag(dag, "greedy", cost), kGreedy);
+      const auto plan = make_plan(encode_dag(wide, "greedy", cost), kGreedy);
       Waiter waiter;
       DagRun run(*plan);
-      run.submit(plan, &recording, waiter.done());
+      run.submit(plan, nullptr, waiter.done());
       const auto errors = waiter.errors();
       CHECK_EQ(errors.size(), 1u);
       CHECK(errors[0].find("out of memory: a worker needs 2305843009213693952 bytes of scratch") == 0);
