@@ -45,14 +45,14 @@ def aspen(
 ) -> Any:
     """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
 
-    The result is called, jitted, vmapped and differentiated like `fun`, and returns the same pytree, shapes, dtypes and weak types.
-    What cannot be tiled is left to XLA. Called outside `jax.jit` it is compiled once for each structure, shape and dtype of its
-    arguments, as `jax.jit` would.
+    The result is called, jitted, vmapped and differentiated like `fun`, and returns the same pytree, shapes, dtypes and weak
+    types. What cannot be tiled is left to XLA. Called outside `jax.jit` it is compiled once for each structure, shape and dtype
+    of its arguments, as `jax.jit` would.
 
-    Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are static: a
-    new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is once tracing with
-    an abstract one has failed. As with `jax.jit`, what the function reads from elsewhere, such as globals, or attributes of an object that is
-    no pytree, is read when it is traced.
+    Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are
+    static: a new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is
+    once tracing with an abstract one has failed. As with `jax.jit`, what the function reads from elsewhere, such as globals, or
+    attributes of an object that is no pytree, is read when it is traced.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
@@ -100,7 +100,7 @@ class AspenFunction(Generic[P, R]):
         self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if jax.config.jax_disable_jit:
+        if primitive.flag("jax_disable_jit"):
             return self.__wrapped__(*args, **kwargs)
         return self._on_arguments(self._jitted, args, kwargs)
 
@@ -124,7 +124,7 @@ class AspenFunction(Generic[P, R]):
         return explanation.parts[0].graph
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What becomes of the function for arguments of these shapes: ops, tiles, and what is left to XLA and why; prints as a table.
+        """What becomes of the function for arguments of these shapes: ops, tiles, what is left to XLA and why. Prints as a table.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -142,8 +142,9 @@ class AspenFunction(Generic[P, R]):
         return Explanation.of(self.__name__, compiled, primitive.why_inlined(jaxpr))
 
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Work of the tiled parts, under the names that `cost_analysis` of a compiled JAX function uses. XLA cannot see inside
-        a custom call; what is left to XLA is not counted here.
+        """Work of the tiled parts, under the names that `cost_analysis` of a compiled JAX function uses.
+
+        XLA cannot see inside a custom call; what is left to XLA is not counted here.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -208,6 +209,8 @@ class AspenFunction(Generic[P, R]):
 class BoundAspenFunction:
     """An `AspenFunction` that was read from an object: a method. It holds the object."""
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
         functools.update_wrapper(self, original.__get__(instance), updated=())
         self.__self__ = instance
@@ -257,7 +260,7 @@ def _method(fun: Any, instance: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         return fun.__get__(reference())(*args, **kwargs)
 
-    method.__signature__ = inspect.signature(fun.__get__(instance))  # pyright: ignore[reportFunctionMemberAccess]
+    vars(method)["__signature__"] = inspect.signature(fun.__get__(instance))
     return method
 
 
@@ -265,7 +268,7 @@ def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ..
     """The weights option as a tuple, checked against the function's parameters."""
     marks = (weights,) if isinstance(weights, int | str) else weights
     if not isinstance(marks, Sequence) or not all(isinstance(mark, int | str) and not isinstance(mark, bool) for mark in marks):
-        raise InputError(f"weights={weights!r} is not a position, a name or a sequence of those; pass weights=0 or weights='params'")
+        raise InputError(f"weights={weights!r} is not a position, a name or a sequence of those; pass 0 or 'params', say")
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):  # some callables tell nothing about themselves

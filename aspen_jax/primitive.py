@@ -12,6 +12,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+from jax import core
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -39,19 +40,21 @@ def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *
     """
     jaxpr, result = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
     operands = jax.tree.leaves((args, kwargs))
-    captured = [const for const in jaxpr.consts if isinstance(const, jax.core.Tracer)]
+    captured = [const for const in jaxpr.consts if isinstance(const, core.Tracer)]
     if captured:
         jaxpr = _captured_as_arguments(jaxpr, captured, operands)
     return jax.tree.unflatten(jax.tree.structure(result), bind(jaxpr, [*captured, *operands], strict=strict))
 
 
 def _captured_as_arguments(jaxpr: ClosedJaxpr, captured: Sequence[Any], operands: Sequence[Any]) -> ClosedJaxpr:
-    """The same computation with the tracers that the function closed over as its first arguments: a parameter of an equation may
-    hold arrays, but a tracer there would escape every transformation."""
+    """The same computation with the tracers that the function closed over as its first arguments.
+
+    A parameter of an equation may hold arrays, but a tracer there would escape every transformation.
+    """
 
     def fun(captured: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         tracers = iter(captured)
-        consts = [next(tracers) if isinstance(const, jax.core.Tracer) else const for const in jaxpr.consts]
+        consts = [next(tracers) if isinstance(const, core.Tracer) else const for const in jaxpr.consts]
         return jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, consts))(*operands)
 
     return jax.make_jaxpr(fun)(captured, operands)
@@ -95,11 +98,16 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
         # Order, tokens and axis names are between the effect and JAX; they would not survive inside a custom call.
         return f"has effects ({', '.join(sorted(map(str, jaxpr.effects)))})"
     for aval in jaxpr.in_avals:
-        if not isinstance(aval, jax.core.ShapedArray):
+        if not isinstance(aval, core.ShapedArray):
             return f"takes an argument that is not an array ({aval})"
         if not all(isinstance(size, int) for size in aval.shape):
             return f"takes an argument with a symbolic shape ({aval.str_short()})"
     return None
+
+
+def flag(name: str) -> bool:
+    """A flag of JAX as this thread sees it."""
+    return getattr(jax.config, name)
 
 
 @aspen_call_p.def_abstract_eval
@@ -115,9 +123,8 @@ def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
 
 @aspen_call_p.def_impl
 def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
-    config = jax.config
-    if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
-        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
+    if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
+        return core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
     return _jitted(*operands, jaxpr=jaxpr, strict=strict)
 
 
@@ -135,9 +142,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr,
 
     outs, linear = call(forward, primals, {}, strict=strict)
     outs_dot = linear(*compress(tangents, moves))
-    return outs, [
-        ad.Zero(jax.typeof(dot)) if dot.dtype == jax.dtypes.float0 else dot for dot in outs_dot
-    ]
+    return outs, [ad.Zero(jax.typeof(dot)) if dot.dtype == jax.dtypes.float0 else dot for dot in outs_dot]
 
 
 ad.primitive_jvps[aspen_call_p] = _jvp

@@ -20,6 +20,7 @@ import pytest
 
 import aspen_jax
 from aspen_jax import AspenError, InputError, UnsupportedError, aspen
+from aspen_jax.api import AspenFunction
 
 
 def normal(seed, *shape):
@@ -184,7 +185,7 @@ def test_the_error_of_a_wrong_call_is_the_functions_own():
     with pytest.raises(KeyError, match="n too large"):
         aspen(fun)(normal(0, 3), 3)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'n'"):
-        aspen(fun)(normal(0, 3))
+        aspen(fun)(normal(0, 3))  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="traced array with shape bool"):
         aspen(lambda x: 1 if x > 0 else 2)(normal(0))
 
@@ -237,7 +238,7 @@ def test_methods():
     assert one.double.__self__ is one
     assert one.double.__name__ == "double"
     assert list(inspect.signature(one.double).parameters) == ["x"]
-    assert isinstance(Model.double, aspen_jax.api.AspenFunction)
+    assert isinstance(Model.double, AspenFunction)
     np.testing.assert_allclose(Model.double(two, x), x @ two.w * 2, rtol=1e-5)
 
 
@@ -385,7 +386,7 @@ def test_what_is_no_function_is_refused():
 
 def test_a_device_without_back_end_says_so_when_used():
     decorated = aspen(jnp.sin, device="cuda")
-    with pytest.raises(AspenError, match="sin was decorated with device='cuda', but this build .* use device='auto'"):
+    with pytest.raises(AspenError, match=r"sin was decorated with device='cuda', but this build .* use device='auto'"):
         decorated(1.0)
 
 
@@ -396,6 +397,79 @@ def test_strict_refuses_what_cannot_be_tiled():
 
     with pytest.raises(UnsupportedError, match=r"the function has effects \(.*; take that out, or drop strict=True"):
         aspen(fun, strict=True)(1.0)
+
+
+def perceptron(x, w1, w2):
+    with jax.named_scope("hidden"):
+        x = jax.nn.relu(x @ w1)
+    return jax.nn.softmax(x @ w2)
+
+
+def sorting(x):
+    x = jnp.sort(jnp.sin(x) * 2)
+    return jnp.cos(jnp.sort(x[::-1]) + 1)
+
+
+def test_graph_gives_the_one_graph():
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 3), (3, 4), (4, 5))]
+    graph = aspen(perceptron).graph(*shapes)
+    graph.verify()
+    args = [normal(seed, *item.shape) for seed, item in enumerate(shapes)]
+    assert graph == aspen(perceptron, strict=True).graph(*args)
+    (got,) = graph.run(*args)
+    np.testing.assert_allclose(got, perceptron(*args), rtol=1e-5, atol=1e-6)
+
+
+def test_graph_refuses_what_is_not_one_graph():
+    with pytest.raises(UnsupportedError, match=r"^sorting is 3 graphs of tiles, not one; left to XLA: sort; explain\(\)"):
+        aspen(sorting).graph(normal(0, 5))
+    with pytest.raises(UnsupportedError, match="is 0 graphs of tiles, not one"):
+        aspen(lambda x: x).graph(1.0)
+
+
+def test_explain_says_what_runs_as_tiles():
+    args = normal(0, 2, 3), normal(1, 3, 4), normal(2, 4, 5)
+    explanation = aspen(perceptron).explain(*args)
+    (part,) = explanation.parts
+    assert explanation.fallbacks == ()
+    assert explanation.reason is None
+    assert sum(op.tiles for op in part.ops) == part.graph.num_tiles
+    assert sum(op.edges for op in part.ops) == part.graph.num_edges
+    assert sum(op.kernel.startswith("matmul") for op in part.ops) == 2
+    assert any(op.name.startswith("hidden/dot_general") for op in part.ops)
+    assert all(op.source.startswith(__file__) for op in part.ops if op.source)
+    text = str(explanation)
+    assert text.startswith(f"perceptron: 1 custom call, {part.graph.num_tiles} tiles, {part.graph.num_edges} edges")
+    assert text.endswith("left to XLA: nothing")
+
+
+def test_explain_says_what_is_left_to_xla_and_why():
+    explanation = aspen(sorting).explain(normal(0, 5))
+    assert len(explanation.parts) == 3
+    assert [(item.primitive, item.shapes, item.count) for item in explanation.fallbacks] == [("sort", "f32[5]", 2)]
+    assert "2 x  sort(f32[5])" in str(explanation)
+    assert explanation.fallbacks[0].reason in str(explanation)
+    assert "each output is an argument or a constant" in str(aspen(lambda x: (x, 1.0)).explain(normal(0, 5)))
+
+    def printing(x):
+        jax.debug.print("{}", x)
+        return jnp.sin(x)
+
+    assert "left to XLA: all of it, because the function has effects" in str(aspen(printing).explain(1.0))
+
+
+def test_cost_analysis_counts_what_xla_counts():
+    a, b = normal(0, 40, 30), normal(1, 30, 20)
+    cost = aspen(jnp.matmul).cost_analysis(a, b)
+    of_xla: Any = jax.jit(jnp.matmul).lower(a, b).compile().cost_analysis()
+    assert cost["flops"] == pytest.approx(of_xla["flops"], rel=0.05)
+    assert cost["bytes accessed"] >= a.nbytes + b.nbytes + 40 * 20 * 4
+
+
+def test_strict_names_what_cannot_be_tiled():
+    for strict_call in (aspen(sorting, strict=True), jax.jit(aspen(sorting, strict=True))):
+        with pytest.raises(UnsupportedError, match=r"sort\(.*f"):
+            strict_call(normal(0, 5))
 
 
 def test_import_is_light():

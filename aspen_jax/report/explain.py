@@ -115,7 +115,16 @@ class Explanation:
             yield f"part {index}: {part.graph!r}"
             header = ("op", "kernel", "output", "tiles", "tile", "edges", "flops", "bytes", "source")
             rows = [
-                (op.name, op.kernel, op.output, str(op.tiles), op.tile, str(op.edges), _scaled(op.flops), _scaled(op.bytes), op.source)
+                (
+                    op.name,
+                    op.kernel,
+                    op.output,
+                    str(op.tiles),
+                    op.tile,
+                    str(op.edges),
+                    *map(_scaled, (op.flops, op.bytes)),
+                    op.source,
+                )
                 for op in part.ops
             ]
             yield from _table(header, rows, right_aligned=(3, 5, 6, 7))
@@ -124,9 +133,7 @@ class Explanation:
             yield f"left to XLA: all of it, because the function {self.reason}"
         elif self.fallbacks:
             yield "left to XLA:"
-            rows = [
-                (f"{item.count} x", f"{item.primitive}({item.shapes})", item.source, item.reason) for item in self.fallbacks
-            ]
+            rows = [(f"{item.count} x", f"{item.primitive}({item.shapes})", item.source, item.reason) for item in self.fallbacks]
             yield from _table(("", "equation", "source", "reason"), rows, right_aligned=(0,))
         elif self.parts:
             yield "left to XLA: nothing"
