@@ -206,7 +206,8 @@ def _grid(where: str, value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Gri
 
 def _reads(number: int, op: Op, tiles: np.ndarray, boxes: np.ndarray) -> list[Read]:
     try:
-        reads = reads_of(op, tiles, boxes)
+        with np.errstate(all="raise"):
+            reads = reads_of(op, tiles, boxes)
         for read in reads:
             if (read.boxes < 0).any() or (read.boxes[:, :, 1] > np.array(read.value.shape, np.int64)).any():
                 raise ValueError("a region leaves the value that it reads")

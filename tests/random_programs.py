@@ -106,8 +106,11 @@ class _Author:
                 b = self.input((a.shape[0], a.shape[2], self.integer(1, 5)))
             return self.op(MATMUL, None, [a, b])
         if kind == 2:
-            x = self.operand()
-            draw = [tuple(self.integer(low, high) for _ in x.shape) for low, high in ((1, 3), (1, 2), (-1, 2), (-1, 2), (1, 2), (1, 2))]
+            x = self.operand(self.integer(1, 4))
+            draw = [
+                tuple(self.integer(low, high) for _ in x.shape)
+                for low, high in ((1, 3), (1, 2), (-1, 2), (-1, 2), (1, 2), (1, 2))
+            ]
             return self.op(POOL, PoolAttrs(windows.SUM, *draw), [x])
         if kind == 3:
             x = self.operand()
@@ -184,7 +187,7 @@ def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     for ky, kx, c in itertools.product(range(kernel_height), range(kernel_width), range(channels)):
         y = at[1] * attrs.strides[0] - attrs.padding[0] + ky * attrs.dilation[0]
         x = at[2] * attrs.strides[1] - attrs.padding[2] + kx * attrs.dilation[1]
-        exists = (0 <= y) & (y < height) & (0 <= x) & (x < width)
+        exists = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         group = at[3] // (features // attrs.groups)
         if index == 0:
             yield np.stack([at[0], y, x, group * channels + c]), exists
@@ -207,7 +210,7 @@ def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     for offset in itertools.product(*map(range, attrs.window)):
         dilated = at * strides - low + np.array(offset, int).reshape(-1, 1) * step
         position = dilated // base
-        yield position, ((dilated % base == 0) & (0 <= position) & (position < shape)).all(axis=0)
+        yield position, ((dilated % base == 0) & (position >= 0) & (position < shape)).all(axis=0)
 
 
 def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
@@ -223,14 +226,14 @@ def _concatenate_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     axis = op.attrs.axis
     position = at.copy()
     position[axis] -= sum(piece.shape[axis] for piece in op.inputs[:index])
-    yield position, (0 <= position[axis]) & (position[axis] < op.inputs[index].shape[axis])
+    yield position, (position[axis] >= 0) & (position[axis] < op.inputs[index].shape[axis])
 
 
 def _pad_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     low, step = np.array(op.attrs.lo, int).reshape(-1, 1), np.array(op.attrs.interior, int).reshape(-1, 1) + 1
     position = (at - low) // step
     extent = np.array(op.inputs[0].shape, int).reshape(-1, 1)
-    inside = (((at - low) % step == 0) & (0 <= position) & (position < extent)).all(axis=0)
+    inside = (((at - low) % step == 0) & (position >= 0) & (position < extent)).all(axis=0)
     yield (position, inside) if index == 0 else (at[:0], ~inside)
 
 

@@ -1,4 +1,4 @@
-"""The APU: tiles against the machine's wishes, edges against an element-wise oracle, memory against hostile orders of execution."""
+"""The APU: tiles as the cost model wants them, edges against an element-wise oracle, memory against any order of execution."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import time
 from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,10 +18,11 @@ from aspen_jax.apu.tiling import cut_points
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
-from aspen_jax.program import Operand, Program, Value
+from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
 
@@ -60,6 +62,12 @@ def is_box(elements: np.ndarray, shape: tuple[int, ...]) -> bool:
     return elements.size == np.prod(where.max(axis=1) - where.min(axis=1) + 1)
 
 
+def has_holes(op: Op) -> bool:
+    """Whether the op reads with gaps, so that what it reads of a box need not be one."""
+    names = ("dilation", "base_dilation", "window_dilation")
+    return any(step > 1 for name in names for step in getattr(op.attrs, name, ()))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_edges_are_those_of_the_element_wise_oracle(seed):
     program = random_program(seed)
@@ -75,14 +83,14 @@ def test_edges_are_those_of_the_element_wise_oracle(seed):
     parents, children = graph.dag.edges()
     for tile, (number, box) in tiles.items():
         op = program.ops[number]
-        needed, boxes_only = set(), True
+        needed, boxes_only = set(), not has_holes(op)
         for operand, dependence in zip(op.inputs, read[number], strict=True):
             elements = np.flatnonzero(dependence[elements_in(box, op.output.shape)].any(axis=0))
             if operand.value in owner and elements.size:
                 needed |= set(owner[operand.value][elements].tolist())
                 boxes_only &= is_box(elements, operand.value.shape)
             elif operand.value in owner:
-                boxes_only &= dependence.any()  # a window that lies in the padding: what it covers is no box
+                boxes_only &= op.family is CONCATENATE  # a window may lie in the padding or between dilated elements
         made = set(parents[children == tile].tolist())
         assert needed <= made, f"tile {tile} of {op.name} misses parents"
         if boxes_only:
@@ -114,7 +122,7 @@ def test_the_oracle_sees_what_the_references_do(seed):
             elements = view.gather(np.arange(operand.value.size)).reshape(-1)
             for k, one in enumerate(np.eye(len(elements), dtype=np.float32)):
                 others[index] = one.reshape(view.shape)
-                expected[:, elements[k]] |= np.asarray(op.family.reference(op.attrs, *others)).reshape(-1) != 0
+                expected[:, elements[k]] |= np.asarray(op.family.reference(op.attrs, *map(jnp.asarray, others))).reshape(-1) != 0
             np.testing.assert_array_equal(elements_read(op, index), expected)
 
 
@@ -150,7 +158,9 @@ def run_in_some_order(graph, program, read, rng, deepest_first):
     ready = np.flatnonzero(waiting == 0).tolist()
     done = 0
     while ready:
-        tile = ready.pop(max(range(len(ready)), key=lambda k: tiles[ready[k]][0]) if deepest_first else int(rng.integers(len(ready))))
+        tile = ready.pop(
+            max(range(len(ready)), key=lambda k: tiles[ready[k]][0]) if deepest_first else int(rng.integers(len(ready)))
+        )
         number, box = tiles[tile]
         op = rebuilt.ops[number]
         elements = elements_in(box, op.output.shape)
@@ -182,7 +192,10 @@ def conv(shape, weight, strides=(1, 1), padding=(1, 1, 1, 1)):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
-@pytest.mark.parametrize("shape, weight", [((1, 56, 56, 64), (3, 3, 64, 64)), ((1, 7, 7, 512), (3, 3, 512, 512)), ((8, 28, 28, 64), (1, 1, 64, 256))])
+@pytest.mark.parametrize(
+    ("shape", "weight"),
+    [((1, 56, 56, 64), (3, 3, 64, 64)), ((1, 7, 7, 512), (3, 3, 512, 512)), ((8, 28, 28, 64), (1, 1, 64, 256))],
+)
 def test_a_large_op_gives_each_worker_several_tiles_that_are_worth_a_schedule(shape, weight, num_workers):
     machine = Machine()
     graph = build(conv(shape, weight, padding=(weight[0] // 2,) * 4), num_workers, machine)
@@ -250,23 +263,21 @@ def test_depth_is_the_longest_path_in_ops():
 
 def test_outputs_that_no_op_writes_are_refused():
     x = Operand.whole(Value((4,), np.dtype(np.float32)))
-    with pytest.raises(ValueError, match="written by an op|that an op writes"):
+    with pytest.raises(ValueError, match="written by an op"):
         build(Program((x.value,), (), (), (x,)), 2)
 
 
 def test_reuse_is_refused_where_its_edges_would_cost_more_than_the_memory():
     """Two all-to-all layers of many tiles: ordering every tile of one after every tile of the other is not worth a buffer."""
-    size = 1 << 14
     builder = Builder()
-    x = Operand.whole(Value((size,), np.dtype(np.float32)))
+    x = Operand.whole(Value((128, 128), np.dtype(np.float32)))
     chain = [x]
     for _ in range(4):
-        mixed = Operand(chain[-1].value, chain[-1].view.reshape((128, 128)).transpose((1, 0)))
+        mixed = Operand(chain[-1].value, chain[-1].view.transpose((1, 0)))
         dense = builder.block(single("neg_f"), [mixed], (128, 128), np.float32)
         chain.append(dense)
     program = Program((x.value,), (), tuple(builder.ops), (chain[-1],))
-    fine = mock.patch("aspen_jax.apu.pipeline.cut_points", lambda op, *_: (np.arange(129), np.array([0, 128])))
-    with fine:
+    with mock.patch("aspen_jax.apu.pipeline.cut_points", return_value=(np.arange(129), np.array([0, 128]))):
         graph = build(program, 2)
         plain = build(program, 2, reuse=False)
     graph.verify()
@@ -303,7 +314,7 @@ def test_a_hundred_thousand_tiles_take_seconds():
         last = builder.block(single("add_f"), [last, last], last.shape, np.float32)
     program = Program((x.value,), (), tuple(builder.ops), (last,))
     cuts = np.arange(0, 1025, 16)
-    with mock.patch("aspen_jax.apu.pipeline.cut_points", lambda *_: (cuts, cuts)):
+    with mock.patch("aspen_jax.apu.pipeline.cut_points", return_value=(cuts, cuts)):
         started = time.process_time()
         graph = build(program, 2)
         graph.verify()

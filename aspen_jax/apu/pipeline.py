@@ -30,10 +30,9 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     machine = Machine() if machine is None else machine
     results = [operand.value for operand in program.outputs]
     written = {op.output for op in program.ops}
-    if len(set(results)) < len(results) or not all(operand.is_whole and operand.value in written for operand in program.outputs):
-        raise ValueError(
-            "each output of a program to tile must be a whole value of its own, written by an op; run passes.outputs"
-        )
+    whole = all(operand.is_whole and operand.value in written for operand in program.outputs)
+    if not whole or len(set(results)) < len(results):
+        raise ValueError("each output of a program must be a whole value of its own, written by an op; run passes.outputs first")
 
     grids: dict[Value, Grid] = {}
     num_tiles = 0
