@@ -71,8 +71,8 @@ class RunState {
   // being executed.
   template <typename Describe>
   void fail(const Describe& describe) noexcept {
-    // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the message
-    // is read after the last `finish`.
+    // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the
+    // message is read after the last `finish`.
     if (failed_.exchange(true, std::memory_order_relaxed)) return;
     try {
       error_ = describe();

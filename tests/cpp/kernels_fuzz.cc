@@ -1,0 +1,92 @@
+// Mutated graphs against the CPU kernels: what `prepare` accepts must be safe to run on every tile.
+//
+// Which target's kernels is chosen as always: ASPEN_CPU_TARGET.
+#include "cpu/target.h"
+#include "graph_fuzz.h"
+
+namespace aspen::testing {
+namespace {
+
+// A graph of one op on whole operands, its output cut into two tiles where it is long enough.
+struct OneOp {
+  std::string kernel;
+  std::vector<std::pair<DType, Words>> inputs;
+  DType dtype;
+  Words shape;
+  Words params;
+};
+
+Bytes encode_one(const OneOp& op) {
+  GraphBuilder builder;
+  std::vector<InputSpec> inputs;
+  for (const auto& [dtype, shape] : op.inputs) {
+    InputSpec input = builder.whole(builder.operand(dtype, shape));
+    // An input of lower rank than the output belongs to the epilogue, which reads it by a broadcast view; here: a vector.
+    if (shape.size() == 1 && op.shape.size() > 1) {
+      input.dims.clear();
+      for (const int64_t extent : op.shape) input.dims.push_back({-1, 0, extent});
+      input.dims.back() = {0, 1, op.shape.back()};
+    }
+    inputs.push_back(std::move(input));
+  }
+  const int64_t id = builder.op("op", op.kernel, std::move(inputs), builder.result(op.dtype, op.shape), op.params);
+  Words lo(op.shape.size()), hi = op.shape;
+  const auto longest = std::max_element(op.shape.begin(), op.shape.end()) - op.shape.begin();
+  if (!op.shape.empty() && op.shape[longest] > 1) {
+    hi[longest] /= 2;
+    builder.tile(id, lo, hi, 1);
+    lo[longest] = hi[longest];
+    hi[longest] = op.shape[longest];
+  }
+  builder.tile(id, lo, hi, 1);
+  return builder.encode();
+}
+
+std::vector<Bytes> seeds() {
+  constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8;
+  // Programs as docs/graph_format.md says; the opcodes are those of cpu/block_ops.inc.
+  const Words add_relu = {1, 2, 0, 10, 1, 2, 0, 1, 0, 40, 3, 2, 0, 0, 3};                              // relu(r0 + r1)
+  const Words scale = {1, 1, 1, 0x3FC00000, 5, 3, 2, 0, 1, 0, 2};                                      // r0 * 1.5
+  const Words select = {1, 3, 0, 5, 112, 3, 0, 1, 2, 3};                                               // r0 ? r1 : r2
+  const Words exp_chain = {1, 2, 1, 0x40000000, 15, 21, 3, 0, 0, 0, 4, 4, 3, 1, 0, 7, 5, 4, 2, 0, 5};  // pow(exp(r0) / r1, 2)
+  const auto with = [](Words words, const Words& program) {
+    words.insert(words.end(), program.begin(), program.end());
+    return words;
+  };
+  const std::vector<OneOp> ops = {
+      {"conv2d",
+       {{f, {1, 5, 6, 4}}, {f, {3, 3, 4, 20}}, {f, {20}}},
+       f,
+       {1, 5, 6, 20},
+       with({2, 1, 1, 4, 1, 1, 1, 1, 2, 1, 1, 1}, add_relu)},
+      {"conv2d", {{f, {2, 5, 6, 20}}, {f, {3, 3, 1, 20}}}, f, {2, 3, 3, 20}, {2, 2, 2, 4, 1, 1, 1, 1, 2, 1, 1, 20, 0}},
+      {"conv2d", {{f, {1, 7, 6, 6}}, {f, {2, 2, 3, 8}}}, f, {1, 4, 3, 8}, with({2, 1, 2, 4, -1, 0, 2, -1, 2, 2, 2, 2}, scale)},
+      {"matmul", {{f, {2, 5, 7}}, {f, {2, 7, 19}}, {f, {19}}}, f, {2, 5, 19}, add_relu},
+      {"matmul", {{f, {1, 1, 33}}, {f, {1, 33, 40}}}, f, {1, 1, 40}, {0}},
+      {"pool", {{f, {1, 5, 6, 18}}}, f, {1, 3, 3, 18}, {1, 4, 1, 2, 2, 1, 4, 1, 2, 2, 1, 4, 0, 0, 0, 0,
+                                                        4, 0, 1, 0, 0, 4, 1, 1, 1, 1, 4, 1, 1, 1, 1, 0}},
+      {"pool", {{f, {4, 5}}}, f, {6, 5}, {0, 2, 2, 1, 2, 1, 1, 2, 1, 0, 2, -1, 0, 2, 2, 1, 2, 1, 1, 0}},
+      {"reduce", {{f, {3, 4, 21}}}, f, {3, 21}, {0, 1, 1, 0}},
+      {"reduce", {{f, {3, 4, 21}}}, f, {4}, with({1, 2, 0, 2}, scale)},
+      {"reduce", {{i, {30}}}, i, {}, {3, 1, 0, 0}},
+      {"reduce", {{b, {5, 9}}}, b, {5}, {1, 1, 1, 0}},
+      {"concatenate", {{f, {2, 3}}, {f, {2, 20}}}, f, {2, 23}, {1, 0}},
+      {"concatenate", {{u8, {3, 2}}, {u8, {1, 2}}, {u8, {4, 2}}}, u8, {8, 2}, {0, 0}},
+      {"pad", {{f, {3, 4}}, {f, {}}}, f, {6, 5}, {2, 1, -1, 2, 0, 2, 2, 1, 0, 0}},
+      {"block", {{f, {4, 37}}, {f, {37}}}, f, {4, 37}, exp_chain},
+      {"block", {{b, {3, 20}}, {i, {20}}, {i, {3, 20}}}, i, {3, 20}, select},
+      {"block", {{f, {}}, {f, {}}}, f, {}, add_relu},
+  };
+  std::vector<Bytes> result;
+  for (const OneOp& op : ops) result.push_back(encode_one(op));
+  return result;
+}
+
+}  // namespace
+}  // namespace aspen::testing
+
+int main(int argc, char** argv) {
+  aspen::KernelRegistry registry;
+  registry.add(aspen::cpu::kernels(aspen::cpu::chosen_target()));
+  return aspen::testing::fuzz_main(argc, argv, aspen::testing::seeds(), registry);
+}
