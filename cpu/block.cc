@@ -34,7 +34,8 @@ constexpr Signature signature_of(std::string_view name) {
   const Lane arg = lane_of(name.back());
   if (name.substr(1, 6) == "_from_") return {{arg, arg, arg}, lane_of(name.front())};
   bool is_test = false;
-  for (std::string_view test : {"eq_", "ne_", "lt_", "le_", "gt_", "ge_", "is_finite_"}) is_test |= name.substr(0, test.size()) == test;
+  for (std::string_view test : {"eq_", "ne_", "lt_", "le_", "gt_", "ge_", "is_finite_"})
+    is_test |= name.substr(0, test.size()) == test;
   return {{arg, arg, arg}, is_test ? Lane::kBool : arg};
 }
 
@@ -108,8 +109,7 @@ enum Opcode : int {
 
 constexpr auto kInstructions = [] {
   std::array<Instruction, kNumOpcodes> table{};
-#define ASPEN_BLOCK_OP(name, number, args) \
-  table[number] = {#name, args, signature_of(#name), run_step<lane_ops::name, args>};
+#define ASPEN_BLOCK_OP(name, number, args) table[number] = {#name, args, signature_of(#name), run_step<lane_ops::name, args>};
 #include "block_ops.inc"
   ASPEN_BLOCK_OP(fused_add_relu, k_fused_add_relu, 2)
   ASPEN_BLOCK_OP(fused_fma_relu, k_fused_fma_relu, 3)
@@ -279,17 +279,24 @@ void fuse(Draft& draft) {
       join(k_mul_f, [&](auto args) { become(k_fma_f, {args[0], args[1], b}); });
       join(k_fma_f, [&](auto args) { become(k_fused_fma_add, {args[0], args[1], args[2], b}); });
     } else if (reg.opcode == k_relu_f) {
-      if (is_only_use(a, k_add_f)) become(k_fused_add_relu, draft.registers[a].args);
-      else if (is_only_use(a, k_fma_f)) become(k_fused_fma_relu, draft.registers[a].args);
-      else if (is_only_use(a, k_fused_fma_add)) become(k_fused_fma_add_relu, draft.registers[a].args);
+      if (is_only_use(a, k_add_f))
+        become(k_fused_add_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fma_f))
+        become(k_fused_fma_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fused_fma_add))
+        become(k_fused_fma_add_relu, draft.registers[a].args);
     } else if (reg.opcode == k_min_f) {
       if (is_bound(a)) std::swap(a, b);
       if (!is_bound(b)) continue;
       auto [x, y, z, unused] = draft.registers[a].args;
-      if (is_only_use(a, k_relu_f)) become(k_fused_relu_cap, {x, b});
-      else if (is_only_use(a, k_fused_add_relu)) become(k_fused_add_relu_cap, {x, y, b});
-      else if (is_only_use(a, k_fused_fma_relu)) become(k_fused_fma_relu_cap, {x, y, z, b});
-      else if (is_only_use(a, k_max_f) && is_bound(y)) become(k_fused_clamp, {x, y, b});
+      if (is_only_use(a, k_relu_f))
+        become(k_fused_relu_cap, {x, b});
+      else if (is_only_use(a, k_fused_add_relu))
+        become(k_fused_add_relu_cap, {x, y, b});
+      else if (is_only_use(a, k_fused_fma_relu))
+        become(k_fused_fma_relu_cap, {x, y, z, b});
+      else if (is_only_use(a, k_max_f) && is_bound(y))
+        become(k_fused_clamp, {x, y, b});
     } else if (reg.opcode == k_mul_f) {
       if (is(b, k_logistic_f)) std::swap(a, b);
       if (is_only_use(a, k_logistic_f) && draft.registers[a].args[0] == b) become(k_fused_silu, {b});
@@ -369,8 +376,8 @@ BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> input
 // Makes rows x cols elements of an input readable as lanes: in place where it already is, else in `buffer`.
 StepBlock::Source BlockProgram::load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col,
                                            int64_t rows, int64_t cols) const noexcept {
-  const auto* data = static_cast<const std::byte*>(plane.data) +
-                     (row * plane.row_stride + col * plane.col_stride) * size_of(input.dtype);
+  const auto* data =
+      static_cast<const std::byte*>(plane.data) + (row * plane.row_stride + col * plane.col_stride) * size_of(input.dtype);
   if (plane.col_stride == 1 && size_of(input.dtype) == 4) {
     return {reinterpret_cast<const int32_t*>(data), plane.row_stride, kLanes};
   }
@@ -381,8 +388,8 @@ StepBlock::Source BlockProgram::load_input(const Input& input, const Plane& plan
   return {buffer, plane.row_stride == 0 ? 0 : width, is_splat ? 0 : kLanes};
 }
 
-void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, int64_t out_col_stride, int64_t rows,
-                       int64_t cols, std::byte* scratch) const noexcept {
+void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
+                       std::byte* scratch) const noexcept {
   if (rows <= 0 || cols <= 0) return;
   if (is_copy()) {
     const Plane& from = planes[copied_input_];
@@ -426,15 +433,16 @@ void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, i
       block.rows = std::min(block_rows, rows - row);
       block.cols = std::min(block_cols, cols - col);
       for (size_t i = 0; i < inputs_.size(); ++i) {
-        loaded[i] = load_input(inputs_[i], planes[inputs_[i].index], buffers + static_cast<int64_t>(i) * slot_elements_, row,
-                               col, block.rows, block.cols);
+        loaded[i] = load_input(inputs_[i], planes[inputs_[i].index], buffers + static_cast<int64_t>(i) * slot_elements_, row, col,
+                               block.rows, block.cols);
       }
       const auto source = [&](Operand operand) -> StepBlock::Source {
         if (operand.kind == Operand::kInput) return loaded[operand.index];
         if (operand.kind == Operand::kConstant) return {constants_[operand.index].lanes, 0, 0};
         return {slots + operand.index * slot_elements_, width, kLanes};
       };
-      std::byte* const out_block = static_cast<std::byte*>(out) + (row * out_row_stride + col * out_col_stride) * size_of(output_);
+      std::byte* const out_block =
+          static_cast<std::byte*>(out) + (row * out_row_stride + col * out_col_stride) * size_of(output_);
       for (const Step& step : steps_) {
         for (int i = 0; i < step.num_args; ++i) block.in[i] = source(step.args[i]);
         if (direct && &step == &steps_.back()) {

@@ -32,14 +32,17 @@ const char* run_concatenate(const TileArgs& args) noexcept {
     if (state.starts[i] >= args.hi[state.axis]) break;
     int64_t extents[kMaxRank];
     int64_t from = 0, to = 0;
+    bool is_empty = false;
     for (int axis = 0; axis < output.rank; ++axis) {
       const int64_t start = axis == state.axis ? state.starts[i] : 0;
       const int64_t lo = std::max<int64_t>(args.lo[axis], start);
       const int64_t hi = std::min<int64_t>(args.hi[axis], start + input.shape[axis]);
       extents[axis] = hi - lo;
+      is_empty |= lo >= hi;
       from += (lo - start) * input.strides[axis];
       to += lo * output.strides[axis];
     }
+    if (is_empty) continue;
     copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[i]) + from * bytes, input.strides,
              static_cast<std::byte*>(args.output) + to * bytes, output.strides);
   }

@@ -15,8 +15,8 @@ namespace aspen::cpu::ASPEN_TARGET {
 class Epilogue {
  public:
   // Reads the tail of an op's words ("0", or "1" and a block program) to their end. Inputs from `num_main` on are the
-  // epilogue's and must have the output's shape (there must be at least `num_main`); `result` is the dtype of the kernel's own result (register 0).
-  // Throws GraphError.
+  // epilogue's and must have the output's shape (there must be at least `num_main`); `result` is the dtype of the kernel's own
+  // result (register 0). Throws GraphError.
   static Epilogue parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result);
 
   // No program: the kernel's result is the output.

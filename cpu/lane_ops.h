@@ -124,9 +124,7 @@ inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { re
 inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floats d) {
   return capped(fused_fma_relu(a, b, c), d);
 };
-inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) {
-  return capped(a < c ? c : a, d);
-};
+inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return capped(a < c ? c : a, d); };
 inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
 
 }  // namespace aspen::cpu::ASPEN_TARGET::lane_ops

@@ -1,4 +1,5 @@
-// The kernel "pad": an input surrounded by (or, where negative, stripped of) a border, and spread with a value between its elements.
+// The kernel "pad": an input surrounded by (or, where negative, stripped of) a border, and spread with a value between its
+// elements.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -54,7 +55,8 @@ const char* run_pad(const TileArgs& args) noexcept {
     const int64_t step = state.step[axis];
     // The first and one beyond the last input element inside the box.
     const int64_t first = std::max<int64_t>(0, (lo[axis] - state.lo[axis] + step - 1) / step);
-    const int64_t last = hi[axis] <= state.lo[axis] ? 0 : std::min(state.input.shape[axis], (hi[axis] - 1 - state.lo[axis]) / step + 1);
+    const int64_t last =
+        hi[axis] <= state.lo[axis] ? 0 : std::min(state.input.shape[axis], (hi[axis] - 1 - state.lo[axis]) / step + 1);
     if (first >= last) {
       fill();
       return nullptr;

@@ -130,8 +130,8 @@ inline void copy_elements_of(const T* from, int64_t from_row_stride, int64_t fro
     return;
   }
   // Where the rows of one side are the columns of the other, squares keep the cache lines of both until they are used up.
-  const bool is_transposed = (std::abs(from_row_stride) < std::abs(from_col_stride)) !=
-                             (std::abs(to_row_stride) < std::abs(to_col_stride));
+  const bool is_transposed =
+      (std::abs(from_row_stride) < std::abs(from_col_stride)) != (std::abs(to_row_stride) < std::abs(to_col_stride));
   const int64_t square = is_transposed ? 64 / static_cast<int64_t>(sizeof(T)) : std::max(rows, cols);
   for (int64_t row0 = 0; row0 < rows; row0 += square) {
     const int64_t row1 = std::min(rows, row0 + square);

@@ -30,8 +30,8 @@ struct Taps {
 
 // One axis of the window. Position p of the dilated, padded x holds element (p - lo) / base where base divides p - lo.
 struct Axis {
-  int64_t extent;    // of x
-  int64_t stride;    // of x, in elements
+  int64_t extent;  // of x
+  int64_t stride;  // of x, in elements
   int64_t window;
   int64_t step;      // of the window
   int64_t lo;        // padding
@@ -90,6 +90,8 @@ ASPEN_INLINE void for_each_tap_row(const Axis* axes, const Taps* taps, int inner
   int64_t index[kMaxRank] = {};
   for (int axis = 0; axis <= inner; ++axis) {
     if (taps[axis].count == 0) return;
+  }
+  for (int axis = 0; axis <= inner; ++axis) {
     x += taps[axis].first * axes[axis].stride;
   }
   for (;;) {
@@ -248,12 +250,21 @@ PreparedOp prepare_pool(const OpSpec& spec) {
   for (size_t i = 0; i < rank; ++i) {
     // Each at most kMaxExtent, so that no product or sum below leaves 64 bits.
     const auto in_range = [](int64_t value, int64_t lo) { return lo <= value && value <= kMaxExtent; };
-    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(base_dilation[i], 1) || !in_range(window_dilation[i], 1) ||
-        !in_range(padding_lo[i], -kMaxExtent) || !in_range(padding_hi[i], -kMaxExtent)) {
+    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(base_dilation[i], 1) ||
+        !in_range(window_dilation[i], 1) || !in_range(padding_lo[i], -kMaxExtent) || !in_range(padding_hi[i], -kMaxExtent)) {
       throw GraphError("pool has a window, stride, dilation or padding out of range along axis " + std::to_string(i));
     }
     Axis& axis = state->axes[i];
-    axis = {x.shape[i], used_stride(x, static_cast<int>(i)), window[i], strides[i], padding_lo[i], base_dilation[i], window_dilation[i], 1, 0, 1};
+    axis = {x.shape[i],
+            used_stride(x, static_cast<int>(i)),
+            window[i],
+            strides[i],
+            padding_lo[i],
+            base_dilation[i],
+            window_dilation[i],
+            1,
+            0,
+            1};
     axis.divisor = std::gcd(axis.dilation, axis.base);
     axis.inverse = inverse_modulo(axis.dilation / axis.divisor, axis.base / axis.divisor);
     axis.tap_step = axis.dilation / axis.divisor;
@@ -270,8 +281,11 @@ PreparedOp prepare_pool(const OpSpec& spec) {
 
   const int last = output.rank - 1;
   const Axis& channels = state->axes[last];
-  state->over_channels = last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 && channels.base == 1 &&
-                         channels.extent == output.shape[last] && (channels.stride == 1 || channels.extent == 1);
+  // Channels of an empty x have no address to count from.
+  const bool is_empty = std::find(x.shape, x.shape + x.rank, 0) != x.shape + x.rank;
+  state->over_channels = !is_empty && last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 &&
+                         channels.base == 1 && channels.extent == output.shape[last] &&
+                         (channels.stride == 1 || channels.extent == 1);
   state->in_output = state->epilogue.fits_output() && (output.strides[last] == 1 || output.shape[last] == 1);
   const size_t scratch_bytes = (state->in_output ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes();
   const auto run = x.dtype == DType::kF32

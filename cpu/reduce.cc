@@ -33,8 +33,8 @@ struct ReduceState final : OpState {
 
 constexpr int64_t kBlockElements = 1024;  // results a block
 
-// Long float sums are cut into pieces of this many additions an accumulator, and the pieces are added with Kahan's compensation: the
-// relative error stays near that of one piece, however many there are.
+// Long float sums are cut into pieces of this many additions an accumulator, and the pieces are added with Kahan's compensation:
+// the relative error stays near that of one piece, however many there are.
 constexpr int64_t kPiece = 64;
 
 template <class Op>
@@ -225,7 +225,8 @@ const char* run_reduce(const TileArgs& args) noexcept {
 
 RunTile choose_run(DType dtype, Combination kind) {
   if (dtype == DType::kF32) return visit_combination<float>(kind, []<class Op>(Op) -> RunTile { return run_reduce<float, Op>; });
-  if (dtype == DType::kI32) return visit_combination<int32_t>(kind, []<class Op>(Op) -> RunTile { return run_reduce<int32_t, Op>; });
+  if (dtype == DType::kI32)
+    return visit_combination<int32_t>(kind, []<class Op>(Op) -> RunTile { return run_reduce<int32_t, Op>; });
   if (dtype == DType::kBool && kind == Combination::kMax) return run_reduce<uint8_t, CombineBools<Combination::kMax>>;
   if (dtype == DType::kBool && kind == Combination::kMin) return run_reduce<uint8_t, CombineBools<Combination::kMin>>;
   throw GraphError("reduce of kind " + std::to_string(static_cast<int>(kind)) + " over dtype number " +
@@ -271,6 +272,7 @@ PreparedOp prepare_reduce(const OpSpec& spec) {
     state->is_empty |= x.shape[axis] == 0;
     nest.add_outside(x.shape[axis], [&](int) { return x.strides[axis]; });
   }
+  if (state->is_empty) std::fill_n(state->x_strides, kMaxRank, 0);  // there is no element to find
   // The inner loop: of adjacent elements if there is one, else the innermost.
   int inner = 0;
   for (int loop = nest.depth - 1; loop > 0; --loop) {

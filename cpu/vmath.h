@@ -21,6 +21,10 @@ inline constexpr int32_t kSignBit = std::numeric_limits<int32_t>::min();
 
 ASPEN_INLINE Ints sign_bit(Floats x) { return as_ints(x) & kSignBit; }
 ASPEN_INLINE Floats abs(Floats x) { return as_floats(as_ints(x) & ~kSignBit); }
+// The difference of two bit patterns, modulo 2^32: lanes that are patched later may hold any bits.
+ASPEN_INLINE Ints minus(Ints a, Ints b) {
+  return reinterpret_cast<Ints>(reinterpret_cast<Uints>(a) - reinterpret_cast<Uints>(b));
+}
 ASPEN_INLINE Floats with_sign(Floats magnitude, Ints sign) { return as_floats(as_ints(magnitude) | sign); }
 
 // c[0] + c[1] x + c[2] x^2 + ...
@@ -110,7 +114,7 @@ ASPEN_INLINE Floats exp2(Floats x) {
   const Floats shifted = x + kShift;
   const Floats n = shifted - kShift;
   // (2^r - 1) / r on |r| <= 0.5: 4.8e-11 absolute.
-  constexpr float kC[] = {0.6931471824645996f,   0.24022650718688965f,  0.05550410971045494f,  0.009618036448955536f,
+  constexpr float kC[] = {0.6931471824645996f,    0.24022650718688965f,   0.05550410971045494f,   0.009618036448955536f,
                           0.0013333429815247655f, 0.0001546723797218874f, 1.5315086784539744e-05f};
   const Floats r = x - n;
   return scale(polynomial(r, kC) * r + 1.0f, n, as_ints(shifted) - 0x4b400000);
@@ -122,8 +126,8 @@ ASPEN_INLINE Floats expm1(Floats x) {
   x = x < -30.0f ? broadcast(-30.0f) : x;
   const ExpReduction e = reduce_exp(x);
   // (e^r - 1 - r) / r^2 on |r| <= 0.347: 2.4e-10 relative to r.
-  constexpr float kC[] = {0.5f, 0.1666666716337204f, 0.04166635498404503f, 0.008333273231983185f, 0.0013941102661192417f,
-                          0.0001991430326597765f};
+  constexpr float kC[] = {
+      0.5f, 0.1666666716337204f, 0.04166635498404503f, 0.008333273231983185f, 0.0013941102661192417f, 0.0001991430326597765f};
   const Floats q = polynomial(e.r, kC) * (e.r * e.r) + e.r;  // e^r - 1
   const Floats half = as_floats((e.n_bits + 126) << 23);     // 2^(n-1), which is finite where 2^n is not
   return with_sign((half * q + (half - 0.5f)) * 2.0f, sign);
@@ -142,7 +146,7 @@ ASPEN_INLINE Floats log_reduced(Floats e, Floats f) {
 }
 
 // The exponent e for which x * 2^-e is in [sqrt(1/2), sqrt(2)); x is positive and normal.
-ASPEN_INLINE Ints log_exponent(Floats x) { return (as_ints(x) - 0x3f3504f3) >> 23; }
+ASPEN_INLINE Ints log_exponent(Floats x) { return minus(as_ints(x), broadcast(int32_t{0x3f3504f3})) >> 23; }
 
 ASPEN_INLINE Floats log_special(Floats x, Floats result) {
   result = x == kInfinity ? x : result;
@@ -154,7 +158,7 @@ ASPEN_INLINE Floats log(Floats x) {
   const Ints denormal = x < 0x1p-126f;
   const Floats normal = denormal ? x * 0x1p23f : x;
   const Ints e = log_exponent(normal);
-  const Floats f = as_floats(as_ints(normal) - (e << 23)) - 1.0f;
+  const Floats f = as_floats(minus(as_ints(normal), e << 23)) - 1.0f;
   return log_special(x, log_reduced(to_floats(e + (denormal & -23)), f));
 }
 
@@ -162,7 +166,7 @@ ASPEN_INLINE Floats log1p(Floats x) {
   const Floats u = 1.0f + x;
   const Floats lost = x >= 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);  // exactly 1 + x - u
   const Ints e = log_exponent(u);
-  const Floats f = (as_floats(as_ints(u) - (e << 23)) - 1.0f) + lost * as_floats(max(127 - e, Ints{}) << 23);
+  const Floats f = (as_floats(minus(as_ints(u), e << 23)) - 1.0f) + lost * as_floats(max(127 - e, Ints{}) << 23);
   return with_sign(log_special(u, log_reduced(to_floats(e), f)), sign_bit(x));
 }
 
@@ -180,7 +184,7 @@ ASPEN_INLINE Floats erf(Floats x) {
   constexpr float kSmall[] = {0.12837916612625122f, -0.37612634897232056f,   0.11283697187900543f,  -0.026859499514102936f,
                               0.00520128570497036f, -0.0008145594620145857f, 8.382379746763036e-05f};
   // -log(erfc(a)) on 0.92 <= a <= 4: 4.6e-11 relative to erf.
-  constexpr float kLarge[] = {-0.00017468251462560147f, 1.1295149326324463f,    0.6333469152450562f,     0.10828007012605667f,
+  constexpr float kLarge[] = {-0.00017468251462560147f, 1.1295149326324463f,   0.6333469152450562f,     0.10828007012605667f,
                               -0.025119412690401077f,   0.004171057604253292f, -0.0004344614571891725f, 2.1094951080158353e-05f};
   Floats a = abs(x);
   const Floats small = x * polynomial(x * x, kSmall) + x;
@@ -193,6 +197,7 @@ ASPEN_INLINE Floats erf(Floats x) {
 typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));
 typedef double Doubles __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Longs __attribute__((vector_size(kVectorBytes)));
+typedef uint64_t UnsignedLongs __attribute__((vector_size(kVectorBytes)));
 
 template <class Function>
 ASPEN_INLINE Floats in_doubles(Function function, auto... x) {
@@ -210,7 +215,9 @@ ASPEN_INLINE Floats in_doubles(Function function, auto... x) {
 }
 
 inline constexpr double kShift64 = 0x1.8p52;  // the sum with it rounds to an integer and leaves that in the low bits
-ASPEN_INLINE Longs shifted_bits(Doubles shifted) { return reinterpret_cast<Longs>(shifted) - 0x4338000000000000; }
+ASPEN_INLINE Longs shifted_bits(Doubles shifted) {
+  return reinterpret_cast<Longs>(reinterpret_cast<UnsignedLongs>(shifted) - uint64_t{0x4338000000000000});
+}
 
 // 2^x; above 200 it is 2^200 and below -200 it is 2^-200, both out of float32's range.
 ASPEN_INLINE Doubles exp2_f64(Doubles x) {
@@ -247,9 +254,9 @@ ASPEN_INLINE Floats erfc(Floats x) {
       [](Doubles a) {
         a = a > 20.0 ? 20.0 - Doubles{} : a;
         // erfc(a) e^(a^2) (1 + 2a) in (a - 3) / (a + 3) on 0 <= a <= 10.1 (beyond, the result is 0): 1.9e-9 relative.
-        constexpr double kC[] = {1.2530080591223784,    -0.1356211393009376,    -0.04756239945689216,   0.1296464145435074,
-                                 -0.11927097519050617,  0.06829576733618756,    -0.023797530455239864,  0.002567377783811461,
-                                 0.00200181224345633,   -0.0007775842522932441, -0.0002681283062018202};
+        constexpr double kC[] = {1.2530080591223784,   -0.1356211393009376,    -0.04756239945689216,  0.1296464145435074,
+                                 -0.11927097519050617, 0.06829576733618756,    -0.023797530455239864, 0.002567377783811461,
+                                 0.00200181224345633,  -0.0007775842522932441, -0.0002681283062018202};
         const Doubles q = polynomial((a - 3.0) / (a + 3.0), kC) / (1.0 + 2.0 * a);
         return exp2_f64(a * a * -1.4426950408889634) * q;
       },
@@ -327,7 +334,8 @@ ASPEN_INLINE Floats sin_shifted(Floats x, int64_t quarters) {
       x);
   const Ints far = ~(abs(x) <= kMaxReduced);
   if (!any(far)) return result;
-  return patched(result, far, [&](int i) { return static_cast<float>(quarters == 0 ? std::sin(double{x[i]}) : std::cos(double{x[i]})); });
+  return patched(result, far,
+                 [&](int i) { return static_cast<float>(quarters == 0 ? std::sin(double{x[i]}) : std::cos(double{x[i]})); });
 }
 ASPEN_INLINE Floats sin(Floats x) { return sin_shifted(x, 0); }
 ASPEN_INLINE Floats cos(Floats x) { return sin_shifted(x, 1); }

@@ -65,7 +65,8 @@ double ulps(float got, double wanted) {
   if (std::isnan(got)) return kInf;
   if (std::isinf(nearest) || std::isinf(got)) {  // one rounding may reach infinity where the other does not
     const double limit = static_cast<double>(std::numeric_limits<float>::max());
-    return std::abs(std::clamp<double>(got, -2 * limit, 2 * limit) - std::clamp(wanted, -2 * limit, 2 * limit)) / std::ldexp(1.0, 104);
+    return std::abs(std::clamp<double>(got, -2 * limit, 2 * limit) - std::clamp(wanted, -2 * limit, 2 * limit)) /
+           std::ldexp(1.0, 104);
   }
   const int exponent = std::max(std::ilogb(nearest == 0 ? std::numeric_limits<float>::denorm_min() : nearest), -126);
   return std::abs(got - wanted) / std::ldexp(1.0, exponent - 23);
@@ -75,7 +76,7 @@ struct Function {
   const char* name;
   Opcode opcode;
   double (*reference)(double);
-  double bound;  // in ulp
+  double bound;          // in ulp
   bool flushes = false;  // results below the normal range may be zero
 };
 
@@ -110,11 +111,51 @@ const Function kFunctions[] = {
     {"square", k_square_f, [](double x) { return x * x; }, 0.5001},
 };
 
-const float kSpecial[] = {0.0f,     -0.0f,   1.0f,    -1.0f,   0.5f,    -0.5f,   1.5f,    -1.5f,       2.5f,      -2.5f,
-                          0.4999999701976776f,  8388607.5f, 8388608.0f, 16777216.0f, -16777217.0f, 2147483648.0f, -2147483648.0f,
-                          kInf,     -kInf,   kNaN,    1e-45f,  -1e-45f, 1.1754942e-38f, 1.17549435e-38f, 3.4028235e38f, -3.4028235e38f,
-                          88.72283f, 88.7229f, -87.33655f, -103.97208f, -103.98f, 127.99999f, 128.0f, -149.0f, -149.5f, -150.0f,
-                          10.0f,    -10.0f,  20.0f,   -20.0f,  1e-20f,  -1e-20f, 0.99999994f, 1.0000001f, -0.99999994f};
+const float kSpecial[] = {0.0f,
+                          -0.0f,
+                          1.0f,
+                          -1.0f,
+                          0.5f,
+                          -0.5f,
+                          1.5f,
+                          -1.5f,
+                          2.5f,
+                          -2.5f,
+                          0.4999999701976776f,
+                          8388607.5f,
+                          8388608.0f,
+                          16777216.0f,
+                          -16777217.0f,
+                          2147483648.0f,
+                          -2147483648.0f,
+                          kInf,
+                          -kInf,
+                          kNaN,
+                          1e-45f,
+                          -1e-45f,
+                          1.1754942e-38f,
+                          1.17549435e-38f,
+                          3.4028235e38f,
+                          -3.4028235e38f,
+                          88.72283f,
+                          88.7229f,
+                          -87.33655f,
+                          -103.97208f,
+                          -103.98f,
+                          127.99999f,
+                          128.0f,
+                          -149.0f,
+                          -149.5f,
+                          -150.0f,
+                          10.0f,
+                          -10.0f,
+                          20.0f,
+                          -20.0f,
+                          1e-20f,
+                          -1e-20f,
+                          0.99999994f,
+                          1.0000001f,
+                          -0.99999994f};
 
 // Every function over all exponents and signs: all special values and a comb through the 2^32 floats.
 int test_functions(uint32_t stride) {
@@ -183,7 +224,8 @@ int test_binary_functions(Random& random, int count) {
     for (const float y : {2.0f, 3.0f, -3.0f, 0.33333334f, 16777215.0f}) add(x, y);
   }
   for (int i = 0; i < count; ++i) {
-    add(std::bit_cast<float>(static_cast<uint32_t>(random.engine()())), std::bit_cast<float>(static_cast<uint32_t>(random.engine()())));
+    add(std::bit_cast<float>(static_cast<uint32_t>(random.engine()())),
+        std::bit_cast<float>(static_cast<uint32_t>(random.engine()())));
     add(std::exp(3 * random.normal()), 10 * random.normal());
     add(1 + 1e-3f * random.normal(), 1e4f * random.normal());
     add(random.normal(), static_cast<float>(random.integer(-20, 20)));
@@ -206,8 +248,8 @@ int test_binary_functions(Random& random, int count) {
       }
       std::printf("%-9s %-11s %.3f ulp at %g, %g\n", std::string(name(target)).c_str(), function.name, worst, where[0], where[1]);
       if (!(worst <= function.bound)) {
-        std::fprintf(stderr, "%s(%.9g, %.9g) is %.9g: %g ulp, over %g, on %s\n", function.name, where[0], where[1], where[2], worst,
-                     function.bound, std::string(name(target)).c_str());
+        std::fprintf(stderr, "%s(%.9g, %.9g) is %.9g: %g ulp, over %g, on %s\n", function.name, where[0], where[1], where[2],
+                     worst, function.bound, std::string(name(target)).c_str());
         ++failures;
       }
     }
@@ -235,13 +277,23 @@ std::vector<ExactFunction> exact_functions() {
       {"add_i", k_add_i, {I, I}, I, [](U a, U b, U) { return a + b; }},
       {"sub_i", k_sub_i, {I, I}, I, [](U a, U b, U) { return a - b; }},
       {"mul_i", k_mul_i, {I, I}, I, [](U a, U b, U) { return a * b; }},
-      {"div_i", k_div_i, {I, I}, I, [=](U a, U b, U) -> U { return b == 0 ? -1 : b == ~U{0} ? 0 - a : static_cast<U>(i(a) / i(b)); }},
-      {"rem_i", k_rem_i, {I, I}, I, [=](U a, U b, U) -> U { return b == 0 ? a : b == ~U{0} ? 0 : static_cast<U>(i(a) % i(b)); }},
+      {"div_i",
+       k_div_i,
+       {I, I},
+       I,
+       [=](U a, U b, U) -> U { return b == 0       ? -1
+                                      : b == ~U{0} ? 0 - a
+                                                   : static_cast<U>(i(a) / i(b)); }},
+      {"rem_i", k_rem_i, {I, I}, I, [=](U a, U b, U) -> U { return b == 0       ? a
+                                                                   : b == ~U{0} ? 0
+                                                                                : static_cast<U>(i(a) % i(b)); }},
       {"max_i", k_max_i, {I, I}, I, [=](U a, U b, U) { return i(a) > i(b) ? a : b; }},
       {"min_i", k_min_i, {I, I}, I, [=](U a, U b, U) { return i(a) < i(b) ? a : b; }},
       {"neg_i", k_neg_i, {I}, I, [](U a, U, U) { return 0 - a; }},
       {"abs_i", k_abs_i, {I}, I, [=](U a, U, U) { return i(a) < 0 ? 0 - a : a; }},
-      {"sign_i", k_sign_i, {I}, I, [=](U a, U, U) -> U { return i(a) > 0 ? 1 : i(a) < 0 ? ~U{0} : 0; }},
+      {"sign_i", k_sign_i, {I}, I, [=](U a, U, U) -> U { return i(a) > 0   ? 1
+                                                                : i(a) < 0 ? ~U{0}
+                                                                           : 0; }},
       {"and_i", k_and_i, {I, I}, I, [](U a, U b, U) { return a & b; }},
       {"or_i", k_or_i, {I, I}, I, [](U a, U b, U) { return a | b; }},
       {"xor_i", k_xor_i, {I, I}, I, [](U a, U b, U) { return a ^ b; }},
@@ -272,7 +324,10 @@ std::vector<ExactFunction> exact_functions() {
       {"f_from_i", k_f_from_i, {I}, F, [=](U a, U, U) { return bits(static_cast<float>(i(a))); }},
       {"f_from_u", k_f_from_u, {DType::kU32}, F, [=](U a, U, U) { return bits(static_cast<float>(a)); }},
       {"f_from_b", k_f_from_b, {B}, F, [=](U a, U, U) { return bits(static_cast<float>(a)); }},
-      {"i_from_f", k_i_from_f, {F}, I,
+      {"i_from_f",
+       k_i_from_f,
+       {F},
+       I,
        [=](U a, U, U) -> U {
          const double x = f(a);
          return std::isnan(x) ? 0 : static_cast<U>(static_cast<int32_t>(std::clamp<double>(x, kMinInt, kMaxInt)));
@@ -284,7 +339,8 @@ std::vector<ExactFunction> exact_functions() {
 }
 
 int test_exact_functions(Random& random) {
-  const std::vector<uint32_t> ints = {0, 1, 2, 3, 7, 31, 32, 33, 64, ~0u, ~1u, 0x80000000u, 0x80000001u, 0x7fffffffu, 12345, 0xffff8000u};
+  const std::vector<uint32_t> ints = {0,  1,   2,   3,           7,           31,          32,    33,
+                                      64, ~0u, ~1u, 0x80000000u, 0x80000001u, 0x7fffffffu, 12345, 0xffff8000u};
   int failures = 0;
   for (const ExactFunction& function : exact_functions()) {
     std::vector<std::vector<uint32_t>> args(function.args.size());
@@ -306,8 +362,8 @@ int test_exact_functions(Random& random) {
         const auto arg = [&](size_t k) { return k < args.size() ? args[k][i] : 0; };
         const uint32_t wanted = function.reference(arg(0), arg(1), arg(2));
         if (result[i] == wanted) continue;
-        std::fprintf(stderr, "%s(%#x, %#x, %#x) is %#x, not %#x, on %s\n", function.name, arg(0), arg(1), arg(2), result[i], wanted,
-                     std::string(name(target)).c_str());
+        std::fprintf(stderr, "%s(%#x, %#x, %#x) is %#x, not %#x, on %s\n", function.name, arg(0), arg(1), arg(2), result[i],
+                     wanted, std::string(name(target)).c_str());
         ++failures;
         break;
       }
@@ -343,28 +399,78 @@ struct RandomProgram {
   double evaluate(const std::vector<double>& input) const {
     std::vector<double> r = input;
     for (size_t i = 0; i < constants.size(); ++i) {
-      r.push_back(lanes[inputs.size() + i] == kFloat ? std::bit_cast<float>(constants[i]) : -static_cast<double>(lanes[inputs.size() + i] == kBool) * constants[i] + (lanes[inputs.size() + i] == kInt) * static_cast<double>(constants[i]));
+      r.push_back(lanes[inputs.size() + i] == kFloat
+                      ? std::bit_cast<float>(constants[i])
+                      : -static_cast<double>(lanes[inputs.size() + i] == kBool) * constants[i] +
+                            (lanes[inputs.size() + i] == kInt) * static_cast<double>(constants[i]));
     }
     for (const Step& step : steps) {
-      const double a = r[static_cast<size_t>(step.args[0])], b = r[static_cast<size_t>(step.args[1])], c = r[static_cast<size_t>(step.args[2])];
+      const double a = r[static_cast<size_t>(step.args[0])], b = r[static_cast<size_t>(step.args[1])],
+                   c = r[static_cast<size_t>(step.args[2])];
       switch (step.opcode) {
-        case k_copy: r.push_back(a); break;
-        case k_add_f: case k_add_i: r.push_back(a + b); break;
-        case k_sub_f: case k_sub_i: r.push_back(a - b); break;
-        case k_mul_f: case k_mul_i: r.push_back(a * b); break;
-        case k_max_f: case k_max_i: r.push_back(std::max(a, b)); break;
-        case k_min_f: case k_min_i: r.push_back(std::min(a, b)); break;
-        case k_fma_f: r.push_back(a * b + c); break;
-        case k_relu_f: r.push_back(std::max(a, 0.0)); break;
-        case k_neg_f: case k_neg_i: r.push_back(-a); break;
-        case k_lt_f: case k_lt_i: r.push_back(a < b); break;
-        case k_eq_f: case k_eq_i: case k_eq_b: r.push_back(a == b); break;
-        case k_and_b: r.push_back(a != 0 && b != 0); break;
-        case k_not_b: r.push_back(a == 0); break;
-        case k_select: r.push_back(a != 0 ? b : c); break;
-        case k_f_from_i: case k_i_from_f: case k_f_from_b: case k_i_from_b: r.push_back(a); break;
-        case k_b_from_f: case k_b_from_i: r.push_back(a != 0); break;
-        default: std::abort();
+        case k_copy:
+          r.push_back(a);
+          break;
+        case k_add_f:
+        case k_add_i:
+          r.push_back(a + b);
+          break;
+        case k_sub_f:
+        case k_sub_i:
+          r.push_back(a - b);
+          break;
+        case k_mul_f:
+        case k_mul_i:
+          r.push_back(a * b);
+          break;
+        case k_max_f:
+        case k_max_i:
+          r.push_back(std::max(a, b));
+          break;
+        case k_min_f:
+        case k_min_i:
+          r.push_back(std::min(a, b));
+          break;
+        case k_fma_f:
+          r.push_back(a * b + c);
+          break;
+        case k_relu_f:
+          r.push_back(std::max(a, 0.0));
+          break;
+        case k_neg_f:
+        case k_neg_i:
+          r.push_back(-a);
+          break;
+        case k_lt_f:
+        case k_lt_i:
+          r.push_back(a < b);
+          break;
+        case k_eq_f:
+        case k_eq_i:
+        case k_eq_b:
+          r.push_back(a == b);
+          break;
+        case k_and_b:
+          r.push_back(a != 0 && b != 0);
+          break;
+        case k_not_b:
+          r.push_back(a == 0);
+          break;
+        case k_select:
+          r.push_back(a != 0 ? b : c);
+          break;
+        case k_f_from_i:
+        case k_i_from_f:
+        case k_f_from_b:
+        case k_i_from_b:
+          r.push_back(a);
+          break;
+        case k_b_from_f:
+        case k_b_from_i:
+          r.push_back(a != 0);
+          break;
+        default:
+          std::abort();
       }
     }
     return r[static_cast<size_t>(result)];
@@ -374,7 +480,8 @@ struct RandomProgram {
     RandomProgram p;
     std::vector<double> bound;  // on the magnitude of each register
     for (int64_t n = random.integer(1, 5); n > 0; --n) {
-      p.inputs.push_back(random.pick({DType::kF32, DType::kF32, DType::kF32, DType::kI32, DType::kI8, DType::kI16, DType::kU32, DType::kBool}));
+      p.inputs.push_back(
+          random.pick({DType::kF32, DType::kF32, DType::kF32, DType::kI32, DType::kI8, DType::kI16, DType::kU32, DType::kBool}));
       p.lanes.push_back(p.inputs.back() == DType::kF32 ? kFloat : p.inputs.back() == DType::kBool ? kBool : kInt);
       bound.push_back(p.lanes.back() == kBool ? 1 : 4);
     }
@@ -404,17 +511,40 @@ struct RandomProgram {
       };
       const Lane any = random.pick({kFloat, kFloat, kInt, kBool});
       const Choice choice = random.pick<Choice>({
-          {k_add_f, {kFloat, kFloat}, 2, kFloat}, {k_mul_f, {kFloat, kFloat}, 2, kFloat}, {k_add_f, {kFloat, kFloat}, 2, kFloat},
-          {k_mul_f, {kFloat, kFloat}, 2, kFloat}, {k_sub_f, {kFloat, kFloat}, 2, kFloat}, {k_max_f, {kFloat, kFloat}, 2, kFloat},
-          {k_min_f, {kFloat, kFloat}, 2, kFloat}, {k_max_f, {kFloat, kFloat}, 2, kFloat}, {k_min_f, {kFloat, kFloat}, 2, kFloat},
-          {k_fma_f, {kFloat, kFloat, kFloat}, 3, kFloat}, {k_relu_f, {kFloat}, 1, kFloat}, {k_relu_f, {kFloat}, 1, kFloat},
-          {k_neg_f, {kFloat}, 1, kFloat}, {k_lt_f, {kFloat, kFloat}, 2, kBool}, {k_eq_f, {kFloat, kFloat}, 2, kBool},
-          {k_add_i, {kInt, kInt}, 2, kInt}, {k_sub_i, {kInt, kInt}, 2, kInt}, {k_mul_i, {kInt, kInt}, 2, kInt},
-          {k_max_i, {kInt, kInt}, 2, kInt}, {k_min_i, {kInt, kInt}, 2, kInt}, {k_neg_i, {kInt}, 1, kInt},
-          {k_lt_i, {kInt, kInt}, 2, kBool}, {k_eq_i, {kInt, kInt}, 2, kBool}, {k_eq_b, {kBool, kBool}, 2, kBool},
-          {k_and_b, {kBool, kBool}, 2, kBool}, {k_not_b, {kBool}, 1, kBool}, {k_select, {kBool, any, any}, 3, any},
-          {k_copy, {any}, 1, any}, {k_f_from_i, {kInt}, 1, kFloat}, {k_i_from_f, {kFloat}, 1, kInt},
-          {k_f_from_b, {kBool}, 1, kFloat}, {k_i_from_b, {kBool}, 1, kInt}, {k_b_from_f, {kFloat}, 1, kBool}, {k_b_from_i, {kInt}, 1, kBool},
+          {k_add_f, {kFloat, kFloat}, 2, kFloat},
+          {k_mul_f, {kFloat, kFloat}, 2, kFloat},
+          {k_add_f, {kFloat, kFloat}, 2, kFloat},
+          {k_mul_f, {kFloat, kFloat}, 2, kFloat},
+          {k_sub_f, {kFloat, kFloat}, 2, kFloat},
+          {k_max_f, {kFloat, kFloat}, 2, kFloat},
+          {k_min_f, {kFloat, kFloat}, 2, kFloat},
+          {k_max_f, {kFloat, kFloat}, 2, kFloat},
+          {k_min_f, {kFloat, kFloat}, 2, kFloat},
+          {k_fma_f, {kFloat, kFloat, kFloat}, 3, kFloat},
+          {k_relu_f, {kFloat}, 1, kFloat},
+          {k_relu_f, {kFloat}, 1, kFloat},
+          {k_neg_f, {kFloat}, 1, kFloat},
+          {k_lt_f, {kFloat, kFloat}, 2, kBool},
+          {k_eq_f, {kFloat, kFloat}, 2, kBool},
+          {k_add_i, {kInt, kInt}, 2, kInt},
+          {k_sub_i, {kInt, kInt}, 2, kInt},
+          {k_mul_i, {kInt, kInt}, 2, kInt},
+          {k_max_i, {kInt, kInt}, 2, kInt},
+          {k_min_i, {kInt, kInt}, 2, kInt},
+          {k_neg_i, {kInt}, 1, kInt},
+          {k_lt_i, {kInt, kInt}, 2, kBool},
+          {k_eq_i, {kInt, kInt}, 2, kBool},
+          {k_eq_b, {kBool, kBool}, 2, kBool},
+          {k_and_b, {kBool, kBool}, 2, kBool},
+          {k_not_b, {kBool}, 1, kBool},
+          {k_select, {kBool, any, any}, 3, any},
+          {k_copy, {any}, 1, any},
+          {k_f_from_i, {kInt}, 1, kFloat},
+          {k_i_from_f, {kFloat}, 1, kInt},
+          {k_f_from_b, {kBool}, 1, kFloat},
+          {k_i_from_b, {kBool}, 1, kInt},
+          {k_b_from_f, {kFloat}, 1, kBool},
+          {k_b_from_i, {kInt}, 1, kBool},
       });
       Step step = {choice.opcode, {}};
       bool complete = true;
@@ -434,7 +564,8 @@ struct RandomProgram {
       p.lanes.push_back(choice.result);
       bound.push_back(largest);
     }
-    p.result = random.chance(0.9) ? static_cast<int>(p.lanes.size()) - 1 : static_cast<int>(random.integer(0, std::ssize(p.lanes) - 1));
+    p.result =
+        random.chance(0.9) ? static_cast<int>(p.lanes.size()) - 1 : static_cast<int>(random.integer(0, std::ssize(p.lanes) - 1));
     const Lane lane = p.lanes[static_cast<size_t>(p.result)];
     p.output = lane == kFloat  ? DType::kF32
                : lane == kBool ? DType::kBool
@@ -469,15 +600,27 @@ int test_random_program(Random& random) {
                        double wanted = program.evaluate(values);
                        const auto integer = static_cast<int64_t>(wanted);
                        switch (program.output) {  // narrowing keeps the low bits
-                         case DType::kI8: wanted = static_cast<int8_t>(integer); break;
-                         case DType::kU8: wanted = static_cast<uint8_t>(integer); break;
-                         case DType::kI16: wanted = static_cast<int16_t>(integer); break;
-                         case DType::kU16: wanted = static_cast<uint16_t>(integer); break;
-                         case DType::kU32: wanted = static_cast<uint32_t>(integer); break;
-                         default: break;
+                         case DType::kI8:
+                           wanted = static_cast<int8_t>(integer);
+                           break;
+                         case DType::kU8:
+                           wanted = static_cast<uint8_t>(integer);
+                           break;
+                         case DType::kI16:
+                           wanted = static_cast<int16_t>(integer);
+                           break;
+                         case DType::kU16:
+                           wanted = static_cast<uint16_t>(integer);
+                           break;
+                         case DType::kU32:
+                           wanted = static_cast<uint32_t>(integer);
+                           break;
+                         default:
+                           break;
                        }
                        const double value = value_of(program.output, got);
-                       if (program.output == DType::kBool && std::to_integer<int>(*got) > 1) return "a bool that is neither 0 nor 1";
+                       if (program.output == DType::kBool && std::to_integer<int>(*got) > 1)
+                         return "a bool that is neither 0 nor 1";
                        return value == wanted ? "" : differs(value, wanted);
                      });
 }
@@ -491,7 +634,8 @@ int test_nan_in_fusions() {
       {"min(max(x, 0), 6)", {1, 1, 2, zero, six, 10, k_max_f, 3, 0, 1, 0, k_min_f, 4, 3, 2, 0, 4}},
       {"min(6, max(-6, x))", {1, 1, 2, std::bit_cast<int32_t>(-6.0f), six, 10, k_max_f, 3, 1, 0, 0, k_min_f, 4, 2, 3, 0, 4}},
       {"min(relu(x + x), 6)", {1, 1, 1, six, 15, k_add_f, 2, 0, 0, 0, k_relu_f, 3, 2, 0, 0, k_min_f, 4, 3, 1, 0, 4}},
-      {"min(relu(x * x + x), 6)", {1, 1, 1, six, 20, k_mul_f, 2, 0, 0, 0, k_add_f, 3, 2, 0, 0, k_relu_f, 4, 3, 0, 0, k_min_f, 5, 4, 1, 0, 5}},
+      {"min(relu(x * x + x), 6)",
+       {1, 1, 1, six, 20, k_mul_f, 2, 0, 0, 0, k_add_f, 3, 2, 0, 0, k_relu_f, 4, 3, 0, 0, k_min_f, 5, 4, 1, 0, 5}},
       {"x * logistic(x)", {1, 1, 0, 10, k_logistic_f, 1, 0, 0, 0, k_mul_f, 2, 0, 1, 0, 2}},
   };
   for (const auto& [text, params] : programs) {
@@ -551,9 +695,10 @@ int test_hostile_words(Random& random, int rounds) {
 
 int test_refusals() {
   int failures = 0;
-  const TensorView f = dense_view({4}), i = dense_view({4}, DType::kI32), b = dense_view({4}, DType::kBool), d = dense_view({4}, DType::kF64);
-  const auto expect = [&](bool wanted, const std::vector<TensorView>& inputs, const TensorView& output, const std::vector<int64_t>& params,
-                          const char* what) {
+  const TensorView f = dense_view({4}), i = dense_view({4}, DType::kI32), b = dense_view({4}, DType::kBool),
+                   d = dense_view({4}, DType::kF64);
+  const auto expect = [&](bool wanted, const std::vector<TensorView>& inputs, const TensorView& output,
+                          const std::vector<int64_t>& params, const char* what) {
     if (refuses("block", inputs, output, params) != wanted) {
       std::fprintf(stderr, "%s %s\n", wanted ? "accepted" : "refused", what);
       ++failures;
@@ -588,7 +733,12 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 3000;
+#ifdef ASPEN_SMALL_TESTS
+  constexpr int kRounds = 300;
+#else
+  constexpr int kRounds = 3000;
+#endif
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   Random random(7);
   int failures = test_functions(static_cast<uint32_t>(60'000'000 / rounds) | 1) + test_binary_functions(random, 20 * rounds) +
                  test_exact_functions(random) + test_nan_in_fusions() + test_refusals() + test_hostile_words(random, rounds);

@@ -18,7 +18,8 @@ Index random_shape(Random& random, int64_t min_rank, int64_t max_rank, int64_t m
   Index shape(static_cast<size_t>(random.integer(min_rank, max_rank)));
   for (int64_t& extent : shape) extent = random.integer(random.chance(0.03) ? 0 : 1, max_extent);
   // Now and then a long axis, so that whole vectors and blocks are reached.
-  if (!shape.empty() && random.chance(0.4)) shape[static_cast<size_t>(random.integer(0, static_cast<int64_t>(shape.size()) - 1))] = random.integer(30, 150);
+  if (!shape.empty() && random.chance(0.4))
+    shape[static_cast<size_t>(random.integer(0, static_cast<int64_t>(shape.size()) - 1))] = random.integer(30, 150);
   return shape;
 }
 
@@ -80,17 +81,18 @@ int test_pad(Random& random) {
   words.push_back(0);
   const TypedOperand x = TypedOperand::any(dtype, shape, random);
   const TypedOperand value = TypedOperand::dense(dtype, {}, random);
-  return check_typed("pad", "pad", {x, value}, dtype, output, words, random, [&](const Index& index, const std::byte* got) -> std::string {
-    Index inner;
-    bool inside = true;
-    for (size_t axis = 0; axis < shape.size(); ++axis) {
-      const int64_t at = index[axis] - lo[axis], step = interior[axis] + 1;
-      inside = inside && at >= 0 && at % step == 0 && at / step < shape[axis];
-      inner.push_back(at / step);
-    }
-    const std::byte* wanted = inside ? x.element(inner) : value.data();
-    return std::memcmp(got, wanted, bytes) == 0 ? "" : differs(value_of(dtype, got), value_of(dtype, wanted));
-  });
+  return check_typed("pad", "pad", {x, value}, dtype, output, words, random,
+                     [&](const Index& index, const std::byte* got) -> std::string {
+                       Index inner;
+                       bool inside = true;
+                       for (size_t axis = 0; axis < shape.size(); ++axis) {
+                         const int64_t at = index[axis] - lo[axis], step = interior[axis] + 1;
+                         inside = inside && at >= 0 && at % step == 0 && at / step < shape[axis];
+                         inner.push_back(at / step);
+                       }
+                       const std::byte* wanted = inside ? x.element(inner) : value.data();
+                       return std::memcmp(got, wanted, bytes) == 0 ? "" : differs(value_of(dtype, got), value_of(dtype, wanted));
+                     });
 }
 
 int test_refusals() {
@@ -125,7 +127,12 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 1500;
+#ifdef ASPEN_SMALL_TESTS
+  constexpr int kRounds = 250;
+#else
+  constexpr int kRounds = 1500;
+#endif
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   int failures = test_refusals();
   for (int round = 0; round < rounds && failures < 10; ++round) {
     Random random(static_cast<uint64_t>(round));

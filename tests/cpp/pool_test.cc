@@ -12,7 +12,7 @@ namespace {
 using namespace aspen;
 using namespace aspen::cpu::testing;
 
-enum Kind { kSum, kMax, kMin, kProduct };
+enum Kind : int64_t { kSum, kMax, kMin, kProduct };
 
 struct Window {
   Kind kind;
@@ -101,7 +101,7 @@ int test_random(Random& random) {
   }
   const DType dtype = random.chance(0.75) ? DType::kF32 : DType::kI32;
   std::vector<TypedOperand> inputs = {image && random.chance(0.7) ? TypedOperand::dense(dtype, shape, random)
-                                                                 : TypedOperand::any(dtype, shape, random)};
+                                                                  : TypedOperand::any(dtype, shape, random)};
   const TypedOperand& x = inputs[0];
   if (dtype == DType::kF32 && w.kind != kSum && w.kind != kProduct && !x.buffer.empty() && random.chance(0.3)) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -120,39 +120,41 @@ int test_random(Random& random) {
     steps[rank - 1] = 1;
     inputs.push_back(TypedOperand::make(dtype, output, order, steps, random, 0));
     constexpr int64_t kMulFloat = 3, kMulInt = 66;
-    for (const int64_t word : {int64_t{1}, int64_t{2}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kMulFloat : kMulInt, int64_t{2},
-                               int64_t{0}, int64_t{1}, int64_t{0}, int64_t{2}}) {
+    for (const int64_t word : {int64_t{1}, int64_t{2}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kMulFloat : kMulInt,
+                               int64_t{2}, int64_t{0}, int64_t{1}, int64_t{0}, int64_t{2}}) {
       params.push_back(word);
     }
   } else {
     constexpr int64_t kBoolFromFloat = 125, kBoolFromInt = 126;
-    for (const int64_t word : {int64_t{1}, int64_t{1}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kBoolFromFloat : kBoolFromInt,
-                               int64_t{1}, int64_t{0}, int64_t{0}, int64_t{0}, int64_t{1}}) {
+    for (const int64_t word :
+         {int64_t{1}, int64_t{1}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kBoolFromFloat : kBoolFromInt, int64_t{1},
+          int64_t{0}, int64_t{0}, int64_t{0}, int64_t{1}}) {
       params.push_back(word);
     }
     out_dtype = DType::kBool;
   }
-  return check_typed("pool of kind " + std::to_string(w.kind), "pool", inputs, out_dtype, output, params, random,
-                     [&](const Index& index, const std::byte* got) -> std::string {
-                       const Reference r = reference(w, inputs[0], index);
-                       const double value = value_of(out_dtype, got);
-                       if (dtype == DType::kI32) {
-                         int32_t wanted = r.integer;
-                         if (epilogue == 1) {
-                           wanted = static_cast<int32_t>(static_cast<uint32_t>(wanted) *
-                                                         static_cast<uint32_t>(static_cast<int32_t>(inputs[1].at(index))));
-                         }
-                         if (epilogue == 2) wanted = wanted != 0;
-                         return value == wanted ? "" : differs(value, wanted);
-                       }
-                       // Sums that cancel may or may not be exactly zero.
-                       if (epilogue == 2) return value == (r.value != 0) || r.value != std::round(r.value) ? "" : differs(value, r.value);
-                       const double scale = epilogue == 1 ? inputs[1].at(index) : 1;
-                       const double wanted = r.value * scale;
-                       if (std::isnan(wanted)) return std::isnan(value) ? "" : differs(value, wanted);
-                       if (value == wanted || std::abs(value - wanted) <= 2e-6 * (r.magnitude + std::abs(r.value)) * std::abs(scale)) return "";
-                       return differs(value, wanted);
-                     });
+  return check_typed(
+      "pool of kind " + std::to_string(w.kind), "pool", inputs, out_dtype, output, params, random,
+      [&](const Index& index, const std::byte* got) -> std::string {
+        const Reference r = reference(w, inputs[0], index);
+        const double value = value_of(out_dtype, got);
+        if (dtype == DType::kI32) {
+          int32_t wanted = r.integer;
+          if (epilogue == 1) {
+            wanted = static_cast<int32_t>(static_cast<uint32_t>(wanted) *
+                                          static_cast<uint32_t>(static_cast<int32_t>(inputs[1].at(index))));
+          }
+          if (epilogue == 2) wanted = wanted != 0;
+          return value == wanted ? "" : differs(value, wanted);
+        }
+        // Sums that cancel may or may not be exactly zero.
+        if (epilogue == 2) return value == (r.value != 0) || r.value != std::round(r.value) ? "" : differs(value, r.value);
+        const double scale = epilogue == 1 ? inputs[1].at(index) : 1;
+        const double wanted = r.value * scale;
+        if (std::isnan(wanted)) return std::isnan(value) ? "" : differs(value, wanted);
+        if (value == wanted || std::abs(value - wanted) <= 2e-6 * (r.magnitude + std::abs(r.value)) * std::abs(scale)) return "";
+        return differs(value, wanted);
+      });
 }
 
 int test_refusals() {
@@ -203,7 +205,12 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 700;
+#ifdef ASPEN_SMALL_TESTS
+  constexpr int kRounds = 100;
+#else
+  constexpr int kRounds = 700;
+#endif
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   int failures = test_refusals();
   for (int round = 0; round < rounds && failures < 10; ++round) {
     Random random(static_cast<uint64_t>(round));

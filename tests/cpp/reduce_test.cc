@@ -12,12 +12,13 @@ namespace {
 using namespace aspen;
 using namespace aspen::cpu::testing;
 
-enum Kind { kSum, kMax, kMin, kProduct };
+enum Kind : int64_t { kSum, kMax, kMin, kProduct };
 
 int test_random(Random& random) {
   const auto rank = static_cast<size_t>(random.integer(0, 5));
   const auto kind = static_cast<Kind>(random.integer(0, 3));
-  const DType dtype = random.chance(0.6) || (kind != kMax && kind != kMin) ? random.pick({DType::kF32, DType::kF32, DType::kI32}) : DType::kBool;
+  const DType dtype =
+      random.chance(0.6) || (kind != kMax && kind != kMin) ? random.pick({DType::kF32, DType::kF32, DType::kI32}) : DType::kBool;
   Index shape, output;
   std::vector<int64_t> params = {kind, 0};
   std::vector<bool> reduced;
@@ -91,7 +92,8 @@ int test_random(Random& random) {
                        double scale = 1;
                        if (epilogue && !to_bool) scale = inputs[1].at(index) * inputs[1].at(index);
                        const double error = kind == kSum ? 2e-7 * magnitude : kind == kProduct ? 1e-4 * std::abs(product) : 0;
-                       if (to_bool) return value == (wanted < 0.5) || std::abs(wanted - 0.5) <= error ? "" : differs(value, wanted);
+                       if (to_bool)
+                         return value == (wanted < 0.5) || std::abs(wanted - 0.5) <= error ? "" : differs(value, wanted);
                        wanted *= scale;
                        if (value == wanted || (std::isnan(value) && std::isnan(wanted))) return "";
                        if (std::abs(value - wanted) <= error * scale + 2e-7 * std::abs(wanted)) return "";
@@ -105,7 +107,8 @@ int test_long_sums(Random& random) {
   int failures = 0;
   for (int layout = 0; layout < 3; ++layout) {
     const Index shape = layout == 0 ? Index{kLong} : Index{kLong, 3};
-    const auto x = layout == 2 ? TypedOperand::make(DType::kF32, shape, {0, 1}, {2, 5}, random, 0) : TypedOperand::dense(DType::kF32, shape, random);
+    const auto x = layout == 2 ? TypedOperand::make(DType::kF32, shape, {0, 1}, {2, 5}, random, 0)
+                               : TypedOperand::dense(DType::kF32, shape, random);
     TypedOperand positive = x;
     for (std::byte* at = positive.buffer.data(); at != positive.buffer.data() + positive.buffer.size(); at += 4) {
       float value;
@@ -179,7 +182,12 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 1000;
+#ifdef ASPEN_SMALL_TESTS
+  constexpr int kRounds = 150;
+#else
+  constexpr int kRounds = 1000;
+#endif
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   Random random(1);
   int failures = test_refusals() + test_long_sums(random) + test_special_values(random);
   for (int round = 0; round < rounds && failures < 10; ++round) {

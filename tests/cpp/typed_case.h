@@ -109,9 +109,7 @@ struct TypedOperand {
 // Says what is wrong with an element of the output, or nothing.
 using Judge = std::function<std::string(const Index&, const std::byte*)>;
 
-inline std::string differs(double got, double wanted) {
-  return "got " + std::to_string(got) + " for " + std::to_string(wanted);
-}
+inline std::string differs(double got, double wanted) { return "got " + std::to_string(got) + " for " + std::to_string(wanted); }
 
 // Returns the number of targets that failed; each failure is reported once.
 inline int check_typed(const std::string& what, const char* kernel, const std::vector<TypedOperand>& inputs, DType dtype,
@@ -175,7 +173,8 @@ inline int check_typed(const std::string& what, const char* kernel, const std::v
     for (size_t i = 0; i < size; ++i, next(index, Index(rank, 0), shape)) {
       const std::byte* element = result.data() + i * bytes;
       if (!written[i]) {
-        if (std::any_of(element, element + bytes, [&](std::byte b) { return b != kPoison; })) fail("wrote outside its box at " + show(index));
+        if (std::any_of(element, element + bytes, [&](std::byte b) { return b != kPoison; }))
+          fail("wrote outside its box at " + show(index));
       } else if (const std::string wrong = judge(index, element); !wrong.empty()) {
         fail(wrong + " at " + show(index) + " of " + show(shape));
       }
