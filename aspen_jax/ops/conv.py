@@ -13,7 +13,7 @@ from jax import lax
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.family import PRODUCT_COLUMNS, Attrs, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.program import Operand
@@ -61,6 +61,8 @@ class Conv2D(OpFamily):
         (x, dtype), (w, _) = inputs
         if len(x) != 4 or len(w) != 4 or x[3] != w[2] * attrs.groups or w[3] % attrs.groups:
             raise ValueError(f"conv2d of {x} by {w} in {attrs.groups} groups")
+        if min(*attrs.strides, *attrs.dilation, attrs.groups) < 1:
+            raise ValueError(f"conv2d with {attrs}")
         top, bottom, left, right = attrs.padding
         height = _extent(x[1], w[0], attrs.strides[0], top, bottom, attrs.dilation[0])
         width = _extent(x[2], w[1], attrs.strides[1], left, right, attrs.dilation[1])
@@ -85,6 +87,10 @@ class Conv2D(OpFamily):
         region[:, 3, 0] = boxes[:, 3, 0] // per_group * w[2]
         region[:, 3, 1] = ((boxes[:, 3, 1] - 1) // per_group + 1) * w[2]
         return region
+
+    def grain(self, op: Op) -> tuple[int, ...]:
+        *rows, channels = super().grain(op)
+        return (*rows, min(PRODUCT_COLUMNS, op.output.shape[3]) if op.attrs.groups == 1 else channels)
 
     def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
         return operand.shape[3] == 1 or operand.view.strides()[3] == 1

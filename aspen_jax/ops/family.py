@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from aspen_jax.program import Op, Operand
 
 
+# Columns of the register block of the widest matrix kernel (cpu/gemm.h): a tile of fewer wastes lanes.
+PRODUCT_COLUMNS = 32
+
+
 class Words:
     """Reads parameter words in order (docs/graph_format.md, "Parameter words")."""
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.program import Operand
 
@@ -42,6 +42,9 @@ class Matmul(OpFamily):
         region[:, contracted, 0] = 0
         region[:, contracted, 1] = op.inputs[index].shape[contracted]
         return region
+
+    def grain(self, op: Op) -> tuple[int, ...]:
+        return (1, 1, min(PRODUCT_COLUMNS, op.output.shape[2]))
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -42,6 +42,8 @@ class Pad(OpFamily):
         self, attrs: PadAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
     ) -> tuple[tuple[int, ...], np.dtype]:
         (shape, dtype), _ = inputs
+        if not len(attrs.lo) == len(attrs.hi) == len(attrs.interior) == len(shape) or min(attrs.interior, default=0) < 0:
+            raise ValueError(f"pad of {shape} with {attrs}")
         out = []
         for axis, extent in enumerate(shape):
             inner = max(extent - 1, 0) * attrs.interior[axis]

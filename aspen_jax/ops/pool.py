@@ -49,6 +49,9 @@ class Pool(OpFamily):
         self, attrs: PoolAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
     ) -> tuple[tuple[int, ...], np.dtype]:
         (shape, dtype), *_ = inputs
+        positive = (*attrs.window, *attrs.strides, *attrs.base_dilation, *attrs.window_dilation)
+        if len(attrs.window) != len(shape) or min(positive, default=1) < 1:
+            raise ValueError(f"pool of {shape} with {attrs}")
         out = []
         for axis, extent in enumerate(shape):
             dilated = (extent - 1) * attrs.base_dilation[axis] + 1 if extent else 0
@@ -104,6 +107,8 @@ _KINDS = {"reduce_window_sum": windows.SUM, "reduce_window_max": windows.MAX, "r
 @converts(*_KINDS)
 def _convert_pool(build: Builder, equation: Equation, x: Operand) -> Operand:
     need_dtypes(equation, (x,), "float32", "int32")
+    if not x.shape:
+        return x  # the window around a scalar holds the scalar
     params = equation.params
     ones = (1,) * len(x.shape)
     attrs = PoolAttrs(
