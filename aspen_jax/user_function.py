@@ -92,9 +92,10 @@ def parse_shape(text: str) -> jax.ShapeDtypeStruct:
         InputError: it is not of that form, the dtype is unknown, or JAX's 64-bit types are switched off.
     """
     match = re.fullmatch(r"(\w+)(?:\[([\d\s,]*)\])?", text.strip())
-    names = {name: dtype for dtype in DTYPES for name in (dtype.name, _short_name(dtype))}
+    short = {_short_name(dtype): dtype for dtype in DTYPES}
+    names = {**short, **{dtype.name: dtype for dtype in DTYPES}}
     if match is None or match[1] not in names:
-        raise InputError(f"{text!r} is no array; write a dtype of {', '.join(sorted(names))} and a shape, as in f32[1,224,224,3]")
+        raise InputError(f"{text!r} is no array; write a dtype of {', '.join(short)} and a shape, as in f32[1,224,224,3]")
     dtype = names[match[1]]
     if dtype.itemsize == 8 and not jax.config.read("jax_enable_x64"):
         raise InputError(f"{text!r} needs JAX's 64-bit types; set JAX_ENABLE_X64=1, or use {match[1].replace('64', '32')}")

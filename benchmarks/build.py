@@ -12,11 +12,10 @@ from jax.extend.core import ClosedJaxpr
 from aspen_jax import _engine, apu, frontend
 from aspen_jax.compile import Options, compile_jaxpr
 from aspen_jax.demo.keras_application import keras_application
-from aspen_jax.errors import InputError
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Program
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import Timing, aligned, duration
+from aspen_jax.report.timing import Timing, aligned, check_rounds, duration
 from benchmarks.options import File, Models
 
 TOTAL = "jaxpr to ready graph"
@@ -33,8 +32,7 @@ def build(
         rounds: how often each is built.
         json: where to write the figures as well.
     """
-    if rounds < 1:
-        raise InputError(f"the number of rounds is {rounds}; take 1 or more")
+    check_rounds(rounds)
     results = []
     for name in names:
         model = keras_application(name, image_size)

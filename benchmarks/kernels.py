@@ -19,7 +19,7 @@ from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, duration, interleaved
+from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
 from benchmarks.kernel_cases import CASES, KernelCase
 from benchmarks.options import File
 
@@ -37,6 +37,7 @@ def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 1
         rounds: how often each op is timed.
         json: where to write the figures as well.
     """
+    check_rounds(rounds)
     if not _chosen(words):
         raise InputError(f"no op has {' or '.join(words)} in its name; take words of: {'; '.join(case.name for case in CASES)}")
     results = []

@@ -15,11 +15,11 @@ import numpy as np
 
 from aspen_jax import aspen
 from aspen_jax.demo.keras_application import keras_application
-from aspen_jax.errors import AspenError, InputError
+from aspen_jax.errors import AspenError
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned
+from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.options import File, Models
 
 _IDLE = "the model, not run"
@@ -38,8 +38,7 @@ def memory(
         rounds: how often each side is measured.
         json: where to write the figures as well.
     """
-    if rounds < 1:
-        raise InputError(f"the number of rounds is {rounds}; take 1 or more")
+    check_rounds(rounds)
     results = []
     for name in names:
         peaks: dict[str, list[float]] = {_IDLE: [], PLAIN: [], TILED: []}

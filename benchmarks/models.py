@@ -7,6 +7,7 @@ from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import compare
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import check_rounds
 from benchmarks.options import File, Models
 
 
@@ -29,6 +30,7 @@ def models(
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
+    check_rounds(rounds)
     share_cores(workers)
     results = []
     for name in names:

@@ -14,7 +14,7 @@ from aspen_jax import aspen
 from aspen_jax.errors import EngineError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import interleaved, table
+from aspen_jax.report.timing import check_rounds, interleaved, table
 from benchmarks.native import ffi_handler
 from benchmarks.options import File
 
@@ -30,6 +30,7 @@ def overhead(rounds: int = 30, workers: int | None = None, json: File = None) ->
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
+    check_rounds(rounds)
     share_cores(workers)
     jax.ffi.register_ffi_target(_EMPTY_TARGET, ffi_handler("empty_call.cc", _EMPTY_TARGET), platform="cpu")
     x = jnp.arange(8, dtype=jnp.float32)

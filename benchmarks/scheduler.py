@@ -11,6 +11,7 @@ from typing import Any
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import check_rounds
 from benchmarks.native import cmake_program
 from benchmarks.options import File
 
@@ -28,8 +29,7 @@ def scheduler(rounds: int = 51, workers: int | None = None, program: File = None
         program: the program, already built; it is built in a temporary directory by default, which takes a while.
         json: where to write the figures as well.
     """
-    if rounds < 1:
-        raise InputError(f"the number of rounds is {rounds}; take 1 or more")
+    check_rounds(rounds)
     count = share_cores(workers)
     if program is not None and not program.is_file():
         raise InputError(f"there is no program {str(program)!r}; leave the option out to have it built")
@@ -52,5 +52,5 @@ def parse(text: str) -> list[dict[str, Any]]:
         if match := re.fullmatch(r"\s+(.+?)\s+min\s+([\d.]+)\s+median\s+([\d.]+) ns a tile", line):
             rows.append({"graph": graph, "variant": match[1], "min_ns": float(match[2]), "median_ns": float(match[3])})
         else:
-            graph = line
+            graph = line.partition(":")[0]
     return rows

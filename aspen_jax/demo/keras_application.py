@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +16,8 @@ import numpy as np
 from aspen_jax.errors import AspenError, InputError
 
 _SEED = 0
-_CALIBRATION_BATCH = 2
+_DEEPEST_STRIDE = 32  # of the models' last feature maps
+_CALIBRATION_PIXELS = 96  # of these maps; few make statistics that amplify rounding errors without bound
 
 Params = tuple[list[jax.Array], list[jax.Array]]
 
@@ -40,7 +42,13 @@ class KerasApplication:
     _keras_model: Any
 
     def random_images(self, batch: int) -> jax.Array:
-        """Seeded images, float32 [batch, height, width, channels]."""
+        """Seeded images, float32 [batch, height, width, channels].
+
+        Raises:
+            InputError: the batch is empty.
+        """
+        if batch < 1:
+            raise InputError(f"the batch is {batch}; take 1 or more images")
         pixels = np.random.default_rng(_SEED).uniform(0, 255, (batch, *self.image_shape))
         return jax.numpy.asarray(self.preprocess(pixels.astype(np.float32)))
 
@@ -53,6 +61,8 @@ class KerasApplication:
         norms = [layer for layer in self._keras_model.layers if isinstance(layer, _keras().layers.BatchNormalization)]
         if not norms:
             return self.params
+        deepest = math.prod(-(-extent // _DEEPEST_STRIDE) for extent in self.image_shape[:2])
+        batch = -(-_CALIBRATION_PIXELS // deepest)
         momenta = [layer.momentum for layer in norms]
 
         @jax.jit
@@ -62,7 +72,7 @@ class KerasApplication:
         try:
             for layer in norms:
                 layer.momentum = 0.0  # this batch only
-            return self.params[0], measure(self.params, self.random_images(_CALIBRATION_BATCH))
+            return self.params[0], measure(self.params, self.random_images(batch))
         finally:
             for layer, momentum in zip(norms, momenta, strict=True):
                 layer.momentum = momentum
@@ -87,7 +97,7 @@ def keras_application(name: str, image_size: int | None = None) -> KerasApplicat
     constructor = getattr(applications, name)
     _keras().utils.set_random_seed(_SEED)
     try:
-        model = constructor(weights=None, input_shape=image_size and (image_size, image_size, 3))
+        model = constructor(weights=None, input_shape=None if image_size is None else (image_size, image_size, 3))
     except ValueError as error:
         raise InputError(f"{name} cannot be built for images of {image_size} pixels: {error}; take another size") from error
 
@@ -115,5 +125,5 @@ def _keras() -> Any:
 
 
 def missing(error: ImportError) -> AspenError:
-    """The error for a package that only the demo needs."""
-    return AspenError(f"the demo needs the package {error.name}, which is not installed; pip install 'aspen_jax[demo]'")
+    """The error for a package that only demo and benchmarks need."""
+    return AspenError(f"a package of the extra 'demo' is missing ({error}); pip install 'aspen_jax[demo]'")

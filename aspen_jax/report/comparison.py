@@ -13,7 +13,7 @@ from aspen_jax import arguments, runtime
 from aspen_jax.api import AspenFunction, BoundAspenFunction, aspen
 from aspen_jax.errors import InputError
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.timing import Timing, interleaved, speedup, table
+from aspen_jax.report.timing import Timing, check_rounds, interleaved, speedup, table
 from aspen_jax.user_function import blaming
 
 # What every dtype and algorithm is held to by default, as a share of the largest output.
@@ -107,8 +107,7 @@ def compare(
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise InputError(f"the tolerance is {tolerance}; take a finite share of the largest output, such as {TOLERANCE:g}")
-    if rounds < 1:
-        raise InputError(f"the number of rounds is {rounds}; take 1 or more (20 give a fair median)")
+    check_rounds(rounds)
     kwargs = kwargs or {}
     decorated: Any = function if isinstance(function, AspenFunction | BoundAspenFunction) else aspen(function)
     name = str(name or decorated.__name__)

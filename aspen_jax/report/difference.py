@@ -31,5 +31,5 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> float:
     finite = np.isfinite(expected)
     if not np.array_equal(np.isfinite(actual), finite) or not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
         return math.inf
-    difference = float(np.abs(actual - expected, where=finite, out=np.zeros(expected.shape)).max(initial=0))
-    return difference / (float(np.abs(expected[finite]).max(initial=0)) or 1.0)
+    actual, expected = actual[finite], expected[finite]
+    return float(np.abs(actual - expected).max(initial=0)) / (float(np.abs(expected).max(initial=0)) or 1.0)

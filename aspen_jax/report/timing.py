@@ -67,8 +67,7 @@ def interleaved(
     Raises:
         InputError: there are no rounds.
     """
-    if rounds < 1:
-        raise InputError(f"the number of rounds is {rounds}; take 1 or more (20 give a fair median)")
+    check_rounds(rounds)
     calls = {name: _calls_a_sample(function) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     names = list(functions)
@@ -79,6 +78,16 @@ def interleaved(
         if on_round is not None:
             on_round()
     return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+def check_rounds(rounds: int) -> None:
+    """Refuse to measure nothing, before much is done for it.
+
+    Raises:
+        InputError: there are no rounds.
+    """
+    if rounds < 1:
+        raise InputError(f"the number of rounds is {rounds}; take 1 or more (20 give a fair median)")
 
 
 def table(timings: Mapping[str, Timing]) -> str:

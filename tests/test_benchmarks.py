@@ -1,0 +1,115 @@
+"""The benchmarks run and write what they measured, on the smallest sizes; nothing here holds a time to anything."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from aspen_jax import runtime
+from aspen_jax.demo.keras_application import keras_application
+from aspen_jax.report.difference import largest_difference
+from benchmarks import memory
+from benchmarks.__main__ import main
+from benchmarks.kernel_cases import CASES
+from benchmarks.scheduler import parse
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """A file for the figures, and this process left on its cores."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    workers = runtime.num_workers()
+    yield tmp_path / "figures.json"
+    runtime.set_num_workers(workers)
+
+
+def test_overhead(record, capsys):
+    assert main(["overhead", "--rounds", "3", "--json", str(record)]) == 0
+    results = json.loads(record.read_text())["results"]
+    assert results["empty custom call"]["more_than_empty_s"] == 0
+    assert results["x + 1, aspen"]["min_s"] > 0
+    assert "us beside an empty custom call" in capsys.readouterr().out
+
+
+def test_kernels(record, capsys):
+    words = ["mobilenet conv 1x1/1 14", "depthwise 3x3/1 14"]
+    assert main(["kernels", *words, "--targets", "portable", "--rounds", "2", "--json", str(record)]) == 0
+    rows = json.loads(record.read_text())["results"]
+    assert [row["case"] for row in rows] == ["mobilenet conv 1x1/1 14x14x384->64", "mobilenet depthwise 3x3/1 14x14x384->384"]
+    assert all(row["target"] == "portable" and row["difference"] < 1e-5 and row["min_s"] > 0 for row in rows)
+    assert rows[0]["flops"] == 2 * 14 * 14 * 384 * 64
+    assert rows[0]["bytes"] == 4 * (14 * 14 * 384 + 384 * 64 + 14 * 14 * 64)
+    assert rows[1]["flops"] == 2 * 14 * 14 * 384 * 9
+    assert "of peak" in capsys.readouterr().out
+
+
+def test_kernel_cases_are_told_apart_by_name():
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_models_and_build(record, capsys):
+    assert main(["models", "VGG16", "--image-size", "32", "--batch", "2", "--rounds", "2", "--json", str(record)]) == 0
+    result = json.loads(record.read_text())["results"][0]
+    assert result["custom_calls"] == 1
+    assert result["agrees"]
+    assert 0 < result["difference"] < 1e-4
+    assert main(["build", "VGG16", "--image-size", "32", "--rounds", "1", "--json", str(record)]) == 0
+    result = json.loads(record.read_text())["results"][0]
+    assert result["tiles"] > 0
+    assert all(timing["min_s"] > 0 for timing in result["stages"].values())
+    assert "jaxpr to ready graph" in capsys.readouterr().out
+
+
+def test_calibrated_models_tell_images_apart():
+    model = keras_application("MobileNetV2", 32)
+    images = model.random_images(2)
+    predict = jax.jit(model.predict)
+    calibrated = model.calibrated_params()
+    dead, alive = (np.asarray(predict(params, images)) for params in (model.params, calibrated))
+    assert np.abs(dead[0] - dead[1]).max() < 1e-6
+    assert np.abs(alive[0] - alive[1]).max() > 1e-4
+    # As after training: rounding errors stay what they are. A model that amplifies them cannot be compared.
+    assert largest_difference(np.asarray(predict(calibrated, images * (1 + 1e-7))), alive) < 1e-3
+
+
+def test_peak_memory_is_that_of_a_process_of_its_own():
+    ballast = bytearray(os.urandom(1)) * 2**30  # in this process, so not in that one
+    measured = memory._in_process_of_its_own(memory.TILED, "VGG16", 1, 32)
+    assert len(measured["output"][0]) == 1000
+    assert 2**26 < measured["peak_bytes"] < len(ballast)
+
+
+def test_schedulers_lines_are_read():
+    lines = ("plain loop   min     3.5  median    13.0 ns a tile", "2 workers    min   120.0  median   130.5 ns a tile")
+    text = "chain: 10 tiles, 9 edges\n  " + "\n  ".join(lines) + "\n"
+    assert parse(text) == [
+        {"graph": "chain", "variant": "plain loop", "min_ns": 3.5, "median_ns": 13.0},
+        {"graph": "chain", "variant": "2 workers", "min_ns": 120.0, "median_ns": 130.5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["models", "ResNet5"], "no model 'ResNet5'; did you mean ResNet50"),
+        (["models", "VGG16", "--image-size", "0"], "for images of 0 pixels"),
+        (["models", "VGG16", "--image-size", "32", "--batch", "0"], "the batch is 0"),
+        (["models", "--workers", "0"], "0 workers are asked for"),
+        (["kernels", "transformer"], "no op has transformer in its name"),
+        (["kernels", "resnet", "--targets", "sse9"], "'sse9' is no instruction set"),
+        (["kernels", "--rounds", "0"], "the number of rounds is 0"),
+        (["build", "--rounds", "0"], "the number of rounds is 0"),
+        (["memory", "--rounds", "0"], "the number of rounds is 0"),
+        (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
+        (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
+        (["overhead", "--rounds", "0"], "the number of rounds is 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
