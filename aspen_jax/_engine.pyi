@@ -1,10 +1,10 @@
 """The extension module (engine/module.cc)."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import Any
 
 import numpy as np
+from typing_extensions import CapsuleType
 
 built_for_jaxlib: str
 """Version of the jaxlib whose headers the module was compiled with."""
