@@ -122,8 +122,9 @@ class Runtime::Impl {
 
   ReadyPool pool_;
   Parking parking_;
-  std::atomic<const Policy*> policy_{&kShallowFirst};
-  std::atomic<uint64_t> num_runs_{0};
+  // Written by every run; what follows is read by every tile and hardly ever written.
+  alignas(64) std::atomic<uint64_t> num_runs_{0};
+  alignas(64) std::atomic<const Policy*> policy_{&kShallowFirst};
   // Workers with a row at or above this number leave. 0 when the process exits.
   std::atomic<int> target_{0};
   std::atomic<int> configured_{0};    // 0: not yet known
