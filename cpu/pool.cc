@@ -1,7 +1,8 @@
 // The kernel "pool": jax.lax.reduce_window with one of four combinations, then an epilogue.
 //
 // Where the last axis takes no part in the window and its elements are adjacent (channels, in NHWC), a few vectors of channels
-// stay in registers while the window is walked. Otherwise each output element is computed by itself.
+// stay in registers while the window is walked. Where the window covers adjacent elements (NCHW), its other axes are combined
+// first, for a whole line of x, by the same code. Otherwise each output element is computed by itself.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -45,9 +46,10 @@ struct Axis {
     // Tap k reads position start + k * dilation, counted from the first element of x.
     const int64_t start = out * step - lo;
     const int64_t last = (extent - 1) * base;
-    if (extent == 0 || start > last || start % divisor != 0) return {0, 0};
+    if (extent == 0 || start > last || (divisor > 1 && start % divisor != 0)) return {0, 0};
     const int64_t begin = start >= 0 ? 0 : (-start + dilation - 1) / dilation;
-    const int64_t end = std::min(window, (last - start) / dilation + 1);
+    const int64_t end = std::min(window, (dilation == 1 ? last - start : (last - start) / dilation) + 1);
+    if (base == 1) return begin < end ? Taps{start + begin * dilation, end - begin} : Taps{0, 0};
     // Of these, tap k meets an element if start + k * dilation = 0 modulo base: for one k modulo base / divisor.
     const int64_t period = base / divisor;
     int64_t k = 0;
@@ -68,11 +70,14 @@ struct PoolState final : OpState {
   Axis axes[kMaxRank];
   TensorView output;
   bool over_channels;
-  bool in_output;  // accumulators are kept in the output itself
+  bool over_lines;  // else, if neither, element by element
+  bool in_output;   // accumulators are kept in the output itself
   Epilogue epilogue;
 };
 
 constexpr int64_t kBlockElements = 2048;  // of accumulators: 8 KiB
+constexpr int64_t kTapColumns = 512;      // of the output, in a block whose window covers the last axis
+constexpr int64_t kLineElements = 4096;   // of x
 
 int64_t inverse_modulo(int64_t x, int64_t modulus) {
   int64_t r0 = modulus, r1 = x % modulus, t0 = 0, t1 = 1;
@@ -163,9 +168,11 @@ const char* run_pool(const TileArgs& args) noexcept {
   const auto* x = static_cast<const T*>(args.inputs[0]);
   auto* const buffer = reinterpret_cast<T*>(args.scratch);
   std::byte* const epilogue_scratch = args.scratch + (state.in_output ? 0 : kBlockElements * sizeof(T));
+  auto* const col_taps = reinterpret_cast<Taps*>(epilogue_scratch + state.epilogue.scratch_bytes());
+  auto* const line = reinterpret_cast<T*>(col_taps + kTapColumns);
 
   const int64_t cols = args.hi[last] - args.lo[last];
-  const int64_t block_cols = std::min(cols, kBlockElements);
+  const int64_t block_cols = std::min(cols, state.over_channels ? kBlockElements : kTapColumns);
   // Rows of a block walk the axis before the last.
   const int row_axis = last - 1;
   const int64_t rows = row_axis < 0 ? 1 : args.hi[row_axis] - args.lo[row_axis];
@@ -193,15 +200,35 @@ const char* run_pool(const TileArgs& args) noexcept {
           for (int axis = 0; axis < state.rank; ++axis) acc += at[axis] * output.strides[axis];
           acc_stride = row_axis < 0 ? 0 : output.strides[row_axis];
         }
+        // The elements of a line of x that the block's columns need.
+        int64_t line_begin = std::numeric_limits<int64_t>::max(), line_end = 0;
+        if (!state.over_channels) {
+          for (int64_t c = 0; c < col_end - col; ++c) {
+            col_taps[c] = state.axes[last].taps(at[last] + c);
+            if (col_taps[c].count == 0) continue;
+            line_begin = std::min(line_begin, col_taps[c].first);
+            line_end = std::max(line_end, col_taps[c].first + (col_taps[c].count - 1) * state.axes[last].tap_step + 1);
+          }
+        }
+        const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
         for (int64_t r = row; r < row_end; ++r) {
           T* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
           if (state.over_channels) {
             pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, out, col_end - col);
+          } else if (over_lines) {
+            pool_channels<Op>(state.axes, taps, row_axis, x + line_begin, line, line_end - line_begin);
+            const int64_t tap_step = state.axes[last].tap_step;
+            for (int64_t c = 0; c < col_end - col; ++c) {
+              T sum = Op::identity();
+              const T* from = line + (col_taps[c].count == 0 ? 0 : col_taps[c].first - line_begin);
+              for (int64_t k = 0; k < col_taps[c].count; ++k) sum = Op::apply(sum, from[k * tap_step]);
+              out[c] = sum;
+            }
           } else {
-            for (int64_t c = col; c < col_end; ++c) {
-              taps[last] = state.axes[last].taps(args.lo[last] + c);
-              out[c - col] = pool_element<Op>(state.axes, taps, last, x);
+            for (int64_t c = 0; c < col_end - col; ++c) {
+              taps[last] = col_taps[c];
+              out[c] = pool_element<Op>(state.axes, taps, last, x);
             }
           }
         }
@@ -287,7 +314,10 @@ PreparedOp prepare_pool(const OpSpec& spec) {
                          channels.base == 1 && channels.extent == output.shape[last] &&
                          (channels.stride == 1 || channels.extent == 1);
   state->in_output = state->epilogue.fits_output() && (output.strides[last] == 1 || output.shape[last] == 1);
-  const size_t scratch_bytes = (state->in_output ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes();
+  state->over_lines = !state->over_channels && !is_empty && last > 0 && channels.stride == 1;
+  const size_t line_bytes = state->over_channels ? 0 : kTapColumns * sizeof(Taps) + kLineElements * sizeof(float);
+  const size_t scratch_bytes =
+      (state->in_output ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
   const auto run = x.dtype == DType::kF32
                        ? visit_combination<float>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<float, Op>; })
                        : visit_combination<int32_t>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<int32_t, Op>; });
