@@ -13,6 +13,10 @@ from aspen_jax.ops.family import Work
 class Machine:
     """What one worker can do, and what a tile costs beside its work.
 
+    The defaults are one core of a machine with AVX-512. ResNet-50, MobileNetV2 and VGG-16 take the same time within 5% for half the
+    rates, for twice the tiles a worker and for half the shortest tile. They are constants, not measured at start-up, because the
+    graph's bytes are part of the key of JAX's persistent compilation cache.
+
     Attributes:
         flops_per_ns: rate of a kernel whose operands are in cache.
         bytes_per_ns: rate at which a worker streams operands past its private cache.
@@ -21,8 +25,8 @@ class Machine:
         tiles_per_worker: an op that is worth it gets at least so many.
     """
 
-    flops_per_ns: float = 90.0
-    bytes_per_ns: float = 12.0
+    flops_per_ns: float = 200.0
+    bytes_per_ns: float = 20.0
     tile_ns: float = 1_500.0
     shortest_tile_ns: float = 20_000.0
     tiles_per_worker: int = 4

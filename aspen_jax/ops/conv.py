@@ -59,10 +59,10 @@ class Conv2D(OpFamily):
         self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
     ) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (w, _) = inputs
-        if len(x) != 4 or len(w) != 4 or x[3] != w[2] * attrs.groups or w[3] % attrs.groups:
-            raise ValueError(f"conv2d of {x} by {w} in {attrs.groups} groups")
         if min(*attrs.strides, *attrs.dilation, attrs.groups) < 1:
             raise ValueError(f"conv2d with {attrs}")
+        if len(x) != 4 or len(w) != 4 or x[3] != w[2] * attrs.groups or w[3] % attrs.groups:
+            raise ValueError(f"conv2d of {x} by {w} in {attrs.groups} groups")
         top, bottom, left, right = attrs.padding
         height = _extent(x[1], w[0], attrs.strides[0], top, bottom, attrs.dilation[0])
         width = _extent(x[2], w[1], attrs.strides[1], left, right, attrs.dilation[1])
