@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
-import os
-import subprocess
-import sys
 from typing import Annotated, Any
 
 import jax
@@ -14,12 +10,13 @@ import numpy as np
 import tyro
 
 from aspen_jax import _engine, aspen
-from aspen_jax.errors import AspenError, InputError
+from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
+from benchmarks.child import measure_in_child, serve
 from benchmarks.kernel_cases import CASES, KernelCase
 from benchmarks.options import File
 
@@ -40,9 +37,14 @@ def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 1
     check_rounds(rounds)
     if not _chosen(words):
         raise InputError(f"no op has {' or '.join(words)} in its name; take words of: {'; '.join(case.name for case in CASES)}")
+    unknown = sorted(set(targets) - set(_engine.cpu_targets()))
+    if unknown:
+        raise InputError(
+            f"{unknown[0]!r} is no instruction set of this machine and build; take {', '.join(_engine.cpu_targets())}"
+        )
     results = []
     for target in targets or _engine.cpu_targets():
-        rows = _in_process_of_its_own(target, words, rounds)
+        rows = measure_in_child("benchmarks.kernels", (str(rounds), *words), {"ASPEN_CPU_TARGET": target})
         results += rows
         _print_table(target, rows)
     if json is not None:
@@ -54,20 +56,9 @@ def _chosen(words: tuple[str, ...]) -> list[KernelCase]:
     return [case for case in CASES if not words or any(word in case.name for word in words)]
 
 
-def _in_process_of_its_own(target: str, words: tuple[str, ...], rounds: int) -> list[dict[str, Any]]:
-    """The instruction set is chosen once a process."""
-    if target not in _engine.cpu_targets():
-        raise InputError(f"{target!r} is no instruction set of this machine and build; take {', '.join(_engine.cpu_targets())}")
-    command = [sys.executable, "-m", "benchmarks.kernels", str(rounds), *words]
-    child = subprocess.run(command, env={**os.environ, "ASPEN_CPU_TARGET": target}, stdout=subprocess.PIPE, check=False)
-    if child.returncode:
-        raise AspenError(f"measuring {target} ended with status {child.returncode}; its messages are above")
-    return json_format.loads(child.stdout)
-
-
-def _measure(rounds: int, words: tuple[str, ...]) -> list[dict[str, Any]]:
+def _measure(rounds: str, *words: str) -> list[dict[str, Any]]:
     share_cores(1)
-    return [_measure_case(case, rounds) for case in _chosen(words)]
+    return [_measure_case(case, int(rounds)) for case in _chosen(words)]
 
 
 def _measure_case(case: KernelCase, rounds: int) -> dict[str, Any]:
@@ -101,4 +92,4 @@ def _print_table(target: str, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    print(json_format.dumps(_measure(int(sys.argv[1]), tuple(sys.argv[2:]))))
+    serve(_measure)

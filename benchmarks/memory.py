@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json as json_format
 import re
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import numpy as np
 
 from aspen_jax import aspen
 from aspen_jax.demo.keras_application import keras_application
-from aspen_jax.errors import AspenError
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import aligned, check_rounds
+from benchmarks.child import measure_in_child, serve
 from benchmarks.options import File, Models
 
 _IDLE = "the model, not run"
@@ -45,35 +42,25 @@ def memory(
         outputs: dict[str, Any] = {}
         for _ in range(rounds):
             for side, samples in peaks.items():
-                measured = _in_process_of_its_own(side, name, batch, image_size)
+                words = (side, name, str(batch), "" if image_size is None else str(image_size))
+                measured = measure_in_child("benchmarks.memory", words)
                 samples.append(measured["peak_bytes"])
                 outputs[side] = np.asarray(measured["output"], np.float32)
         difference = largest_difference(outputs[TILED], outputs[PLAIN])
         ratio = statistics.median(peaks[TILED]) / statistics.median(peaks[PLAIN])
         print(f"{name}, batch {batch}: largest difference {difference:.1e} of the largest output")
         rows = [(side, _mebibytes(min(samples)), _mebibytes(statistics.median(samples))) for side, samples in peaks.items()]
-        print(
-            "\n".join(aligned([("", "min", "median"), *rows])),
-            f"\naspen needs {ratio:.2f} times as much as jax.jit\n",
-            flush=True,
-        )
+        print("\n".join(aligned([("", "min", "median"), *rows])))
+        print(f"aspen needs {ratio:.2f} times as much as jax.jit\n", flush=True)
         results.append({"name": name, "batch": batch, "difference": difference, "peak_bytes": peaks, "ratio": ratio})
     if json is not None:
         write_record(json, {"benchmark": "memory", "results": results})
     return 0 if all(result["difference"] <= TOLERANCE for result in results) else 1
 
 
-def _in_process_of_its_own(side: str, name: str, batch: int, image_size: int | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.memory", side, name, str(batch), str(image_size or 0)]
-    child = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if child.returncode:
-        raise AspenError(f"measuring {side} on {name} ended with status {child.returncode}; its messages are above")
-    return json_format.loads(child.stdout)
-
-
-def _measure(side: str, name: str, batch: int, image_size: int | None) -> dict[str, Any]:
-    model = keras_application(name, image_size)
-    images = model.random_images(batch)
+def _measure(side: str, name: str, batch: str, image_size: str) -> dict[str, Any]:
+    model = keras_application(name, int(image_size) if image_size else None)  # not calibrated: that has a peak of its own
+    images = model.random_images(int(batch))
     output = np.zeros(0, np.float32)
     if side != _IDLE:
         run = jax.jit(model.predict if side == PLAIN else aspen(model.predict, weights="params"))
@@ -94,5 +81,4 @@ def _mebibytes(size: float) -> str:
 
 
 if __name__ == "__main__":
-    _side, _name, _batch, _image_size = sys.argv[1:]
-    print(json_format.dumps(_measure(_side, _name, int(_batch), int(_image_size) or None)))
+    serve(_measure)

@@ -11,9 +11,10 @@ import pytest
 
 from aspen_jax import runtime
 from aspen_jax.demo.keras_application import keras_application
+from aspen_jax.report.comparison import TILED
 from aspen_jax.report.difference import largest_difference
-from benchmarks import memory
 from benchmarks.__main__ import main
+from benchmarks.child import measure_in_child
 from benchmarks.kernel_cases import CASES
 from benchmarks.scheduler import parse
 
@@ -78,7 +79,7 @@ def test_calibrated_models_tell_images_apart():
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
     ballast = bytearray(os.urandom(1)) * 2**30  # in this process, so not in that one
-    measured = memory._in_process_of_its_own(memory.TILED, "VGG16", 1, 32)
+    measured = measure_in_child("benchmarks.memory", (TILED, "VGG16", "1", "32"))
     assert len(measured["output"][0]) == 1000
     assert 2**26 < measured["peak_bytes"] < len(ballast)
 
@@ -104,6 +105,7 @@ def test_schedulers_lines_are_read():
         (["kernels", "--rounds", "0"], "the number of rounds is 0"),
         (["build", "--rounds", "0"], "the number of rounds is 0"),
         (["memory", "--rounds", "0"], "the number of rounds is 0"),
+        (["memory", "ResNet5"], "no model 'ResNet5'"),
         (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),

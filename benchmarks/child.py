@@ -1,0 +1,46 @@
+"""Measurements in a process of their own: for peak memory, and for what is chosen once a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aspen_jax.errors import AspenError
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+    """Run a module that ends in `serve`, and give what it measured.
+
+    Args:
+        module: such as benchmarks.memory.
+        arguments: words on its command line.
+        environment: variables to add.
+
+    Raises:
+        AspenError: what the child raised, or that it ended otherwise.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    child = subprocess.run(command, cwd=_ROOT, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, check=False)
+    lines = child.stdout.splitlines()
+    if child.returncode or not lines:
+        raise AspenError(f"{' '.join(command)} ended with status {child.returncode}; its messages are above")
+    answer = json.loads(lines[-1])  # others may have printed before
+    if "error" in answer:
+        raise AspenError(answer["error"])
+    return answer["measured"]
+
+
+def serve(measure: Callable[..., Any]) -> None:
+    """Print what `measure` gives for the words on the command line, as the last line."""
+    try:
+        answer = {"measured": measure(*sys.argv[1:])}
+    except AspenError as error:
+        answer = {"error": str(error)}
+    print("\n" + json.dumps(answer))
