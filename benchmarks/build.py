@@ -54,7 +54,7 @@ def build(
         size = sum(part.graph_bytes.nbytes for part in compiled.parts)
         print(f"{name}: {tiles} tiles, {sum(part.graph.num_edges for part in compiled.parts)} edges, {size} bytes")
         rows = [(stage, duration(timing.minimum), duration(timing.median)) for stage, timing in timings.items()]
-        print("\n".join(aligned([("", "min", "median"), *rows])), "\n", flush=True)
+        print("\n".join(aligned([("", "min", "median"), *rows])), end="\n\n", flush=True)
         results.append({"name": name, "tiles": tiles, "stages": {stage: timing.to_json() for stage, timing in timings.items()}})
     if json is not None:
         write_record(json, {"benchmark": "build", "results": results})

@@ -37,13 +37,12 @@ def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 1
     check_rounds(rounds)
     if not _chosen(words):
         raise InputError(f"no op has {' or '.join(words)} in its name; take words of: {'; '.join(case.name for case in CASES)}")
-    unknown = sorted(set(targets) - set(_engine.cpu_targets()))
+    available = _engine.cpu_targets()
+    unknown = sorted(set(targets) - set(available))
     if unknown:
-        raise InputError(
-            f"{unknown[0]!r} is no instruction set of this machine and build; take {', '.join(_engine.cpu_targets())}"
-        )
+        raise InputError(f"{unknown[0]!r} is no instruction set of this machine and build; take {', '.join(available)}")
     results = []
-    for target in targets or _engine.cpu_targets():
+    for target in targets or available:
         rows = measure_in_child("benchmarks.kernels", (str(rounds), *words), {"ASPEN_CPU_TARGET": target})
         results += rows
         _print_table(target, rows)
@@ -88,7 +87,8 @@ def _print_table(target: str, rows: list[dict[str, Any]]) -> None:
         rates = f"{speed / 1e9:.1f}", share, f"{row['bytes'] / row['min_s'] / 1e9:.1f}"
         lines.append((row["case"], duration(row["min_s"]), duration(row["median_s"]), f"{row['spread']:.0%}", *rates))
     peak = max((row["peak_flops"] for row in rows if "peak_flops" in row), default=0)
-    print("\n".join(aligned(lines)), f"\nmultiply-add peak of one core: {peak / 1e9:.0f} GFLOP/s\n", flush=True)
+    print("\n".join(aligned(lines)))
+    print(f"multiply-add peak of one core: {peak / 1e9:.0f} GFLOP/s\n", flush=True)
 
 
 if __name__ == "__main__":
