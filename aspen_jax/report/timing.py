@@ -52,7 +52,10 @@ def speedup(slow: Timing, fast: Timing) -> float:
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], Any]], rounds: int, on_round: Callable[[], object] | None = None
+    functions: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    on_round: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time functions in turns.
 
@@ -63,18 +66,19 @@ def interleaved(
         functions: each without arguments; what it returns is waited for.
         rounds: samples of each.
         on_round: called after each round.
+        clock: seconds since some moment.
 
     Raises:
         InputError: there are no rounds.
     """
     check_rounds(rounds)
-    calls = {name: _calls_a_sample(function) for name, function in functions.items()}
+    calls = {name: _calls_a_sample(function, clock) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     names = list(functions)
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            samples[name].append(_seconds(functions[name], calls[name]))
+            samples[name].append(_seconds(functions[name], calls[name], clock))
         if on_round is not None:
             on_round()
     return {name: Timing(tuple(times)) for name, times in samples.items()}
@@ -120,17 +124,17 @@ def duration(seconds: float) -> str:
     return f"{number:.{max(0, 2 - int(math.log10(max(number, 1))))}f} {unit}"
 
 
-def _calls_a_sample(function: Callable[[], Any]) -> int:
-    _seconds(function, 1)  # compiles
+def _calls_a_sample(function: Callable[[], Any], clock: Callable[[], float]) -> int:
+    _seconds(function, 1, clock)  # compiles
     calls = 1
-    while (sample := calls * _seconds(function, calls)) < _SHORTEST_SAMPLE_S:
-        calls = math.ceil(calls * min(10.0, 1.2 * _SHORTEST_SAMPLE_S / sample))
+    while (sample := calls * _seconds(function, calls, clock)) < _SHORTEST_SAMPLE_S:
+        calls = math.ceil(calls * min(10.0, 1.2 * _SHORTEST_SAMPLE_S / max(sample, 1e-9)))
     return calls
 
 
-def _seconds(function: Callable[[], Any], calls: int) -> float:
+def _seconds(function: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
     """Seconds a call."""
-    start = time.perf_counter()
+    start = clock()
     for _ in range(calls):
         jax.block_until_ready(function())
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
