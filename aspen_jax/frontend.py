@@ -14,15 +14,18 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aspen_jax.ops.builder import Builder
 from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops import CONVERTERS
+from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.program import Op, Operand, Program, Value
 
-# Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are cheaper to compute a call.
+# Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
 _LARGEST_FOLD_BYTES = 1 << 16
+
+# Stands for dtypes that numpy does not have (PRNG keys): they fit no kernel, which is all that matters here.
+_OPAQUE = np.dtype(object)
 
 # Primitives that only call a jaxpr: inlined. (parameter that holds the jaxpr)
 _CALLS = {
@@ -104,8 +107,7 @@ def trace(jaxpr: core.ClosedJaxpr) -> Trace:
 
 
 def _numpy_dtype(aval: Any) -> np.dtype:
-    # Extended dtypes (PRNG keys) have no numpy dtype; as an opaque object they fit no kernel, which is all that matters here.
-    return np.dtype(aval.dtype) if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) else np.dtype(object)
+    return _OPAQUE if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) else np.dtype(aval.dtype)
 
 
 class _Converter:
@@ -146,7 +148,7 @@ class _Converter:
             return None
         if sum(var.aval.size * _numpy_dtype(var.aval).itemsize for var in equation.outvars) > _LARGEST_FOLD_BYTES:
             return None
-        if any(_numpy_dtype(var.aval) == object for var in equation.outvars) or equation.primitive.name == "iota":
+        if equation.primitive.name == "iota" or any(_numpy_dtype(var.aval) == _OPAQUE for var in equation.outvars):
             return None
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*inputs, **equation.params)
@@ -173,7 +175,7 @@ class _Converter:
             results = [result] if isinstance(result, Operand) else list(result)
             values = [self.build.copy(operand).value for operand in results]
             for value, (shape, dtype) in zip(values, outputs, strict=True):
-                assert value.shape == shape and value.dtype == dtype, (primitive, value, shape, dtype)
+                assert (value.shape, value.dtype) == (shape, dtype), (primitive, value, shape, dtype)
         except Unsupported as error:
             del self.build.ops[written:]
             values = [Value(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in equation.outvars]
@@ -195,7 +197,7 @@ class _Converter:
 def _known_array(value: Any, aval: Any) -> np.ndarray | Any:
     """A literal or closed-over constant as a numpy array; PRNG keys stay as they are and fit no kernel."""
     dtype = _numpy_dtype(aval)
-    return value if dtype == object else np.asarray(value, dtype)
+    return value if dtype == _OPAQUE else np.asarray(value, dtype)
 
 
 def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:

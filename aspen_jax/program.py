@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
     from aspen_jax.ops.family import OpFamily
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
     """A dense row-major tensor. Two values are the same only if they are the same object."""

@@ -48,7 +48,9 @@ def _conv(rng: np.random.Generator, x: Array, kept: list[Array], take: Callable)
     out = groups * int(rng.choice([1, 2, 5]))
     w = take((*window, x.shape[3] // groups, out))
     padding = [(int(rng.integers(0, 3)), int(rng.integers(0, 3))) for _ in range(2)]
-    dilation = tuple(int(rng.integers(1, 3)) if padding[i][0] + padding[i][1] + x.shape[1 + i] > 2 * window[i] else 1 for i in (0, 1))
+    dilation = tuple(
+        int(rng.integers(1, 3)) if padding[i][0] + padding[i][1] + x.shape[1 + i] > 2 * window[i] else 1 for i in (0, 1)
+    )
     strides = tuple(map(int, rng.integers(1, 3, 2)))
     return lax.conv_general_dilated(
         x,
@@ -91,7 +93,9 @@ def _concatenate(rng: np.random.Generator, x: Array, kept: list[Array], take: Ca
 
 def _pad(rng: np.random.Generator, x: Array, kept: list[Array], take: Callable) -> Array:
     low, high = rng.integers(0, 3, 2)
-    return lax.pad(x, np.float32(rng.choice([0.0, 1.5])), ((0, 0, 0), (low, high, int(rng.integers(0, 2))), (high, low, 0), (0, 0, 0)))
+    return lax.pad(
+        x, np.float32(rng.choice([0.0, 1.5])), ((0, 0, 0), (low, high, int(rng.integers(0, 2))), (high, low, 0), (0, 0, 0))
+    )
 
 
 def _slice(rng: np.random.Generator, x: Array, kept: list[Array], take: Callable) -> Array:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aspen_jax.ops.attrs import Words
 from aspen_jax.ops.block_program import COPY, BlockBuilder, BlockProgram, single
-from aspen_jax.ops.family import Words
 from aspen_jax.ops.opcodes import OPCODES
 
 

@@ -37,7 +37,8 @@ def test_500_calls_from_4_threads_are_bitwise_equal(workers, restored_workers):
     aspen_jax.set_num_workers(workers)
     rng = np.random.default_rng(0)
     weights = [
-        ((rng.standard_normal((3, 3, 32, 32)) / 17).astype(np.float32), rng.uniform(0.5, 1, 32).astype(np.float32)) for _ in range(8)
+        ((rng.standard_normal((3, 3, 32, 32)) / 17).astype(np.float32), rng.uniform(0.5, 1, 32).astype(np.float32))
+        for _ in range(8)
     ]
     weights = jax.tree.map(jnp.asarray, weights)
     x = jnp.asarray(rng.standard_normal((1, 40, 36, 32), np.float32))

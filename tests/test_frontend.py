@@ -55,7 +55,8 @@ def test_random_functions_mean_what_jax_says(seed):
 
 FLOATS = {
     "exp": jnp.exp, "log1p of abs": lambda x: jnp.log1p(jnp.abs(x)), "expm1": jnp.expm1, "tanh": jnp.tanh, "erf": lax.erf,
-    "erfc": lax.erfc, "logistic": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "sqrt": lambda x: jnp.sqrt(x * x),
+    "erfc": lax.erfc, "logistic": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan,
+    "sqrt": lambda x: jnp.sqrt(x * x),
     "rsqrt": lambda x: lax.rsqrt(x * x + 1), "cbrt": jnp.cbrt, "floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round,
     "round away": lambda x: lax.round(x * 2, lax.RoundingMethod.AWAY_FROM_ZERO), "sign": jnp.sign, "neg": lambda x: -x,
     "square": lax.square, "cube": lambda x: x**3, "inverse square": lambda x: lax.integer_pow(x, -2), "zeroth": lambda x: x**0,
@@ -66,7 +67,8 @@ FLOATS = {
     "where": lambda x: jnp.where(x > 0, x, -x), "isfinite": lambda x: jnp.isfinite(x / (x - x[0, 0])),
     "to int": lambda x: (x * 10).astype(jnp.int32), "to bool": lambda x: x.astype(bool),
     "gelu": jax.nn.gelu, "silu": jax.nn.silu, "softmax": jax.nn.softmax, "relu6": jax.nn.relu6, "elu": jax.nn.elu,
-    "log_softmax": jax.nn.log_softmax, "logsumexp": jax.nn.logsumexp, "var": lambda x: x.var(1), "norm": lambda x: jnp.linalg.norm(x),
+    "log_softmax": jax.nn.log_softmax, "logsumexp": jax.nn.logsumexp, "var": lambda x: x.var(1),
+    "norm": lambda x: jnp.linalg.norm(x),
 }  # fmt: skip
 
 
@@ -149,7 +151,8 @@ def test_three_dimensional_convolution_stays_with_xla():
 
 
 @pytest.mark.parametrize(
-    "numbers", [(((1,), (0,)), ((), ())), (((2, 0), (1, 3)), ((1,), (0,))), (((), ()), ((0,), (2,))), (((3, 1), (0, 1)), ((), ()))]
+    "numbers",
+    [(((1,), (0,)), ((), ())), (((2, 0), (1, 3)), ((1,), (0,))), (((), ()), ((0,), (2,))), (((3, 1), (0, 1)), ((), ()))],
 )
 def test_dot_general(numbers):
     sizes = [2, 3, 4, 5]

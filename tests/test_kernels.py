@@ -181,7 +181,7 @@ def test_large_matrix_vector_product_is_accurate():
 
 
 def test_sum_of_residual_and_affine_under_relu():
-    """relu(residual + ((x + bias) * scale + shift)): every joining of instructions that the interpreter does, one after another."""
+    """relu(residual + ((x + bias) * scale + shift)): one joining of instructions after another in the interpreter."""
     rng = np.random.default_rng(0)
     x, residual = rng.standard_normal((2, 5, 37), np.float32)
     check(lambda x, r, a, b, c: jax.nn.relu(r + ((x + a) * b + c)), x, residual, *rng.standard_normal((3, 37), np.float32))

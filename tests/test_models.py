@@ -23,7 +23,13 @@ SMALL = [
     ("Xception", (80, 99)),
 ]
 # Deeper ones of the same kinds, at the smallest sizes: they differ in structure, not in kernels.
-DEEP = [("VGG19", (40, 32)), ("ResNet101", (40, 33)), ("ResNet152", (32, 45)), ("DenseNet169", (32, 40)), ("DenseNet201", (33, 32))]
+DEEP = [
+    ("VGG19", (40, 32)),
+    ("ResNet101", (40, 33)),
+    ("ResNet152", (32, 45)),
+    ("DenseNet169", (32, 40)),
+    ("DenseNet201", (33, 32)),
+]
 
 
 def check(name: str, size: tuple[int, int], batch: int) -> None:
@@ -36,7 +42,11 @@ def check(name: str, size: tuple[int, int], batch: int) -> None:
         value = np.asarray(variable.value)
         if value.ndim != 1:
             return value
-        noise = rng.uniform(0.5, 1.5, value.shape) if "var" in variable.path or "gamma" in variable.path else rng.normal(0, 0.1, value.shape)
+        noise = (
+            rng.uniform(0.5, 1.5, value.shape)
+            if "var" in variable.path or "gamma" in variable.path
+            else rng.normal(0, 0.1, value.shape)
+        )
         return noise.astype(value.dtype)
 
     trainable = [seeded(variable) for variable in model.trainable_variables]

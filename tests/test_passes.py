@@ -133,7 +133,7 @@ def test_outputs_are_whole_distinct_values_that_an_op_writes():
 
 def test_unknown_pass_is_refused(monkeypatch):
     program, _ = traced(jnp.exp, np.ones(3, np.float32))
-    with pytest.raises(InputError, match="'fusion'.*choose from simplify"):
+    with pytest.raises(InputError, match=r"'fusion'.*choose from simplify"):
         run_passes(program, {"fusion"})
     monkeypatch.setenv("ASPEN_DISABLE_PASSES", "layout, nonsense")
     with pytest.raises(InputError, match="nonsense"):

@@ -13,9 +13,9 @@ from aspen_jax.ops.family import Work
 class Machine:
     """What one worker can do, and what a tile costs beside its work.
 
-    The defaults are one core of a machine with AVX-512. ResNet-50, MobileNetV2 and VGG-16 take the same time within 5% for half the
-    rates, for twice the tiles a worker and for half the shortest tile. They are constants, not measured at start-up, because the
-    graph's bytes are part of the key of JAX's persistent compilation cache.
+    The defaults are one core of a machine with AVX-512. Within 10%, ResNet-50, MobileNetV2 and VGG-16 take the same time for half
+    the rates, for twice the tiles a worker and for half the shortest tile. They are constants, not measured at start-up,
+    because the graph's bytes are part of the key of JAX's persistent compilation cache.
 
     Attributes:
         flops_per_ns: rate of a kernel whose operands are in cache.

@@ -11,8 +11,6 @@ from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 
-FAMILIES: dict[str, OpFamily] = {
-    family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD)
-}
+FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD)}
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]

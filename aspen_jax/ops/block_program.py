@@ -16,7 +16,7 @@ import numpy as np
 from aspen_jax.ops.opcodes import LANE_DTYPES, NAMES, OPCODES, lane_of
 
 if TYPE_CHECKING:
-    from aspen_jax.ops.family import Words
+    from aspen_jax.ops.attrs import Words
 
 _ZERO = 0
 _MINUS_INFINITY = int(np.float32(-np.inf).view(np.int32))
@@ -106,8 +106,7 @@ class BlockProgram:
 
     def __str__(self) -> str:
         constants = {
-            self.num_inputs + index: f"{np.array(bits, np.int32).view(np.float32):g}"
-            for index, bits in enumerate(self.constants)
+            self.num_inputs + index: f"{np.array(bits, np.int32).view(np.float32):g}" for index, bits in enumerate(self.constants)
         }
         first = self.num_inputs + len(self.constants)
 

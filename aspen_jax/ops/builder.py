@@ -37,8 +37,6 @@ class Builder:
 
     def block(self, program: BlockProgram, inputs: Sequence[Operand], shape: tuple[int, ...], dtype: Any) -> Operand:
         """Write a block op over inputs of `shape`."""
-        from aspen_jax.ops.block import BLOCK
-
         return self._write(BLOCK, None, inputs, Value(shape, np.dtype(dtype)), program)
 
     def copy(self, operand: Operand) -> Operand:
@@ -54,6 +52,8 @@ class Builder:
         self.constants.append((value, array))
         return Operand.whole(value)
 
-    def _write(self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], output: Value, program: BlockProgram | None) -> Operand:
+    def _write(
+        self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], output: Value, program: BlockProgram | None
+    ) -> Operand:
         self.ops.append(Op(family, attrs, tuple(inputs), output, program, self.name, self.source))
         return Operand.whole(output)

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.layout import reshaped
 from aspen_jax.program import Operand
 

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
+from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.ops.family import PRODUCT_COLUMNS, Attrs, OpFamily, Work
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.program import Operand
@@ -55,9 +56,7 @@ class Conv2D(OpFamily):
     def num_main(self, op: Op) -> int:
         return 2
 
-    def infer(
-        self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (w, _) = inputs
         if min(*attrs.strides, *attrs.dilation, attrs.groups) < 1:
             raise ValueError(f"conv2d with {attrs}")

@@ -66,7 +66,9 @@ def need_dtypes(equation: Equation, operands: Sequence[Operand], *names: str) ->
     """
     for dtype in [*(operand.dtype for operand in operands), *(dtype for _, dtype in equation.outputs)]:
         if np.dtype(dtype).name not in names:
-            raise Unsupported(f"no tile kernel for {equation.primitive} of {np.dtype(dtype).name}; kernels take {', '.join(names)}")
+            raise Unsupported(
+                f"no tile kernel for {equation.primitive} of {np.dtype(dtype).name}; kernels take {', '.join(names)}"
+            )
 
 
 __all__ = ["CONVERTERS", "Builder", "Converter", "Equation", "Unsupported", "converts", "need_dtypes"]

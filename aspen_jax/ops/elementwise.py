@@ -68,9 +68,7 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     if equation.params.get(_ACCURACY) is not None:
         raise Unsupported(f"{equation.primitive} with accuracy={equation.params[_ACCURACY]}")
     assert OPCODES[opcode].arity == len(operands)
-    return scalar_block(
-        build, equation, operands, lambda block, *refs: block.emit(opcode, *refs), equation.shape, equation.dtype
-    )
+    return scalar_block(build, equation, operands, lambda block, *refs: block.emit(opcode, *refs), equation.shape, equation.dtype)
 
 
 @converts("round")
@@ -119,9 +117,11 @@ def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: 
         raise Unsupported("select_n by an integer index")
     if lane_of(equation.dtype) is None:
         raise Unsupported(f"no block instruction for select_n of {equation.dtype.name}")
-    return scalar_block(
-        build, equation, [which, *cases], lambda block, p, no, yes: block.emit("select", p, yes, no), equation.shape, equation.dtype
-    )
+
+    def write(block: BlockBuilder, condition: Ref, no: Ref, yes: Ref) -> Ref:
+        return block.emit("select", condition, yes, no)
+
+    return scalar_block(build, equation, [which, *cases], write, equation.shape, equation.dtype)
 
 
 @converts("clamp")

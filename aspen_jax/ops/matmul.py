@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.program import Operand

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work, unpermuted
+from aspen_jax.ops.converters import Builder, Equation, converts
+from aspen_jax.ops.family import OpFamily, Work, unpermuted
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ class Pad(OpFamily):
     def num_main(self, op: Op) -> int:
         return 2
 
-    def infer(
-        self, attrs: PadAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: PadAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (shape, dtype), _ = inputs
         if not len(attrs.lo) == len(attrs.hi) == len(attrs.interior) == len(shape) or min(attrs.interior, default=0) < 0:
             raise ValueError(f"pad of {shape} with {attrs}")

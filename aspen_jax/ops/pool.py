@@ -12,9 +12,10 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ops import windows
-from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
+from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work, unpermuted
+from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
+from aspen_jax.ops.family import OpFamily, Work, unpermuted
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class Pool(OpFamily):
     def num_main(self, op: Op) -> int:
         return 1
 
-    def infer(
-        self, attrs: PoolAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: PoolAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (shape, dtype), *_ = inputs
         positive = (*attrs.window, *attrs.strides, *attrs.base_dilation, *attrs.window_dilation)
         if len(attrs.window) != len(shape) or min(positive, default=1) < 1:

@@ -11,9 +11,10 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ops import windows
-from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
+from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import Attrs, OpFamily, Work
+from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
+from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ class Reduce(OpFamily):
     def num_main(self, op: Op) -> int:
         return 1
 
-    def infer(
-        self, attrs: ReduceAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ReduceAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (shape, dtype), *_ = inputs
         return tuple(extent for axis, extent in enumerate(shape) if axis not in attrs.axes), dtype
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aspen_jax.ops.block_program import BlockBuilder, Ref
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import BlockBuilder, Ref
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Beyond this a block's registers no longer fit L1 (inputs), or one program no longer pays (instructions).
@@ -55,7 +55,8 @@ def _absorb(op: Op, blocks: dict[Value, Op], ops: dict[Value, Op], readers: dict
 
 def _merge(op: Op, producer: Op) -> Op | None:
     """`op` with `producer` computed inside it, or None where a view cannot be seen through or the program would be too large."""
-    assert op.program is not None and producer.program is not None
+    assert op.program is not None
+    assert producer.program is not None
     inputs: dict[Operand, int] = {}
     sources: list[list[Operand] | int] = []
     for item in op.inputs:

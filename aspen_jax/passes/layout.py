@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.family import unpermuted
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
@@ -64,7 +64,12 @@ class _Sweep:
     def _copied(self, operand: Operand, reader: Op) -> Operand:
         copy = _copy(operand, Value(operand.shape, operand.dtype)).replace(name=f"{reader.name}/copy", source=reader.source)
         for op in self.ops:  # the same copy may serve several readers
-            if op.family is BLOCK and op.inputs == copy.inputs and op.program == copy.program and op.output.shape == operand.shape:
+            if (
+                op.family is BLOCK
+                and op.inputs == copy.inputs
+                and op.program == copy.program
+                and op.output.shape == operand.shape
+            ):
                 return Operand.whole(op.output)
         self.ops.append(copy)
         return Operand.whole(copy.output)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import COPY
 from aspen_jax.program import Op, Operand, Program, Value
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.pad import PAD
 from aspen_jax.program import Op, Operand, Program, Value
 
@@ -18,10 +18,9 @@ def run(program: Program) -> Program:
     ops: list[Op] = []
     for op in program.ops:
         op = op.replace(inputs=tuple(Operand(same.get(item.value, item.value), item.view) for item in op.inputs))
-        if op.family is BLOCK and op.program is not None and op.program.is_copy and op.inputs[0].is_whole:
-            if op.inputs[0].value.shape == op.output.shape:
-                same[op.output] = op.inputs[0].value
-                continue
+        if _is_alias(op):
+            same[op.output] = op.inputs[0].value
+            continue
         key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype)
         if key in known:
             same[op.output] = known[key]
@@ -32,6 +31,12 @@ def run(program: Program) -> Program:
         ops.append(op)
     outputs = tuple(Operand(same.get(item.value, item.value), item.view) for item in program.outputs)
     return program.replace(ops=tuple(ops), outputs=outputs)
+
+
+def _is_alias(op: Op) -> bool:
+    """Whether the op copies a whole value."""
+    copies = op.family is BLOCK and op.program is not None and op.program.is_copy
+    return copies and op.inputs[0].is_whole and op.inputs[0].value.shape == op.output.shape
 
 
 def _without_padding(op: Op, producers: dict[Value, Op]) -> Op:
