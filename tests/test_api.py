@@ -84,6 +84,12 @@ def test_arguments_may_be_any_pytree():
     assert_same(aspen(fun)(*args, **kwargs), fun(*args, **kwargs))
 
 
+def test_nothing_in_and_nothing_out():
+    assert_same(aspen(lambda: jnp.arange(3) * 2)(), jnp.arange(3) * 2)
+    assert aspen(lambda x: None)(normal(0, 3)) is None
+    assert_same(aspen(lambda x: (x, {}))(normal(0, 0, 3)), (normal(0, 0, 3), {}))
+
+
 def test_callable_objects_and_partials():
     class Scale:
         def __init__(self, factor):

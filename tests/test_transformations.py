@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.test_util import check_grads
 
-from aspen_jax import aspen
+from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
 from aspen_jax.primitive import aspen_call_p
 
 
@@ -464,8 +465,8 @@ def test_mutable_references():
 
 
 def test_tracers_do_not_leak():
-    args = MLP_ARGS
-    decorated = aspen(lambda params, x: mlp(params, x).sum())
+    args = normal(0, 3, 2), normal(1, 4, 3)
+    decorated = aspen(lambda w, x: jnp.tanh(x @ w).sum())
     with jax.checking_leaks():
         for transform in (jax.grad, jax.hessian, lambda fun: jax.vmap(fun, (None, 0)), lambda fun: jax.checkpoint(jax.grad(fun))):
             transform(decorated)(*args)
@@ -483,6 +484,22 @@ def test_unused_outputs_and_inputs_are_dropped():
     _, used_inputs = dce_jaxpr(jaxpr.jaxpr, [False, True])
     assert used_inputs == [True, False, False]
     assert_same(jax.jit(lambda x, y, z: decorated(x, y, z)[1])(1.0, 2.0, 3.0), jnp.cos(2.0))
+
+
+def test_export():
+    exported = functools.partial(export.export, disabled_checks=[export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)])
+    jitted = jax.jit(aspen(lambda x, w: jnp.tanh(x @ w)))
+    x, w = normal(0, 4, 3), normal(1, 3, 5)
+    want = jnp.tanh(x @ w)
+    for_cpu = exported(jitted)(x, w)
+    assert_same(for_cpu.call(x, w), want)
+    assert for_cpu.mlir_module().count(CUSTOM_CALL_TARGET) == 1
+    assert CUSTOM_CALL_TARGET in exported(jitted, platforms=("cpu", "cuda"))(x, w).mlir_module()
+    assert CUSTOM_CALL_TARGET not in exported(jitted, platforms=("cuda",))(x, w).mlir_module()
+    any_batch = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 3"), jnp.float32)
+    assert_same(export.export(jitted)(any_batch, w).call(x, w), want)
+    with pytest.raises(UnsupportedError, match="symbolic shape"):
+        export.export(jax.jit(aspen(jnp.sin, strict=True)))(any_batch)
 
 
 @pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
