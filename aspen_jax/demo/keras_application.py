@@ -16,6 +16,8 @@ import numpy as np
 from aspen_jax.errors import AspenError, InputError
 
 _SEED = 0
+_INITIAL_SHARE = 0.02  # of the initial statistics in the calibrated ones: bounds how far a channel without variance is amplified
+_BLOBS = 8  # along each side of a random image
 _DEEPEST_STRIDE = 32  # of the models' last feature maps
 _CALIBRATION_PIXELS = 96  # of these maps; few make statistics that amplify rounding errors without bound
 
@@ -42,15 +44,18 @@ class KerasApplication:
     _keras_model: Any
 
     def random_images(self, batch: int) -> jax.Array:
-        """Seeded images, float32 [batch, height, width, channels].
+        """Seeded images of coloured blobs, float32 [batch, height, width, channels].
+
+        Noise would not do: deep layers see the same in all of it, and what batch normalisation then amplifies is rounding errors.
 
         Raises:
             InputError: the batch is empty.
         """
         if batch < 1:
             raise InputError(f"the batch is {batch}; take 1 or more images")
-        pixels = np.random.default_rng(_SEED).uniform(0, 255, (batch, *self.image_shape))
-        return jax.numpy.asarray(self.preprocess(pixels.astype(np.float32)))
+        coarse = np.random.default_rng(_SEED).uniform(0, 255, (batch, _BLOBS, _BLOBS, self.image_shape[2])).astype(np.float32)
+        pixels = np.array(jax.image.resize(coarse, (batch, *self.image_shape), "linear"))
+        return jax.numpy.asarray(self.preprocess(pixels))
 
     def calibrated_params(self) -> Params:
         """The parameters with the moving statistics of batch normalisation measured on seeded images, as training leaves them.
@@ -71,7 +76,7 @@ class KerasApplication:
 
         try:
             for layer in norms:
-                layer.momentum = 0.0  # this batch only
+                layer.momentum = _INITIAL_SHARE
             return self.params[0], measure(self.params, self.random_images(batch))
         finally:
             for layer, momentum in zip(norms, momenta, strict=True):
