@@ -7,6 +7,7 @@ with XLA between them. A function that is supported as a whole is one part.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,14 +101,16 @@ class Trace:
 def trace(jaxpr: core.ClosedJaxpr) -> Trace:
     """Convert a jaxpr to tileable parts and fallbacks."""
     converter = _Converter()
-    inputs = tuple(Value(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in jaxpr.jaxpr.invars)
+    inputs = tuple(Value(*_array_type(var.aval)) for var in jaxpr.jaxpr.invars)
     outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="")
     steps = _partition(converter, inputs, outputs)
     return Trace(inputs, tuple(converter.build.constants), tuple(steps), tuple(outputs))
 
 
-def _numpy_dtype(aval: Any) -> np.dtype:
-    return _OPAQUE if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) else np.dtype(aval.dtype)
+def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of an abstract array."""
+    opaque = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return tuple(aval.shape), _OPAQUE if opaque else np.dtype(aval.dtype)
 
 
 class _Converter:
@@ -146,9 +149,10 @@ class _Converter:
         """Evaluate an equation whose inputs are known, where that is small and has no effect."""
         if equation.effects or any(isinstance(item, Value) for item in inputs):
             return None
-        if sum(var.aval.size * _numpy_dtype(var.aval).itemsize for var in equation.outvars) > _LARGEST_FOLD_BYTES:
+        outputs = [_array_type(var.aval) for var in equation.outvars]
+        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs) > _LARGEST_FOLD_BYTES:
             return None
-        if equation.primitive.name == "iota" or any(_numpy_dtype(var.aval) == _OPAQUE for var in equation.outvars):
+        if equation.primitive.name == "iota" or any(dtype == _OPAQUE for _, dtype in outputs):
             return None
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*inputs, **equation.params)
@@ -165,7 +169,7 @@ class _Converter:
                 raise Unsupported(f"no op for primitive {primitive}")
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
-            outputs = [(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in equation.outvars]
+            outputs = [_array_type(var.aval) for var in equation.outvars]
             scalars = [item if isinstance(item, np.ndarray) and item.ndim == 0 else None for item in inputs]
             for dtype in [dtype for _, dtype in outputs] + [item.dtype for item in inputs]:
                 if dtype not in DTYPE_NUMBERS:
@@ -178,7 +182,7 @@ class _Converter:
                 assert (value.shape, value.dtype) == (shape, dtype), (primitive, value, shape, dtype)
         except Unsupported as error:
             del self.build.ops[written:]
-            values = [Value(tuple(var.aval.shape), _numpy_dtype(var.aval)) for var in equation.outvars]
+            values = [Value(*_array_type(var.aval)) for var in equation.outvars]
             self.items.append(Fallback(equation, tuple(inputs), tuple(values), str(error), name, source))
             return list(values)
         self.items.extend(self.build.ops[written:])
@@ -196,7 +200,7 @@ class _Converter:
 
 def _known_array(value: Any, aval: Any) -> np.ndarray | Any:
     """A literal or closed-over constant as a numpy array; PRNG keys stay as they are and fit no kernel."""
-    dtype = _numpy_dtype(aval)
+    _, dtype = _array_type(aval)
     return value if dtype == _OPAQUE else np.asarray(value, dtype)
 
 

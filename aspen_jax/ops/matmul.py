@@ -53,7 +53,8 @@ class Matmul(OpFamily):
         return Work(own.flops + 2.0 * box_sizes(boxes) * inner, own.bytes + 4 * (box_sizes(a) + box_sizes(b)))
 
     def reference(self, attrs: Any, *inputs: jax.Array) -> jax.Array:
-        return lax.dot_general(*inputs, (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
+        a, b = inputs
+        return lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
 
 
 MATMUL = Matmul()

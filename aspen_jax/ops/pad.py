@@ -69,7 +69,8 @@ class Pad(OpFamily):
         return Work(own.flops, own.bytes + box_sizes(self.main_region(op, 0, boxes)) * op.inputs[0].dtype.itemsize)
 
     def reference(self, attrs: PadAttrs, *inputs: jax.Array) -> jax.Array:
-        return lax.pad(*inputs, tuple(zip(attrs.lo, attrs.hi, attrs.interior, strict=True)))
+        x, value = inputs
+        return lax.pad(x, value, tuple(zip(attrs.lo, attrs.hi, attrs.interior, strict=True)))
 
 
 PAD = Pad()
