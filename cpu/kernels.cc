@@ -15,12 +15,9 @@ std::span<const Kernel> kernels();
 
 std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
-      {"block", prepare_block},
-      {"concatenate", prepare_concatenate},
-      {"conv2d", prepare_conv2d},
-      {"matmul", prepare_matmul},
-      {"pad", prepare_pad},
-      {"pool", prepare_pool},
+      {"block", prepare_block},   {"concatenate", prepare_concatenate},
+      {"conv2d", prepare_conv2d}, {"matmul", prepare_matmul},
+      {"pad", prepare_pad},       {"pool", prepare_pool},
       {"reduce", prepare_reduce},
   };
   return kTable;
