@@ -103,10 +103,12 @@ TEST(workers_that_sleep_wake_up_for_every_run) {
   std::mt19937_64 random(1);
   for (const int workers : {1, 2, 4, 16}) {
     runtime().set_num_workers(workers);
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < (workers == 1 ? 10000 : 500); ++i) {
       run_and_check(plan, dag);
-      // Around the time that idle workers need to fall asleep, so that every interleaving has its chance.
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 60));
+      // About as long as idle workers search before they fall asleep, so that every interleaving has its chance; a sleep would be
+      // too coarse for that.
+      const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(20'000 + random() % 20'000);
+      while (std::chrono::steady_clock::now() < end) continue;
     }
   }
 }
