@@ -16,7 +16,6 @@ import numpy as np
 from aspen_jax.errors import AspenError, InputError
 
 _SEED = 0
-_INITIAL_SHARE = 0.02  # of the initial statistics in the calibrated ones: bounds how far a channel without variance is amplified
 _BLOBS = 8  # along each side of a random image
 _DEEPEST_STRIDE = 32  # of the models' last feature maps
 _CALIBRATION_PIXELS = 96  # of these maps; few make statistics that amplify rounding errors without bound
@@ -76,7 +75,7 @@ class KerasApplication:
 
         try:
             for layer in norms:
-                layer.momentum = _INITIAL_SHARE
+                layer.momentum = 0.0  # this batch only
             return self.params[0], measure(self.params, self.random_images(batch))
         finally:
             for layer, momentum in zip(norms, momenta, strict=True):
