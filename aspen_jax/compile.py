@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
 import weakref
 from collections.abc import Sequence
@@ -73,10 +74,12 @@ class Compiled:
     """A function cut into custom calls and equations that stay with XLA.
 
     Attributes:
+        consts: what the jaxpr closes over.
         trace: the converted jaxpr.
         steps: parts and fallbacks in the order in which they run.
     """
 
+    consts: tuple[Any, ...]
     trace: frontend.Trace
     steps: tuple[Part | Fallback, ...]
 
@@ -127,13 +130,14 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     """
     with _lock:
         known = _compiled.get(jaxpr.jaxpr, {}).get(options)
-    if known is not None:
+    # One jaxpr may be closed over different constants.
+    if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
     trace = frontend.trace(jaxpr)
     if options.strict and trace.fallbacks:
         raise UnsupportedError(_refusal(trace.fallbacks))
     steps = tuple(Part.build(step, options) if isinstance(step, Program) else step for step in trace.steps)
-    compiled = Compiled(trace, steps)
+    compiled = Compiled(tuple(jaxpr.consts), trace, steps)
     with _lock:
         _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
     return compiled

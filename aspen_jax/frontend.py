@@ -102,7 +102,7 @@ def trace(jaxpr: core.ClosedJaxpr) -> Trace:
     """Convert a jaxpr to tileable parts and fallbacks."""
     converter = _Converter()
     inputs = tuple(Value(*_array_type(var.aval)) for var in jaxpr.jaxpr.invars)
-    outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="")
+    outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
     steps = _partition(converter, inputs, outputs)
     return Trace(inputs, tuple(converter.build.constants), tuple(steps), tuple(outputs))
 
@@ -122,8 +122,9 @@ class _Converter:
         self._known: dict[int, Value] = {}
 
     def inline(
-        self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Value | np.ndarray], scope: str
+        self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Value | np.ndarray], scope: str, line: str
     ) -> list[Value | np.ndarray]:
+        """Convert a jaxpr called under the named scope `scope` from the user's source line `line`."""
         environment: dict[core.Var, Value | np.ndarray] = {
             var: _known_array(value, var.aval) for var, value in zip(jaxpr.constvars, consts, strict=True)
         }
@@ -135,19 +136,22 @@ class _Converter:
         for equation in jaxpr.eqns:
             inputs = [read(atom) for atom in equation.invars]
             name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
+            source = _source_line(equation) or line
             called = _called_jaxpr(equation)
             if called is not None:
-                outputs = self.inline(called.jaxpr, called.consts, inputs, name)
+                outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
             elif equation.primitive.name in _CASTS:
                 outputs = inputs
             else:
-                outputs = self._fold(equation, inputs) or self._convert(equation, inputs, name)
+                outputs = self._fold(equation, inputs) or self._convert(equation, inputs, name, source)
             environment.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _fold(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray]) -> list[Value | np.ndarray] | None:
         """Evaluate an equation whose inputs are known, where that is small and has no effect."""
         if equation.effects or any(isinstance(item, Value) for item in inputs):
+            return None
+        if equation.primitive.name not in CONVERTERS:  # others may be loops that run for long
             return None
         outputs = [_array_type(var.aval) for var in equation.outvars]
         if sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs) > _LARGEST_FOLD_BYTES:
@@ -158,9 +162,11 @@ class _Converter:
             results = equation.primitive.bind(*inputs, **equation.params)
         return [np.asarray(item) for item in (results if equation.primitive.multiple_results else [results])]
 
-    def _convert(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str) -> list[Value | np.ndarray]:
+    def _convert(
+        self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str, source: str
+    ) -> list[Value | np.ndarray]:
         primitive = equation.primitive.name
-        name, source = (f"{scope}/{primitive}" if scope else primitive), _source_line(equation)
+        name = f"{scope}/{primitive}" if scope else primitive
         self.build.name, self.build.source = name, source
         written = len(self.build.ops)
         try:
