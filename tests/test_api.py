@@ -452,8 +452,10 @@ def test_explain_says_what_runs_as_tiles():
 def test_explain_says_what_is_left_to_xla_and_why():
     explanation = aspen(sorting).explain(normal(0, 5))
     assert len(explanation.parts) == 3
-    assert [(item.primitive, item.shapes, item.count) for item in explanation.fallbacks] == [("sort", "f32[5]", 2)]
-    assert "2 x  sort(f32[5])" in str(explanation)
+    assert {(item.primitive, item.shapes) for item in explanation.fallbacks} == {("sort", "f32[5]")}
+    assert sum(item.count for item in explanation.fallbacks) == 2
+    assert all(item.source.startswith(__file__) for item in explanation.fallbacks)
+    assert "sort(f32[5])" in str(explanation)
     assert explanation.fallbacks[0].reason in str(explanation)
     assert "each output is an argument or a constant" in str(aspen(lambda x: (x, 1.0)).explain(normal(0, 5)))
 
@@ -478,7 +480,7 @@ def test_strict_names_what_cannot_be_tiled():
             strict_call(normal(0, 5))
 
 
-def test_import_is_light():
+def test_import_is_light(tmp_path):
     script = """
 import sys, aspen_jax, jax
 from jax._src import xla_bridge
@@ -487,6 +489,6 @@ heavy = [name for name in ("cupy", "keras", "flax", "matplotlib", "tqdm", "tyro"
 assert not heavy, heavy
 print(aspen_jax.__version__)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == aspen_jax.__version__

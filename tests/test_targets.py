@@ -15,16 +15,19 @@ OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_ta
 
 
 @pytest.mark.parametrize("target", OTHERS)
-def test_kernels_on_target(target):
+def test_kernels_on_target(target, tmp_path):
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests / "test_kernels.py")]
-    result = subprocess.run(command, env={**os.environ, "ASPEN_CPU_TARGET": target}, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "ASPEN_CPU_TARGET": target}
+    # Elsewhere than in the checkout, which would shadow the installed package.
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
-def test_the_target_is_the_one_that_was_asked_for():
+def test_the_target_is_the_one_that_was_asked_for(tmp_path):
     code = "from aspen_jax import _engine; print(_engine.cpu_target())"
     for target in _engine.cpu_targets():
         environment = {**os.environ, "ASPEN_CPU_TARGET": target}
-        result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
         assert result.stdout.strip() == target
