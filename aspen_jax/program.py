@@ -133,10 +133,6 @@ class Program:
         constants = tuple(item for item in self.constants if item[0] in needed)
         return self.replace(ops=tuple(reversed(kept)), constants=constants)
 
-    def producers(self) -> dict[Value, Op]:
-        """The op that writes each value; inputs and constants have none."""
-        return {op.output: op for op in self.ops}
-
     def uses(self) -> dict[Value, list[tuple[Op | None, int]]]:
         """Where each value is read: (op, input index), or (None, index) for a program output."""
         uses: dict[Value, list[tuple[Op | None, int]]] = {}

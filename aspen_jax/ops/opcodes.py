@@ -26,10 +26,6 @@ class Opcode(NamedTuple):
     def arity(self) -> int:
         return self.lanes.index(">")
 
-    @property
-    def result(self) -> str:
-        return self.lanes[-1]
-
 
 def _as_unsigned(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.uint32)

@@ -10,8 +10,6 @@ from jax import lax
 
 SUM, MAX, MIN, PRODUCT = range(4)
 
-NAMES = ("sum", "max", "min", "product")
-
 COMBINE: tuple[Callable[[jax.Array, jax.Array], jax.Array], ...] = (lax.add, lax.max, lax.min, lax.mul)
 
 
