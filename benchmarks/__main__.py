@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import tyro
 
 from aspen_jax.errors import AspenError
-from benchmarks import build, kernels, memory, models, overhead, scheduler
+from benchmarks import build, kernels, memory, overhead, scheduler, whole_models
 
 COMMANDS = {
-    "models": models.models,
+    "models": whole_models.models,
     "kernels": kernels.kernels,
     "scheduler": scheduler.scheduler,
     "overhead": overhead.overhead,

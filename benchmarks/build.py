@@ -3,56 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import _engine, apu, frontend
 from aspen_jax.compile import Options, compile_jaxpr
-from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Program
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import Timing, aligned, check_rounds, duration
-from benchmarks.options import File, Models
+from benchmarks.models import zoo
+from benchmarks.models.model import Model, Size
+from benchmarks.options import File, Models, Sizes
 
+TRACE = "function to jaxpr"
 TOTAL = "jaxpr to ready graph"
 
 
 def build(
-    names: Models = ("ResNet50", "MobileNetV2"), /, image_size: int | None = None, rounds: int = 3, json: File = None
+    models: Models = ("ResNet50", "MobileNetV2"),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    rounds: int = 3,
+    json: File = None,
 ) -> int:
-    """Seconds from jaxpr to ready graph, and its stages one by one.
+    """Seconds from jaxpr to ready graph, and its stages one by one; and from function to jaxpr, which is JAX's work.
 
     Args:
-        names: models, by their names in keras.applications.
-        image_size: height and width of the images; each model's own by default.
+        models: bert-base, bert-large, gpt2, gpt2-decode, vit-b16, llama-small, and names in keras.applications.
+        size: of the inputs.
         rounds: how often each is built.
         json: where to write the figures as well.
     """
     check_rounds(rounds)
     results = []
-    for name in names:
-        model = keras_application(name, image_size)
-        arguments = (model.params, model.random_images(1))
+    for name in models:
+        model = zoo.build(name, size)
 
-        def trace(predict: Callable[..., Any] = model.predict, arguments: Any = arguments) -> ClosedJaxpr:
+        def trace(model: Model = model) -> ClosedJaxpr:
             # A function of its own each time, or JAX would remember the jaxpr and compile_jaxpr the graph.
-            return jax.make_jaxpr(lambda *args: predict(*args))(*arguments)
+            return jax.make_jaxpr(lambda *args: model.apply(*args))(*model.arguments)
 
         compiled = compile_jaxpr(trace(), Options())
         for part in compiled.parts:
             part.graph.verify()
         times: dict[str, list[float]] = {}
         for _ in range(rounds):
-            for stage, seconds in [*_whole(trace()), *_stages(trace())]:
+            start = time.perf_counter()
+            jaxpr = trace()
+            times.setdefault(TRACE, []).append(time.perf_counter() - start)
+            for stage, seconds in [*_whole(jaxpr), *_stages(trace())]:
                 times.setdefault(stage, []).append(seconds)
         timings = {stage: Timing(tuple(samples)) for stage, samples in times.items()}
+        edges = sum(part.graph.num_edges for part in compiled.parts)
+        encoded = sum(part.graph_bytes.nbytes for part in compiled.parts)
         tiles = sum(part.graph.num_tiles for part in compiled.parts)
-        size = sum(part.graph_bytes.nbytes for part in compiled.parts)
-        print(f"{name}: {tiles} tiles, {sum(part.graph.num_edges for part in compiled.parts)} edges, {size} bytes")
+        print(f"{name}: {tiles} tiles, {edges} edges, {encoded} bytes")
         rows = [(stage, duration(timing.minimum), duration(timing.median)) for stage, timing in timings.items()]
         print("\n".join(aligned([("", "min", "median"), *rows])), end="\n\n", flush=True)
         results.append({"name": name, "tiles": tiles, "stages": {stage: timing.to_json() for stage, timing in timings.items()}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json as jsons
 import re
 import statistics
 from pathlib import Path
@@ -11,62 +13,71 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.child import measure_in_child, serve
-from benchmarks.options import File, Models
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.options import File, Models, Sizes
 
 _IDLE = "the model, not run"
 _CALLS = 5
+_LARGEST_SAMPLE = 10_000
 
 
 def memory(
-    names: Models = ("ResNet50",), /, batch: int = 1, image_size: int | None = None, rounds: int = 3, json: File = None
+    models: Models = ("ResNet50",),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    rounds: int = 3,
+    json: File = None,
 ) -> int:
     """Peak resident memory of a process of its own for each side: build a model, compile it, call it five times.
 
     Args:
-        names: models, by their names in keras.applications.
-        batch: images a call.
-        image_size: height and width of the images; each model's own by default.
+        models: bert-base, bert-large, gpt2, gpt2-decode, vit-b16, llama-small, and names in keras.applications.
+        size: of the inputs.
         rounds: how often each side is measured.
         json: where to write the figures as well.
     """
     check_rounds(rounds)
+    words = [jsons.dumps(dataclasses.asdict(size))]
     results = []
-    for name in names:
+    for name in models:
         peaks: dict[str, list[float]] = {_IDLE: [], PLAIN: [], TILED: []}
         outputs: dict[str, Any] = {}
         for _ in range(rounds):
             for side, samples in peaks.items():
-                words = (side, name, str(batch), "" if image_size is None else str(image_size))
-                measured = measure_in_child("benchmarks.memory", words)
+                measured = measure_in_child("benchmarks.memory", (side, name, *words))
                 samples.append(measured["peak_bytes"])
-                outputs[side] = np.asarray(measured["output"], np.float32)
+                outputs[side] = [np.asarray(output, np.float32) for output in measured["outputs"]]
         difference = largest_difference(outputs[TILED], outputs[PLAIN])
         ratio = statistics.median(peaks[TILED]) / statistics.median(peaks[PLAIN])
-        print(f"{name}, batch {batch}: largest difference {difference:.1e} of the largest output")
+        print(f"{name}, batch {size.batch}: largest difference {difference:.1e} of the largest output")
         rows = [(side, _mebibytes(min(samples)), _mebibytes(statistics.median(samples))) for side, samples in peaks.items()]
         print("\n".join(aligned([("", "min", "median"), *rows])))
         print(f"aspen needs {ratio:.2f} times as much as jax.jit\n", flush=True)
-        results.append({"name": name, "batch": batch, "difference": difference, "peak_bytes": peaks, "ratio": ratio})
+        results.append({"name": name, "batch": size.batch, "difference": difference, "peak_bytes": peaks, "ratio": ratio})
     if json is not None:
         write_record(json, {"benchmark": "memory", "results": results})
     return 0 if all(result["difference"] <= TOLERANCE for result in results) else 1
 
 
-def _measure(side: str, name: str, batch: str, image_size: str) -> dict[str, Any]:
-    model = keras_application(name, int(image_size) if image_size else None)  # not calibrated: that has a peak of its own
-    images = model.random_images(int(batch))
-    output = np.zeros(0, np.float32)
+def _measure(side: str, name: str, size: str) -> dict[str, Any]:
+    model = zoo.build(name, Size(**jsons.loads(size)))  # not calibrated: that has a peak of its own
+    outputs: Any = []
     if side != _IDLE:
-        run = jax.jit(model.predict if side == PLAIN else aspen(model.predict, weights="params"))
+        run = jax.jit(model.apply if side == PLAIN else aspen(model.apply, weights=0))
         for _ in range(_CALLS):
-            output = np.asarray(run(model.params, images))
-    return {"peak_bytes": _peak_bytes(), "output": output.tolist()}
+            outputs = jax.tree.map(np.asarray, run(*model.arguments))
+    return {"peak_bytes": _peak_bytes(), "outputs": [_sample(output) for output in jax.tree.leaves(outputs)]}
+
+
+def _sample(output: np.ndarray) -> list[float]:
+    """Some numbers of an output, the largest among them: logits of a long text would be a long message."""
+    flat = output.reshape(-1)
+    return [*flat[:: max(1, flat.size // _LARGEST_SAMPLE)].tolist(), flat[np.abs(flat).argmax()].item()]
 
 
 def _peak_bytes() -> int:

@@ -7,5 +7,8 @@ from typing import Annotated
 
 import tyro
 
-Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+from benchmarks.models.model import Size
+
+Models = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
+Sizes = Annotated[Size, tyro.conf.arg(name="")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

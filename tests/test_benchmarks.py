@@ -53,16 +53,25 @@ def test_kernel_cases_are_told_apart_by_name():
 
 
 def test_models_and_build(record, capsys):
-    assert main(["models", "VGG16", "--image-size", "32", "--batch", "2", "--rounds", "2", "--json", str(record)]) == 0
+    choice = ["--models", "VGG16", "--image-size", "32"]
+    assert main(["models", *choice, "--batch", "2", "--rounds", "2", "--json", str(record)]) == 0
     result = json.loads(record.read_text())["results"][0]
     assert result["custom_calls"] == 1
     assert result["agrees"]
     assert 0 < result["difference"] < 1e-4
-    assert main(["build", "VGG16", "--image-size", "32", "--rounds", "1", "--json", str(record)]) == 0
+    assert main(["build", *choice, "--rounds", "1", "--json", str(record)]) == 0
     result = json.loads(record.read_text())["results"][0]
     assert result["tiles"] > 0
     assert all(timing["min_s"] > 0 for timing in result["stages"].values())
     assert "jaxpr to ready graph" in capsys.readouterr().out
+
+
+def test_transformers_and_their_rate(record, capsys):
+    assert main(["models", "--models", "llama-small", "--tokens", "8", "--rounds", "2", "--json", str(record)]) == 0
+    result = json.loads(record.read_text())["results"][0]
+    products = 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1408) + 512 * 8192  # multiply-adds a token
+    assert 1 < result["flops"] / (2 * 8 * products) < 1.1
+    assert "GFLOP/s" in capsys.readouterr().out
 
 
 def test_calibrated_models_tell_images_apart():
@@ -79,8 +88,8 @@ def test_calibrated_models_tell_images_apart():
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
     ballast = bytearray(os.urandom(1)) * 2**30  # in this process, so not in that one
-    measured = measure_in_child("benchmarks.memory", (TILED, "VGG16", "1", "32"))
-    assert len(measured["output"][0]) == 1000
+    measured = measure_in_child("benchmarks.memory", (TILED, "VGG16", json.dumps({"image_size": 32})))
+    assert len(measured["outputs"][0]) == 1001  # a sample of it, and the largest
     assert 2**26 < measured["peak_bytes"] < len(ballast)
 
 
@@ -96,16 +105,20 @@ def test_schedulers_lines_are_read():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["models", "ResNet5"], "no model 'ResNet5'; did you mean ResNet50"),
-        (["models", "VGG16", "--image-size", "0"], "for images of 0 pixels"),
-        (["models", "VGG16", "--image-size", "32", "--batch", "0"], "the batch is 0"),
+        (["models", "--models", "bert"], "there is no model 'bert'; take bert-base, bert-large"),
+        (["models", "--models", "bert-base", "--tokens", "513"], "has positions for 512 tokens, not 513"),
+        (["models", "--models", "vit-b16", "--image-size", "40"], "squares of 16 pixels, which 40 is no multiple of"),
+        (["models", "--models", "gpt2", "--tokens", "0"], "the length of a text is 0"),
+        (["models", "--models", "ResNet5"], "no model 'ResNet5'; did you mean ResNet50"),
+        (["models", "--models", "VGG16", "--image-size", "0"], "for images of 0 pixels"),
+        (["models", "--models", "VGG16", "--image-size", "32", "--batch", "0"], "the batch is 0"),
         (["models", "--workers", "0"], "0 workers are asked for"),
         (["kernels", "transformer"], "no op has transformer in its name"),
         (["kernels", "resnet", "--targets", "sse9"], "'sse9' is no instruction set"),
         (["kernels", "--rounds", "0"], "the number of rounds is 0"),
         (["build", "--rounds", "0"], "the number of rounds is 0"),
         (["memory", "--rounds", "0"], "the number of rounds is 0"),
-        (["memory", "ResNet5"], "no model 'ResNet5'"),
+        (["memory", "--models", "ResNet5"], "no model 'ResNet5'"),
         (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),

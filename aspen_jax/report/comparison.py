@@ -34,6 +34,7 @@ class Comparison:
         edges: edges of all graphs.
         difference: largest difference of the results, as a share of the largest output.
         tolerance: the largest difference allowed.
+        flops: floating-point operations of a call, as XLA counts them in the undecorated function.
         workers: threads of each side.
         timings: one for `PLAIN` and one for `TILED`; empty where the results are not the same.
     """
@@ -45,6 +46,7 @@ class Comparison:
     edges: int
     difference: float
     tolerance: float
+    flops: float
     workers: int
     timings: dict[str, Timing]
 
@@ -74,7 +76,7 @@ class Comparison:
         if not self.agrees:
             lines.append(f"THE RESULTS DIFFER by more than {self.tolerance:g}, so nothing was timed")
         else:
-            lines.append(table(self.timings))
+            lines.append(table(self.timings, self.flops))
             lines.append(f"aspen is {self.speedup:.2f} times as fast with {self.workers} workers, rounds interleaved")
         return "\n".join(lines)
 
@@ -134,9 +136,15 @@ def compare(
         edges=sum(part.graph.num_edges for part in explanation.parts),
         difference=difference,
         tolerance=tolerance,
+        flops=_flops(plain, leaves),
         workers=runtime.num_workers(),
         timings=timings,
     )
+
+
+def _flops(plain: Any, leaves: list[Any]) -> float:
+    """Of the function as it was written; XLA knows no cost of a function without operations."""
+    return max(0.0, float((plain.lower(leaves).cost_analysis() or {}).get("flops", 0.0)))
 
 
 def _split(decorated: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[arguments.Structure, list[Any]]:

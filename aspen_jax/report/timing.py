@@ -94,16 +94,13 @@ def check_rounds(rounds: int) -> None:
         raise InputError(f"the number of rounds is {rounds}; take 1 or more (20 give a fair median)")
 
 
-def table(timings: Mapping[str, Timing]) -> str:
-    """A line for each function: minimum, median and spread."""
-    return "\n".join(
-        aligned(
-            [
-                ("", "min", "median", "spread"),
-                *((name, duration(item.minimum), duration(item.median), f"{item.spread:.0%}") for name, item in timings.items()),
-            ]
-        )
-    )
+def table(timings: Mapping[str, Timing], flops: float = 0) -> str:
+    """A line for each function: minimum, median and spread; and the rate at its minimum, if each does `flops` operations."""
+    rows = [("", "min", "median", "spread", *(["GFLOP/s"] if flops else []))]
+    for name, item in timings.items():
+        rate = [f"{flops / item.minimum / 1e9:.3g}"] if flops else []
+        rows.append((name, duration(item.minimum), duration(item.median), f"{item.spread:.0%}", *rate))
+    return "\n".join(aligned(rows))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,53 @@
+"""What a model of the zoo is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a model's inputs are.
+
+    Attributes:
+        batch: examples a call.
+        image_size: height and width of images; each model's own by default.
+        tokens: length of texts; each model's own by default.
+    """
+
+    batch: int = 1
+    image_size: int | None = None
+    tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model with seeded parameters and inputs.
+
+    Attributes:
+        name: its name in the zoo.
+        apply: the function (params, *inputs) -> outputs.
+        params: a pytree of float32 arrays.
+        inputs: what it is called with.
+        calibrate: gives parameters with which outputs tell inputs apart, where the drawn ones do not.
+    """
+
+    name: str
+    apply: Callable[..., Any]
+    params: Any
+    inputs: tuple[Any, ...]
+    calibrate: Callable[[], Any] | None = None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All that `apply` is called with."""
+        return (self.params, *self.inputs)
+
+    def calibrated(self) -> Model:
+        """The same model, fit to compare results on."""
+        return self if self.calibrate is None else dataclasses.replace(self, params=self.calibrate())
+
+
+Build = Callable[[Size], Model]

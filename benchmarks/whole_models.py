@@ -1,0 +1,41 @@
+"""Whole models under `jax.jit`, with and without aspen."""
+
+from __future__ import annotations
+
+from aspen_jax import aspen
+from aspen_jax.report.comparison import compare
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import check_rounds
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.options import File, Models, Sizes
+
+
+def models(
+    models: Models = ("ResNet50", "MobileNetV2"),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    rounds: int = 20,
+    workers: int | None = None,
+    json: File = None,
+) -> int:
+    """Models with random weights: jax.jit(model) against jax.jit(aspen(model)); first the results, then the times, in turns.
+
+    Args:
+        models: bert-base, bert-large, gpt2, gpt2-decode, vit-b16, llama-small, and names in keras.applications.
+        size: of the inputs.
+        rounds: how often each side is timed.
+        workers: cores for both sides; all usable ones by default.
+        json: where to write the figures as well.
+    """
+    check_rounds(rounds)
+    share_cores(workers)
+    results = []
+    for name in models:
+        model = zoo.build(name, size).calibrated()
+        function = aspen(model.apply, weights=0)
+        results.append(compare(function, model.arguments, name=name, rounds=rounds, jitted=True))
+        print(f"{results[-1]}\n", flush=True)
+    if json is not None:
+        write_record(json, {"benchmark": "models", "batch": size.batch, "results": [result.to_json() for result in results]})
+    return 0 if all(result.agrees for result in results) else 1

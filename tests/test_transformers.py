@@ -1,0 +1,96 @@
+"""The zoo's transformers at small sizes: forward and backward as the undecorated function, few parts of them left to XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from aspen_jax import CUSTOM_CALL_TARGET, aspen
+from aspen_jax.report.difference import largest_difference
+from benchmarks.models import bert, gpt2, llama, vit, zoo
+from benchmarks.models.model import Model, Size
+from benchmarks.models.transformer import Config
+
+SMALL = Config(layers=2, width=48, heads=4, hidden=80, tokens=13, vocabulary=57)
+LLAMA = llama.LlamaConfig(**{**dataclasses.asdict(SMALL), "heads": 6, "key_heads": 2})
+IMAGES = dataclasses.replace(SMALL, tokens=9, vocabulary=11)
+
+BUILDS = {
+    "bert": lambda batch: bert.build("bert", SMALL, batch),
+    "gpt2": lambda batch: gpt2.build("gpt2", SMALL, batch),
+    "gpt2-decode": lambda batch: gpt2.build_decode("gpt2-decode", SMALL, batch),
+    "vit": lambda batch: vit.build("vit", IMAGES, batch),
+    "llama": lambda batch: llama.build("llama", LLAMA, batch),
+}
+
+
+@pytest.fixture(params=BUILDS)
+def model(request) -> Model:
+    return BUILDS[request.param](3)
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected)), "zeros would compare equal whatever was computed"
+    assert largest_difference(actual, expected) <= tolerance
+
+
+def test_forward_is_as_undecorated(model):
+    compiled = jax.jit(aspen(model.apply, weights=0)).lower(*model.arguments).compile()
+    assert CUSTOM_CALL_TARGET in compiled.as_text()
+    assert " dot(" not in compiled.as_text()
+    assert_same(compiled(*model.arguments), jax.jit(model.apply)(*model.arguments))
+
+
+def test_gradient_is_as_undecorated(model):
+    def gradient(apply):
+        def loss(params):
+            outputs = jax.tree.leaves(apply(params, *model.inputs))
+            return sum((output**2).mean() for output in outputs)
+
+        return jax.jit(jax.grad(loss))(model.params)
+
+    expected = jax.tree.leaves(gradient(model.apply))
+    for actual, wanted in zip(jax.tree.leaves(gradient(aspen(model.apply, weights=0))), expected, strict=True):
+        scale = max(
+            np.abs(wanted).max(), 1e-3 * max(np.abs(leaf).max() for leaf in expected)
+        )  # of some biases it is all rounding
+        assert np.abs(actual - wanted).max() <= 1e-4 * scale
+
+
+def test_decoding_continues_what_was_read():
+    read = gpt2.build("gpt2", SMALL, 2)
+    (token_ids,) = read.inputs
+    head_width = SMALL.width // SMALL.heads
+    empty = jax.numpy.zeros((2, SMALL.heads, SMALL.tokens, head_width))
+    cache = [(empty, empty) for _ in range(SMALL.layers)]
+    decode = jax.jit(aspen(gpt2.decode, weights=0))
+    steps = []
+    for position in range(SMALL.tokens):
+        step, cache = decode(read.params, token_ids[:, position], cache, jax.numpy.int32(position))
+        steps.append(step)
+    assert_same(np.stack(steps, axis=1), np.asarray(read.apply(*read.arguments)), 1e-4)
+
+
+def test_padding_has_no_say():
+    model = BUILDS["bert"](2)
+    token_ids, segments, mask = model.inputs
+    encode = aspen(model.apply, weights=0)
+    hidden, pooled = encode(model.params, token_ids, segments, mask)
+    other_hidden, other_pooled = encode(model.params, jax.numpy.where(mask, token_ids, 5), segments, mask)
+    np.testing.assert_allclose(np.asarray(hidden)[np.asarray(mask)], np.asarray(other_hidden)[np.asarray(mask)], atol=1e-5)
+    np.testing.assert_allclose(pooled, other_pooled, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "parameters"),
+    [
+        ("bert-base", Size(tokens=8), 109_482_240),
+        ("gpt2", Size(), 124_439_808),
+    ],
+)
+def test_published_models_have_their_number_of_parameters(name, size, parameters):
+    assert sum(leaf.size for leaf in jax.tree.leaves(zoo.build(name, size).params)) == parameters
