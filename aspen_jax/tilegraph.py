@@ -34,7 +34,7 @@ class TileGraph:
         values: int64 [V, 4]: buffer, byte offset, dtype number, rank.
         value_shapes: int64, the values' shapes one after the other.
         operands: int64, the value of each operand of the call: inputs, then constants.
-        results: int64, the value of each result of the call.
+        results: int64, the value of each result of the call; an op writes it, or another value in the same buffer.
         ops: int64 [O, 5]: kernel, output value, number of inputs, number of parameter words, depth.
         inputs: int64, for each op input: value, ranks of R and of the view, R, starts, (source, step, extent) per dimension.
         params: int64, the ops' parameter words one after the other.
@@ -138,13 +138,15 @@ class TileGraph:
                 ) from error
             ops.append(Op(family, attrs, tuple(operands), values[output], block, self.op_names[number]))
         num_inputs = len(self.operands) - len(self.constants)
+        written = {int(self.values[output, 0]): values[output] for output in self.ops[:, 1]}
+        results = [(values[number], int(self.values[number, 0])) for number in self.results]
         return Program(
             inputs=tuple(values[number] for number in self.operands[:num_inputs]),
             constants=tuple(
                 (values[number], array) for number, array in zip(self.operands[num_inputs:], self.constants, strict=True)
             ),
             ops=tuple(ops),
-            outputs=tuple(Operand.whole(values[number]) for number in self.results),
+            outputs=tuple(Operand(written.get(buffer, value), View.identity(value.shape)) for value, buffer in results),
         )
 
     def verify(self) -> None:

@@ -121,7 +121,9 @@ def _check_values(graph: TileGraph) -> None:
         if size > _LARGEST_BYTES:
             _refuse(f"value {number} of shape {list(shape)} has {size} bytes")
         if buffer < len(outside):
-            if outside[buffer] != number or offset:
+            shape_there, dtype_there = graph.value(outside[buffer])
+            may_differ = buffer >= len(graph.operands) and dtype == dtype_there and math.prod(shape) == math.prod(shape_there)
+            if offset or (outside[buffer] != number and not may_differ):
                 _refuse(f"value {number} lies at byte {offset} of buffer {buffer}, which is that of value {outside[buffer]}")
         elif offset % ALIGNMENT or offset + size > graph.workspace_bytes:
             _refuse(f"value {number} lies at byte {offset} of a workspace of {graph.workspace_bytes} and has {size} bytes")
@@ -138,9 +140,10 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
         if op.output in given or op.output in written:
             _refuse(f"op {op.name} writes a value that is an operand or that another op writes")
         written.add(op.output)
-    for number, value in zip(graph.results, program.outputs, strict=True):
-        if value.value not in written:
-            _refuse(f"result value {number} is written by no op")
+    writers = np.bincount(graph.values[graph.ops[:, 1], 0], minlength=len(graph.operands) + len(graph.results))
+    for number in graph.results:
+        if (count := writers[graph.values[number, 0]]) != 1:
+            _refuse(f"the buffer of result value {number} is written by {count} ops")
     for number, op in enumerate(program.ops):
         where = f"op {number} ({op.name})"
         for index, operand in enumerate(op.inputs):

@@ -22,6 +22,7 @@ from aspen_jax.program import Operand, Program, Value
 from aspen_jax.reference import evaluate
 from aspen_jax.tilegraph import TileGraph
 from aspen_jax.verify_reuse import check_reuse
+from aspen_jax.view import View
 from tests.random_programs import random_program
 from tests.test_apu import build_with_random_tiles, values_of
 
@@ -334,6 +335,26 @@ def test_an_operand_that_an_op_writes_is_refused():
 def test_two_ops_that_write_one_value_are_refused():
     graph = small_net()
     refused(changed(graph, "ops", (0, 1), graph.ops[1, 1]), "another op writes|written by no op")
+
+
+def test_a_result_that_no_op_or_two_write_is_refused():
+    rng = np.random.default_rng(0)
+    builder = Builder()
+    x = Operand.whole(Value((4, 6), FLOAT))
+    flat, again = (builder.block(single("exp_f"), [x], x.shape, FLOAT) for _ in range(2))
+    reshaped = Operand(flat.value, View.identity((24,)))
+    graph = build(Program((x.value,), (), tuple(builder.ops), (reshaped, again)), 1, FINE)
+    graph.verify()
+    inputs = rng.standard_normal((4, 6), np.float32)
+    np.testing.assert_array_equal(graph.run(inputs)[0], graph.run(inputs)[1].ravel())
+    result, written = int(graph.results[0]), int(graph.ops[0, 1])
+    assert result != written
+    refused(changed(graph, "values", (written, 0), 2), "written by [02] ops")
+    refused(changed(graph, "values", (written, 2), 3), "dtype|buffer 1")
+    refused(changed(graph, "values", (int(graph.ops[1, 1]), 0), 3), "workspace")
+    shapes = graph.value_shapes.copy()
+    shapes[-1] = 23
+    refused(dataclasses.replace(graph, value_shapes=shapes), "buffer 1|elements")
 
 
 # Reuse of memory

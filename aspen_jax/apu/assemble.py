@@ -32,12 +32,14 @@ def assemble(
         memory: where values lie.
         order: all edges between tiles.
     """
-    results = [operand.value for operand in program.outputs]
     operands = [*program.inputs, *(value for value, _ in program.constants)]
-    values = list(dict.fromkeys([*operands, *(op.output for op in program.ops)]))
+    # A result of another shape than the value written is a second value in the same buffer.
+    results = [item.value if item.is_whole else Value(item.shape, item.dtype) for item in program.outputs]
+    values = list(dict.fromkeys([*operands, *(op.output for op in program.ops), *results]))
     numbers = {value: number for number, value in enumerate(values)}
     buffers = {value: buffer for buffer, value in enumerate([*operands, *results])}
     workspace = len(buffers)
+    buffers.update((operand.value, buffers[result]) for operand, result in zip(program.outputs, results, strict=True))
     kernels = tuple(dict.fromkeys(op.family.kernel for op in program.ops))
     params = [op.family.params(op) for op in program.ops]
     inputs: list[int] = []

@@ -19,7 +19,7 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     """Tile a program.
 
     Args:
-        program: each output is the whole of a value written by an op, and no value is output twice (`passes/outputs.py`).
+        program: each output is a value written by an op, reshaped at most, and no value is output twice (`passes/outputs.py`).
         num_workers: the workers that the tiles should keep busy.
         machine: the cost model.
         reuse: whether values may lie where dead ones were.
@@ -30,9 +30,9 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     machine = Machine() if machine is None else machine
     results = [operand.value for operand in program.outputs]
     written = {op.output for op in program.ops}
-    whole = all(operand.is_whole and operand.value in written for operand in program.outputs)
-    if not whole or len(set(results)) < len(results):
-        raise ValueError("each output of a program must be a whole value of its own, written by an op; run passes.outputs first")
+    dense = all(operand.view.is_dense() and operand.value in written for operand in program.outputs)
+    if not dense or len(set(results)) < len(results):
+        raise ValueError("each output of a program must be a value of its own, written by an op; run passes.outputs first")
 
     grids: dict[Value, Grid] = {}
     num_tiles = 0

@@ -1,4 +1,4 @@
-"""Makes every program output a whole value of its own that an op writes, so that it can be written into the caller's buffer."""
+"""Makes every program output a value of its own that an op writes, so that it can be written into the caller's buffer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from aspen_jax.program import Op, Operand, Program, Value
 
 
 def run(program: Program) -> Program:
-    """Copy outputs that are views, inputs, constants or duplicates."""
+    """Copy outputs that are inputs, constants, duplicates, or views that do more than reshape."""
     produced = {op.output for op in program.ops}
     taken: set[Value] = set()
     ops, outputs = list(program.ops), []
     for operand in program.outputs:
-        if not operand.is_whole or operand.value not in produced or operand.value in taken:
+        if not operand.view.is_dense() or operand.value not in produced or operand.value in taken:
             copy = Op(BLOCK, None, (operand,), Value(operand.shape, operand.dtype), COPY, "output")
             ops.append(copy)
             operand = Operand.whole(copy.output)
