@@ -138,6 +138,8 @@ bool lane_of(DType dtype, Lane* lane) {
     case DType::kU32:
       *lane = Lane::kInt;
       return true;
+    case DType::kF16:
+    case DType::kBF16:
     case DType::kF32:
       *lane = Lane::kFloat;
       return true;
@@ -240,6 +242,41 @@ Draft read_draft(WordReader& words, std::span<const DType> inputs) {
   return draft;
 }
 
+// The instruction that brings a register to the values of a dtype that is stored anyway; -1 where there is none.
+int conversion_to(DType dtype) {
+  switch (dtype) {
+    case DType::kI8:
+      return k_as_i8_i;
+    case DType::kI16:
+      return k_as_i16_i;
+    case DType::kU8:
+      return k_as_u8_i;
+    case DType::kU16:
+      return k_as_u16_i;
+    case DType::kF16:
+      return k_as_f16_f;
+    case DType::kBF16:
+      return k_as_bf16_f;
+    default:
+      return -1;
+  }
+}
+
+// Reads through copies (widening an input is one), and leaves the last rounding or wrapping to the store.
+void skip_copies(Draft& draft, DType output) {
+  const auto source = [&](int reg) {
+    while (draft.registers[reg].opcode == k_copy) reg = draft.registers[reg].args[0];
+    return reg;
+  };
+  for (int reg = draft.first_instruction(); reg < static_cast<int>(draft.registers.size()); ++reg) {
+    for (int i = 0; i < draft.num_args(reg); ++i) draft.registers[reg].args[i] = source(draft.registers[reg].args[i]);
+  }
+  draft.result = source(draft.result);
+  while (conversion_to(output) >= 0 && draft.registers[draft.result].opcode == conversion_to(output)) {
+    draft.result = draft.registers[draft.result].args[0];
+  }
+}
+
 // Counts the uses of each register that the result depends on; others have none and are dropped.
 void count_uses(Draft& draft) {
   for (Register& reg : draft.registers) reg.uses = 0;
@@ -308,6 +345,7 @@ void fuse(Draft& draft) {
 
 BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> inputs, DType output) {
   Draft draft = read_draft(words, inputs);
+  skip_copies(draft, output);
   BlockProgram program;
   program.output_ = output;
   if (draft.is_input(draft.result) && inputs[draft.result] == output) {

@@ -28,7 +28,10 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
   std::copy_n(output.strides, output.rank, epilogue.out_strides_);
   if (epilogue.empty_) {
     if (num_extra != 0) throw GraphError("there are " + std::to_string(num_extra) + " epilogue inputs but no epilogue");
-    if (result != output.dtype) throw GraphError("the output's dtype is not the kernel's, and there is no epilogue to convert");
+    const auto is_float = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; };
+    if (result != output.dtype && !(is_float(result) && is_float(output.dtype))) {
+      throw GraphError("the output's dtype is not the kernel's, and there is no epilogue to convert");
+    }
   } else {
     epilogue.program_ = BlockProgram::parse(words, dtypes, output.dtype);
   }
@@ -53,6 +56,10 @@ void Epilogue::apply(const TileArgs& args, const int64_t* at, int row_axis, int6
   const Plane to = plane_of(args.output, output_, out_strides_);
   auto* const out = static_cast<std::byte*>(args.output) +
                     (static_cast<const std::byte*>(to.data) - static_cast<const std::byte*>(args.output));
+  if (empty_ && output_ != result_) {
+    store_lanes(output_, static_cast<const int32_t*>(acc), acc_row_stride, 1, out, to.row_stride, to.col_stride, rows, cols);
+    return;
+  }
   if (empty_) {
     copy_elements(size_of(output_), acc, acc_row_stride, 1, out, to.row_stride, to.col_stride, rows, cols);
     return;

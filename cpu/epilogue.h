@@ -16,11 +16,11 @@ class Epilogue {
  public:
   // Reads the tail of an op's words ("0", or "1" and a block program) to their end. Inputs from `num_main` on are the
   // epilogue's and must have the output's shape (there must be at least `num_main`); `result` is the dtype of the kernel's own
-  // result (register 0). Throws GraphError.
+  // result (register 0), of 32 bits if it is a float. A float result is stored as a float of any dtype. Throws GraphError.
   static Epilogue parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result);
 
-  // No program: the kernel's result is the output.
-  bool empty() const { return empty_; }
+  // No program, and the kernel's result is the output.
+  bool empty() const { return empty_ && output_ == result_; }
 
   // Whether the kernel's result, before the epilogue, may be kept in the output itself (it has elements of the same size).
   bool fits_output() const { return size_of(output_) == size_of(result_); }
@@ -35,7 +35,8 @@ class Epilogue {
   // Finishes a block of rows x cols elements of the output: the first at output coordinate `at` (output's rank entries), rows
   // along output axis `row_axis`, columns along the last axis. Where `row_axis` is the last axis (or the output is a scalar,
   // row_axis -1), rows must be 1. `acc` holds the kernel's result, its columns adjacent and its rows `acc_row_stride` elements
-  // apart; it may be the output block itself if `fits_output()`. With no program, copies `acc` to the output where they differ.
+  // apart; it may be the output block itself if `fits_output()`. With no program, converts or copies
+  // `acc` to the output where they differ.
   // `scratch` is 64-byte aligned and holds `scratch_bytes()`.
   void apply(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
              int64_t acc_row_stride, std::byte* scratch) const noexcept;

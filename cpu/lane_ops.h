@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "elements.h"
 #include "vec.h"
 #include "vmath.h"
 
@@ -66,6 +67,9 @@ inline constexpr auto ge_f = [](Floats a, Floats b) { return Ints(a >= b); };
 inline constexpr auto relu_f = [](Floats a) { return max(Floats{}, a); };
 inline constexpr auto square_f = [](Floats a) { return a * a; };
 
+inline constexpr auto as_bf16_f = [](Floats a) { return rounded<BF16>(a); };
+inline constexpr auto as_f16_f = [](Floats a) { return rounded<F16>(a); };
+
 inline constexpr auto add_i = [](Ints a, Ints b) { return wrapped(wrapping(a) + wrapping(b)); };
 inline constexpr auto sub_i = [](Ints a, Ints b) { return wrapped(wrapping(a) - wrapping(b)); };
 inline constexpr auto mul_i = [](Ints a, Ints b) { return wrapped(wrapping(a) * wrapping(b)); };
@@ -90,6 +94,24 @@ inline constexpr auto le_i = [](Ints a, Ints b) { return Ints(a <= b); };
 inline constexpr auto gt_i = [](Ints a, Ints b) { return Ints(a > b); };
 inline constexpr auto ge_i = [](Ints a, Ints b) { return Ints(a >= b); };
 
+inline constexpr auto as_i8_i = [](Ints a) { return wrapped(wrapping(a) << 24) >> 24; };
+inline constexpr auto as_i16_i = [](Ints a) { return wrapped(wrapping(a) << 16) >> 16; };
+inline constexpr auto as_u8_i = [](Ints a) { return a & 0xff; };
+inline constexpr auto as_u16_i = [](Ints a) { return a & 0xffff; };
+
+inline constexpr auto div_u = [](Ints a, Ints b) {
+  return b == 0 ? broadcast(int32_t{-1}) : wrapped(wrapping(a) / wrapping(b == 0 ? broadcast(int32_t{1}) : b));
+};
+inline constexpr auto rem_u = [](Ints a, Ints b) {
+  return b == 0 ? a : wrapped(wrapping(a) % wrapping(b == 0 ? broadcast(int32_t{1}) : b));
+};
+inline constexpr auto max_u = [](Ints a, Ints b) { return wrapping(a) > wrapping(b) ? a : b; };
+inline constexpr auto min_u = [](Ints a, Ints b) { return wrapping(a) < wrapping(b) ? a : b; };
+inline constexpr auto lt_u = [](Ints a, Ints b) { return Ints(wrapping(a) < wrapping(b)); };
+inline constexpr auto le_u = [](Ints a, Ints b) { return Ints(wrapping(a) <= wrapping(b)); };
+inline constexpr auto gt_u = [](Ints a, Ints b) { return Ints(wrapping(a) > wrapping(b)); };
+inline constexpr auto ge_u = [](Ints a, Ints b) { return Ints(wrapping(a) >= wrapping(b)); };
+
 inline constexpr auto and_b = and_i;
 inline constexpr auto or_b = or_i;
 inline constexpr auto xor_b = xor_i;
@@ -106,6 +128,12 @@ inline constexpr auto i_from_f = [](Floats a) {
   result = a >= 0x1p31f ? broadcast(std::numeric_limits<int32_t>::max()) : result;
   result = a < -0x1p31f ? broadcast(std::numeric_limits<int32_t>::min()) : result;
   return result & Ints(a == a);
+};
+inline constexpr auto u_from_f = [](Floats a) {
+  // From 2^31 on the lowest bits are zero, so that half of it has the same digits.
+  Ints result = a >= 0x1p31f ? wrapped(wrapping(truncate(a * 0.5f)) << 1) : truncate(a);
+  result = a >= 0x1p32f ? broadcast(int32_t{-1}) : result;
+  return result & Ints(a > 0.0f);
 };
 inline constexpr auto i_from_b = [](Ints a) { return a & 1; };
 inline constexpr auto b_from_f = [](Floats a) { return Ints(a != 0.0f); };

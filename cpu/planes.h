@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "aspen_jax/engine/kernel.h"
+#include "elements.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -28,83 +29,67 @@ inline void visit_size(int64_t bytes, Visitor visit) {
   }
 }
 
-// Elements as lanes: bool becomes a mask, integers are widened, 32-bit elements keep their bits.
-template <class T, bool kIsBool>
+// Elements as lanes.
+template <class T>
 inline void load_lanes_of(const T* from, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols, int32_t* to,
                           int64_t to_row_stride) {
-  typedef T Narrow __attribute__((vector_size(sizeof(T) * kLanes)));
-  const auto widen = [](auto x) { return kIsBool ? -static_cast<int32_t>(x != 0) : static_cast<int32_t>(x); };
   if (col_stride == 1) {
     for (int64_t row = 0; row < rows; ++row, from += row_stride, to += to_row_stride) {
       int64_t col = 0;
-      for (; col + kLanes <= cols; col += kLanes) {
-        Narrow x;
-        std::memcpy(&x, from + col, sizeof x);
-        const Ints lanes = __builtin_convertvector(x, Ints);
-        store(to + col, kIsBool ? Ints(lanes != 0) : lanes);
+      for (; col + kLanes <= cols; col += kLanes) store(to + col, to_lanes(from + col));
+      if constexpr (Narrow<T>) {
+        if (col < cols) {
+          const int tail = static_cast<int>(cols - col);
+          store_partial(to + col, as_ints(load_partial(from + col, tail)), tail);
+        }
+      } else {
+        for (; col < cols; ++col) to[col] = to_lane(from[col]);
       }
-      for (; col < cols; ++col) to[col] = widen(from[col]);
     }
   } else if (std::abs(row_stride) < std::abs(col_stride)) {
     for (int64_t col = 0; col < cols; ++col) {
-      for (int64_t row = 0; row < rows; ++row) to[row * to_row_stride + col] = widen(from[row * row_stride + col * col_stride]);
+      for (int64_t row = 0; row < rows; ++row) to[row * to_row_stride + col] = to_lane(from[row * row_stride + col * col_stride]);
     }
   } else {
     for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t col = 0; col < cols; ++col) to[row * to_row_stride + col] = widen(from[row * row_stride + col * col_stride]);
+      for (int64_t col = 0; col < cols; ++col) to[row * to_row_stride + col] = to_lane(from[row * row_stride + col * col_stride]);
     }
   }
 }
 
 inline void load_lanes(DType dtype, const void* from, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
                        int32_t* to, int64_t to_row_stride) {
-  const auto load_as = [&]<class T, bool kIsBool = false>(T) {
-    load_lanes_of<T, kIsBool>(static_cast<const T*>(from), row_stride, col_stride, rows, cols, to, to_row_stride);
-  };
-  switch (dtype) {
-    case DType::kBool:
-      return load_as.template operator()<uint8_t, true>(uint8_t{});
-    case DType::kI8:
-      return load_as(int8_t{});
-    case DType::kU8:
-      return load_as(uint8_t{});
-    case DType::kI16:
-      return load_as(int16_t{});
-    case DType::kU16:
-      return load_as(uint16_t{});
-    default:
-      return load_as(int32_t{});
-  }
+  visit_element(dtype, [&]<class T>(T) {
+    load_lanes_of(static_cast<const T*>(from), row_stride, col_stride, rows, cols, to, to_row_stride);
+  });
 }
 
-// Lanes as elements of T: the low bits, or the lowest bit of a mask. `from_step` is 1, or 0 where the lanes of a row are equal.
-template <class T, bool kIsBool>
+// Lanes as elements. `from_step` is 1, or 0 where the lanes of a row are equal.
+template <class T>
 inline void store_lanes_of(const int32_t* from, int64_t from_row_stride, int64_t from_step, T* to, int64_t row_stride,
                            int64_t col_stride, int64_t rows, int64_t cols) {
-  typedef T Narrow __attribute__((vector_size(sizeof(T) * kLanes)));
-  const auto narrow = [](auto x) { return static_cast<T>(kIsBool ? x & 1 : x); };
   for (int64_t row = 0; row < rows; ++row, from += from_row_stride, to += row_stride) {
     int64_t col = 0;
     if (col_stride == 1) {
-      for (; col + kLanes <= cols; col += kLanes) {
-        const Ints lanes = load(from + col * from_step);
-        const Narrow x = __builtin_convertvector(kIsBool ? lanes & 1 : lanes, Narrow);
-        std::memcpy(to + col, &x, sizeof x);
+      for (; col + kLanes <= cols; col += kLanes) from_lanes(to + col, load(from + col * from_step));
+      if constexpr (Narrow<T>) {
+        if (col < cols) {
+          const int tail = static_cast<int>(cols - col);
+          const Ints lanes = from_step == 0 ? load(from) : load_partial(from + col, tail);
+          store_partial(to + col, as_floats(lanes), tail);
+        }
+        continue;
       }
     }
-    for (; col < cols; ++col) to[col * col_stride] = narrow(from[col * from_step]);
+    for (; col < cols; ++col) to[col * col_stride] = from_lane<T>(from[col * from_step]);
   }
 }
 
 inline void store_lanes(DType dtype, const int32_t* from, int64_t from_row_stride, int64_t from_step, void* to,
                         int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols) {
-  const auto store_as = [&]<class T, bool kIsBool = false>(T) {
-    store_lanes_of<T, kIsBool>(from, from_row_stride, from_step, static_cast<T*>(to), row_stride, col_stride, rows, cols);
-  };
-  if (dtype == DType::kBool) return store_as.template operator()<uint8_t, true>(uint8_t{});
-  if (size_of(dtype) == 1) return store_as(uint8_t{});
-  if (size_of(dtype) == 2) return store_as(uint16_t{});
-  store_as(int32_t{});
+  visit_element(dtype, [&]<class T>(T) {
+    store_lanes_of(from, from_row_stride, from_step, static_cast<T*>(to), row_stride, col_stride, rows, cols);
+  });
 }
 
 template <class T>

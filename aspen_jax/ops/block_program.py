@@ -102,7 +102,7 @@ class BlockProgram:
                 read(arg, wild if lane == "?" else LANE_DTYPES[lane]) for arg, lane in zip(args, opcode.lanes, strict=False)
             ]
             lanes[first + index] = opcode.reference(*arguments)
-        return read(self.result, dtype).astype(dtype)
+        return read(self.result, LANE_DTYPES.get(lane_of(dtype) or "", dtype)).astype(dtype)
 
     def __str__(self) -> str:
         constants = {
@@ -141,9 +141,11 @@ class BlockBuilder:
         return Ref("input", index)
 
     def constant(self, value: Any) -> Ref:
-        """A float32, int32 or bool scalar (bools are masks of ones or zeros)."""
-        array = np.asarray(value)
-        bits = -int(bool(array)) if array.dtype == np.bool_ else int(array.reshape(()).view(np.int32))
+        """A scalar of any dtype that has a lane (bools are masks of ones or zeros)."""
+        array = np.asarray(value).reshape(())
+        lane = lane_of(array.dtype)
+        assert lane is not None, array.dtype
+        bits = -int(bool(array)) if lane == "b" else int(array.astype(LANE_DTYPES[lane]).view(np.int32))
         return self._constant_bits(bits)
 
     def _constant_bits(self, bits: int) -> Ref:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.opcodes import OPCODES, lane_of
+from aspen_jax.ops.opcodes import OPCODES, lane_of, narrowing
 from aspen_jax.program import Operand
 from aspen_jax.view import View
 
@@ -31,7 +32,21 @@ _INT_NAMES = {
 _BOOL_NAMES = {
     "and": "and_b", "or": "or_b", "xor": "xor_b", "not": "not_b", "eq": "eq_b", "ne": "ne_b", "max": "or_b", "min": "and_b",
 }  # fmt: skip
-_BY_DTYPE = {"float32": _FLOAT_NAMES, "int32": _INT_NAMES, "bool": _BOOL_NAMES}
+_UNSIGNED_NAMES = {
+    **_INT_NAMES, "div": "div_u", "rem": "rem_u", "max": "max_u", "min": "min_u", "lt": "lt_u", "le": "le_u", "gt": "gt_u",
+    "ge": "ge_u",
+}  # fmt: skip
+_FLOATS = ("float32", "bfloat16", "float16")
+_INTS = ("int32", "int16", "int8", "uint32", "uint16", "uint8")  # those of fewer than 32 bits fit an int32 lane
+_BY_DTYPE = {
+    **dict.fromkeys(_FLOATS, _FLOAT_NAMES),
+    **dict.fromkeys(_INTS, _INT_NAMES),
+    "uint32": _UNSIGNED_NAMES,
+    "bool": _BOOL_NAMES,
+}
+
+# Integer primitives whose results need no wrapping: they have the bits or the range of their operands.
+_IN_RANGE = ("max", "min", "rem", "and", "or", "xor", "sign", "eq", "ne", "lt", "le", "gt", "ge")
 
 # Parameters that change what an element-wise primitive computes; any other value than these stays with XLA.
 _ACCURACY = "accuracy"
@@ -68,24 +83,42 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     if equation.params.get(_ACCURACY) is not None:
         raise Unsupported(f"{equation.primitive} with accuracy={equation.params[_ACCURACY]}")
     assert OPCODES[opcode].arity == len(operands)
-    return scalar_block(build, equation, operands, lambda block, *refs: block.emit(opcode, *refs), equation.shape, equation.dtype)
+    dtype = operands[0].dtype
+    is_int = lane_of(dtype) == "i"
+
+    def write(block: BlockBuilder, *refs: Ref) -> Ref:
+        if opcode == "sign_i" and dtype.kind == "u":
+            return block.emit("i_from_b", block.emit("ne_i", *refs, block.constant(np.zeros((), dtype))))
+        # A right shift brings in the sign or zeros by its name, not by the dtype.
+        if opcode in ("shra_i", "shrl_i"):
+            refs = (_wrapped(block, refs[0], np.dtype(f"{'i' if opcode == 'shra_i' else 'u'}{dtype.itemsize}")), refs[1])
+        result = block.emit(opcode, *refs)
+        return _wrapped(block, result, dtype) if is_int and equation.primitive not in _IN_RANGE else result
+
+    return scalar_block(build, equation, operands, write, equation.shape, equation.dtype)
+
+
+def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
+    """The lane brought to the values of `dtype`."""
+    opcode = narrowing(dtype)
+    return ref if opcode is None else block.emit(opcode, ref)
 
 
 @converts("round")
 def _convert_round(build: Builder, equation: Equation, operand: Operand) -> Operand:
     opcode = "round_even_f" if equation.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN else "round_f"
-    _need(operand, "round", "float32")
+    _need(operand, "round", *_FLOATS)
     return build.block(single(opcode), [operand], equation.shape, equation.dtype)
 
 
 @converts("integer_pow")
 def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -> Operand:
     exponent = equation.params["y"]
-    _need(operand, "integer_pow", "float32", "int32")
+    _need(operand, "integer_pow", *_FLOATS, *_INTS)
     lane = lane_of(operand.dtype)
     one = np.ones((), operand.dtype)
     if lane == "i" and exponent < 0:
-        raise Unsupported(f"integer_pow of int32 with exponent {exponent}")
+        raise Unsupported(f"integer_pow of {operand.dtype.name} with exponent {exponent}")
 
     def write(block: BlockBuilder, x: Ref) -> Ref:
         result: Ref | None = None
@@ -96,6 +129,8 @@ def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -
             rest >>= 1
             square = block.emit(f"mul_{lane}", square, square) if rest else square
         result = block.constant(one) if result is None else result
+        if lane == "i":
+            return _wrapped(block, result, operand.dtype)
         return block.emit("div_f", block.constant(one), result) if exponent < 0 else result
 
     return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
@@ -103,7 +138,7 @@ def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -
 
 @converts("log2")
 def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Operand:
-    _need(operand, "log2", "float32")
+    _need(operand, "log2", *_FLOATS)
 
     def write(block: BlockBuilder, x: Ref) -> Ref:
         return block.emit("mul_f", block.emit("log_f", x), block.constant(np.float32(1 / np.log(2))))
@@ -126,8 +161,8 @@ def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: 
 
 @converts("clamp")
 def _convert_clamp(build: Builder, equation: Equation, low: Operand, x: Operand, high: Operand) -> Operand:
-    _need(x, "clamp", "float32", "int32")
-    lane = lane_of(x.dtype)
+    _need(x, "clamp", *_FLOATS, *_INTS)
+    lane = "u" if x.dtype == np.uint32 else lane_of(x.dtype)
 
     def write(block: BlockBuilder, lo: Ref, value: Ref, hi: Ref) -> Ref:
         return block.emit(f"min_{lane}", block.emit(f"max_{lane}", value, lo), hi)
@@ -135,15 +170,16 @@ def _convert_clamp(build: Builder, equation: Equation, low: Operand, x: Operand,
     return scalar_block(build, equation, [low, x, high], write, equation.shape, equation.dtype)
 
 
-# (from lane, to dtype) -> instruction. Narrow integers load as int32 lanes, so they may be a source but not a target.
+# (from lane, to lane) -> instruction.
 _CONVERSIONS = {
-    ("i", "float32"): "f_from_i",
-    ("b", "float32"): "f_from_b",
-    ("f", "int32"): "i_from_f",
-    ("b", "int32"): "i_from_b",
-    ("f", "bool"): "b_from_f",
-    ("i", "bool"): "b_from_i",
-    ("i", "int32"): "copy",
+    ("f", "f"): "copy",
+    ("i", "i"): "copy",
+    ("i", "f"): "f_from_i",
+    ("b", "f"): "f_from_b",
+    ("f", "i"): "i_from_f",
+    ("b", "i"): "i_from_b",
+    ("f", "b"): "b_from_f",
+    ("i", "b"): "b_from_i",
 }
 
 
@@ -152,12 +188,42 @@ def _convert_dtype(build: Builder, equation: Equation, operand: Operand) -> Oper
     source, target = operand.dtype, equation.dtype
     if source == target:
         return operand
-    opcode = _CONVERSIONS.get((lane_of(source) or "", target.name))
-    if source == np.uint32 and opcode == "f_from_i":
-        opcode = "f_from_u"
+    lanes = (lane_of(source) or "", lane_of(target) or "")
+    opcode = _CONVERSIONS.get(lanes)
     if opcode is None:
         raise Unsupported(f"no block instruction converts {source.name} to {target.name}")
-    return build.block(single(opcode), [operand], equation.shape, target)
+    if lanes == ("i", "f") and source == np.uint32:
+        opcode = "f_from_u"
+    if lanes == ("f", "i") and target == np.uint32:
+        opcode = "u_from_f"
+
+    def write(block: BlockBuilder, x: Ref) -> Ref:
+        if lanes == ("f", "i") and target.itemsize < 4:  # saturates
+            limits = np.iinfo(target)
+            x = block.emit("max_f", x, block.constant(np.float32(limits.min)))
+            x = block.emit("min_f", x, block.constant(np.float32(limits.max)))
+            return block.emit(opcode, x)
+        # A conversion rounds, even where the rest of its program has more precision.
+        narrow = narrowing(target) if lanes[0] == lanes[1] or lanes[1] == "f" else None
+        if opcode == "copy":
+            return block.emit(narrow or opcode, x)
+        x = block.emit(opcode, x)
+        return x if narrow is None else block.emit(narrow, x)
+
+    return scalar_block(build, equation, [operand], write, equation.shape, target)
+
+
+@converts("reduce_precision")
+def _convert_reduce_precision(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    bits = (equation.params["exponent_bits"], equation.params["mantissa_bits"])
+    _need(operand, "reduce_precision", *_FLOATS)
+    own = (jnp.finfo(operand.dtype).nexp, jnp.finfo(operand.dtype).nmant)
+    if bits == (8, 23):
+        return operand
+    if bits != own and (bits, operand.dtype.name) != ((8, 7), "float32"):
+        raise Unsupported(f"reduce_precision of {operand.dtype.name} to {bits[0]} bits of exponent and {bits[1]} of mantissa")
+    opcode = "as_bf16_f" if bits == (8, 7) else "as_f16_f"
+    return build.block(single(opcode), [operand], equation.shape, equation.dtype)
 
 
 @converts("copy", "optimization_barrier", "stop_gradient", "name")

@@ -1,7 +1,7 @@
 """The instructions of block programs, with their meaning in jax.lax.
 
 Numbers and arities are those of `cpu/block_ops.inc`; a test holds the two tables together. Lanes are f (float32), i (int32)
-or b (bool).
+or b (bool); instructions of uint32 read int32 lanes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ class Opcode(NamedTuple):
 
 def _as_unsigned(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _of_unsigned(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of uint32 on int32 lanes."""
+
+    def reference(*args: jax.Array) -> jax.Array:
+        result = function(*map(_as_unsigned, args))
+        return result if result.dtype == np.bool_ else lax.bitcast_convert_type(result, jnp.int32)
+
+    return reference
 
 
 OPCODES: dict[str, Opcode] = {
@@ -74,6 +84,8 @@ OPCODES: dict[str, Opcode] = {
     "ge_f": Opcode(39, "ff>b", lax.ge),
     "relu_f": Opcode(40, "f>f", lambda x: lax.max(x, jnp.zeros_like(x))),
     "square_f": Opcode(41, "f>f", lax.square),
+    "as_bf16_f": Opcode(42, "f>f", lambda x: lax.reduce_precision(x, 8, 7)),
+    "as_f16_f": Opcode(43, "f>f", lambda x: x.astype(jnp.float16).astype(jnp.float32)),
     "add_i": Opcode(64, "ii>i", lax.add),
     "sub_i": Opcode(65, "ii>i", lax.sub),
     "mul_i": Opcode(66, "ii>i", lax.mul),
@@ -97,12 +109,24 @@ OPCODES: dict[str, Opcode] = {
     "le_i": Opcode(84, "ii>b", lax.le),
     "gt_i": Opcode(85, "ii>b", lax.gt),
     "ge_i": Opcode(86, "ii>b", lax.ge),
+    "as_i8_i": Opcode(87, "i>i", lambda x: x.astype(jnp.int8).astype(jnp.int32)),
+    "as_i16_i": Opcode(88, "i>i", lambda x: x.astype(jnp.int16).astype(jnp.int32)),
+    "as_u8_i": Opcode(89, "i>i", lambda x: x.astype(jnp.uint8).astype(jnp.int32)),
+    "as_u16_i": Opcode(90, "i>i", lambda x: x.astype(jnp.uint16).astype(jnp.int32)),
     "and_b": Opcode(96, "bb>b", lax.bitwise_and),
     "or_b": Opcode(97, "bb>b", lax.bitwise_or),
     "xor_b": Opcode(98, "bb>b", lax.bitwise_xor),
     "not_b": Opcode(99, "b>b", lax.bitwise_not),
     "eq_b": Opcode(100, "bb>b", lax.eq),
     "ne_b": Opcode(101, "bb>b", lax.ne),
+    "div_u": Opcode(102, "ii>i", _of_unsigned(lax.div)),
+    "rem_u": Opcode(103, "ii>i", _of_unsigned(lax.rem)),
+    "max_u": Opcode(104, "ii>i", _of_unsigned(lax.max)),
+    "min_u": Opcode(105, "ii>i", _of_unsigned(lax.min)),
+    "lt_u": Opcode(106, "ii>b", _of_unsigned(lax.lt)),
+    "le_u": Opcode(107, "ii>b", _of_unsigned(lax.le)),
+    "gt_u": Opcode(108, "ii>b", _of_unsigned(lax.gt)),
+    "ge_u": Opcode(109, "ii>b", _of_unsigned(lax.ge)),
     "select": Opcode(112, "b??>?", lax.select),
     "f_from_i": Opcode(120, "i>f", lambda x: x.astype(jnp.float32)),
     "f_from_u": Opcode(121, "i>f", lambda x: _as_unsigned(x).astype(jnp.float32)),
@@ -111,6 +135,7 @@ OPCODES: dict[str, Opcode] = {
     "i_from_b": Opcode(124, "b>i", lambda x: x.astype(jnp.int32)),
     "b_from_f": Opcode(125, "f>b", lambda x: x != 0),
     "b_from_i": Opcode(126, "i>b", lambda x: x != 0),
+    "u_from_f": Opcode(127, "f>i", lambda x: lax.bitcast_convert_type(x.astype(jnp.uint32), jnp.int32)),
 }
 
 NAMES: dict[int, str] = {opcode.number: name for name, opcode in OPCODES.items()}
@@ -119,6 +144,8 @@ LANE_DTYPES: dict[str, np.dtype] = {"f": np.dtype(np.float32), "i": np.dtype(np.
 
 _LANES: dict[str, str] = {
     "float32": "f",
+    "bfloat16": "f",
+    "float16": "f",
     "int32": "i",
     "int16": "i",
     "int8": "i",
@@ -132,3 +159,19 @@ _LANES: dict[str, str] = {
 def lane_of(dtype: np.dtype) -> str | None:
     """The lane that a dtype is loaded into, or None where block programs can only copy it."""
     return _LANES.get(np.dtype(dtype).name)
+
+
+# What brings a lane to the values of a narrower dtype.
+_NARROWING: dict[str, str] = {
+    "bfloat16": "as_bf16_f",
+    "float16": "as_f16_f",
+    "int8": "as_i8_i",
+    "int16": "as_i16_i",
+    "uint8": "as_u8_i",
+    "uint16": "as_u16_i",
+}
+
+
+def narrowing(dtype: np.dtype) -> str | None:
+    """The instruction that rounds or wraps a lane to a dtype of fewer bits; None where the lane holds no other values."""
+    return _NARROWING.get(np.dtype(dtype).name)
