@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from aspen_jax import apu, frontend, runtime
+from aspen_jax import apu, control_flow, frontend, runtime
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
@@ -77,11 +77,13 @@ class Compiled:
         consts: what the jaxpr closes over.
         trace: the converted jaxpr.
         steps: parts and fallbacks in the order in which they run.
+        options: how it was compiled.
     """
 
     consts: tuple[Any, ...]
     trace: frontend.Trace
     steps: tuple[Part | Fallback, ...]
+    options: Options
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -90,8 +92,18 @@ class Compiled:
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """The equations that stay with XLA."""
-        return self.trace.fallbacks
+        """The equations that stay with XLA, control flow with its tiled bodies among them."""
+        return tuple(step for step in self.steps if isinstance(step, Fallback))
+
+    @property
+    def bodies(self) -> tuple[Compiled, ...]:
+        """The tiled bodies of control flow, and the bodies in those."""
+        direct = [
+            compile_jaxpr(jaxpr, self.options)
+            for fallback in self.fallbacks
+            for jaxpr in control_flow.tiled_bodies(fallback.equation)
+        ]
+        return tuple(body for item in direct for body in (item, *item.bodies))
 
     def call(self, *arguments: Any) -> list[Any]:
         """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform."""
@@ -134,13 +146,23 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
     trace = frontend.trace(jaxpr)
-    if options.strict and trace.fallbacks:
-        raise UnsupportedError(_refusal(trace.fallbacks))
-    steps = tuple(Part.build(step, options) if isinstance(step, Program) else step for step in trace.steps)
-    compiled = Compiled(tuple(jaxpr.consts), trace, steps)
+    refused = [fallback for fallback in trace.fallbacks if not control_flow.is_control_flow(fallback.equation)]
+    if options.strict and refused:
+        raise UnsupportedError(_refusal(refused))
+    steps = tuple(Part.build(step, options) if isinstance(step, Program) else _tile_bodies(step, options) for step in trace.steps)
+    compiled = Compiled(tuple(jaxpr.consts), trace, steps, options)
     with _lock:
         _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
     return compiled
+
+
+def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
+    if not control_flow.is_control_flow(fallback.equation):
+        return fallback
+    equation = control_flow.with_tiled_bodies(fallback.equation, strict=options.strict)
+    bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
+    reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
+    return dataclasses.replace(fallback, equation=equation, reason=reason)
 
 
 def _refusal(fallbacks: Sequence[Fallback]) -> str:

@@ -75,7 +75,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
         computed.append(isinstance(outvar, Literal) or outvar not in values)
         if not isinstance(outvar, Literal):
             values.setdefault(outvar, None)
-    pruned, used = _prune(jaxpr, computed)
+    pruned, used = prune(jaxpr, computed)
     results = iter(aspen_call_p.bind(*compress(operands, used), jaxpr=pruned, strict=strict) if any(computed) else ())
     outs = []
     for outvar, is_computed in zip(outvars, computed, strict=True):
@@ -86,7 +86,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
     return outs
 
 
-def _prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
     """The jaxpr with some outputs only, and which of its inputs it still takes."""
     pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, list(used_outputs))
     return ClosedJaxpr(pruned, jaxpr.consts), used_inputs
@@ -214,7 +214,7 @@ def _eliminate_dead_code(used_outputs: list[bool], *live_inputs_and_eqn: Any) ->
         return [True] * len(eqn.invars), eqn
     if not any(used_outputs):
         return [False] * len(eqn.invars), None
-    jaxpr, used_inputs = _prune(eqn.params["jaxpr"], used_outputs)
+    jaxpr, used_inputs = prune(eqn.params["jaxpr"], used_outputs)
     return used_inputs, eqn.replace(
         invars=list(compress(eqn.invars, used_inputs)),
         outvars=list(compress(eqn.outvars, used_outputs)),

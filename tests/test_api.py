@@ -427,9 +427,11 @@ def test_graph_gives_the_one_graph():
 
 
 def test_graph_refuses_what_is_not_one_graph():
-    with pytest.raises(UnsupportedError, match=r"^sorting is 3 graphs of tiles, not one; left to XLA: sort; explain\(\)"):
+    with pytest.raises(
+        UnsupportedError, match=r"^sorting as a whole is not one graph of tiles; it has 3; left to XLA: sort; explain\(\)"
+    ):
         aspen(sorting).graph(normal(0, 5))
-    with pytest.raises(UnsupportedError, match="is 0 graphs of tiles, not one"):
+    with pytest.raises(UnsupportedError, match="not one graph of tiles; it has 0"):
         aspen(lambda x: x).graph(1.0)
 
 

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax import cost
+from aspen_jax.control_flow import is_control_flow
+from aspen_jax.cost import Cost
 from aspen_jax.ops.block import BLOCK
 
 if TYPE_CHECKING:
+    from jax.extend import core
+
     from aspen_jax.compile import Compiled, Part
     from aspen_jax.frontend import Fallback
     from aspen_jax.tilegraph import TileGraph
@@ -81,34 +86,44 @@ class Explanation:
         parts: its graphs of tiles, in the order in which they run.
         fallbacks: what is left to XLA around them.
         reason: why all of the function is left to XLA, or None.
+        work: what the whole of it costs, as XLA counts; bytes are those that tiles and fallbacks read and write.
     """
 
     function: str
     parts: tuple[PartReport, ...]
     fallbacks: tuple[FallbackReport, ...]
     reason: str | None
+    work: Cost
 
     @classmethod
-    def of(cls, function: str, compiled: Iterable[Compiled], reason: str | None) -> Explanation:
-        """From the compiled calls that the function consists of."""
-        compiled = tuple(compiled)
+    def of(cls, function: str, jaxpr: core.Jaxpr, compiled: Iterable[Compiled], reason: str | None) -> Explanation:
+        """From the compiled calls that the function consists of; the bodies of their control flow are parts too."""
+        compiled = tuple(one for item in compiled for one in (item, *item.bodies))
         parts = tuple(_report_part(part) for item in compiled for part in item.parts)
-        return cls(function, parts, tuple(_report_fallbacks(item for one in compiled for item in one.fallbacks)), reason)
+        fallbacks = [fallback for item in compiled for fallback in item.fallbacks]
+        work = cost.of_jaxpr(jaxpr)
+        if reason is None:
+            untiled = (cost.of_equation(item.equation).bytes for item in fallbacks if not is_control_flow(item.equation))
+            moved = sum(untiled) + sum(op.bytes for part in parts for op in part.ops)
+            work = dataclasses.replace(work, bytes=moved)
+        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work)
 
     def cost(self) -> dict[str, float]:
-        """Work of all parts: "flops" and "bytes accessed"."""
-        ops = [op for part in self.parts for op in part.ops]
-        return {"flops": float(sum(op.flops for op in ops)), "bytes accessed": float(sum(op.bytes for op in ops))}
+        """Work under XLA's names: "flops", "transcendentals" and "bytes accessed"."""
+        return {
+            "flops": self.work.flops,
+            "transcendentals": self.work.transcendentals,
+            "bytes accessed": self.work.bytes,
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        cost = self.cost()
         tiles = sum(part.graph.num_tiles for part in self.parts)
         edges = sum(part.graph.num_edges for part in self.parts)
         calls = "1 custom call" if len(self.parts) == 1 else f"{len(self.parts)} custom calls"
-        work = f"{_scaled(cost['flops'])}FLOP, {_scaled(cost['bytes accessed'])}B moved"
+        work = f"{_scaled(self.work.flops)}FLOP, {_scaled(self.work.bytes)}B moved"
         yield f"{self.function}: {calls}, {tiles} tiles, {edges} edges, {work}"
         for index, part in enumerate(self.parts):
             yield ""
