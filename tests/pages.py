@@ -1,0 +1,27 @@
+"""The code of docs/*.md and README.md: Python blocks between fences."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_FENCE = re.compile(r"^```python( [^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# Put behind ```python where a block is no program of its own; the page says why.
+NOT_RUN = "not run"
+
+
+@functools.cache
+def run_page(page: Path) -> dict[str, Any]:
+    """Run a page's blocks one after the other, as one module, and give its names."""
+    text = page.read_text()
+    names: dict[str, Any] = {"__name__": page.stem}
+    for match in _FENCE.finditer(text):
+        if (match[1] or "").strip() == NOT_RUN:
+            continue
+        line = text.count("\n", 0, match.start(2))
+        exec(compile("\n" * line + match[2], str(page), "exec"), names)  # tracebacks show the page's own lines
+    return names
