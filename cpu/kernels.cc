@@ -6,6 +6,7 @@ namespace aspen::cpu::ASPEN_TARGET {
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
+PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
@@ -15,10 +16,9 @@ std::span<const Kernel> kernels();
 
 std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
-      {"block", prepare_block},   {"concatenate", prepare_concatenate},
-      {"conv2d", prepare_conv2d}, {"matmul", prepare_matmul},
-      {"pad", prepare_pad},       {"pool", prepare_pool},
-      {"reduce", prepare_reduce},
+      {"block", prepare_block},   {"concatenate", prepare_concatenate}, {"conv2d", prepare_conv2d},
+      {"matmul", prepare_matmul}, {"gather", prepare_gather},           {"pad", prepare_pad},
+      {"pool", prepare_pool},     {"reduce", prepare_reduce},
   };
   return kTable;
 }

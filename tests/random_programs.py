@@ -15,6 +15,7 @@ from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.family import OpFamily
+from aspen_jax.ops.gather import GATHER, GatherAttrs
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
@@ -90,7 +91,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 6)
+        kind = self.integer(0, 7)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -127,9 +128,28 @@ class _Author:
             x = self.operand()
             low, high, inner = (tuple(self.integer(a, b) for _ in x.shape) for a, b in ((-1, 2), (-1, 2), (0, 2)))
             return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
+        if kind == 6:
+            return self.gather()
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
         return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
+
+    def gather(self) -> Operand | None:
+        """Windows of something, at points of an index of rank 0 to 2."""
+        x = self.operand(self.integer(1, 4))
+        indexed = [axis for axis in range(x.view.rank) if self.integer(0, 1)] or [0]
+        components = [indexed.index(axis) if axis in indexed else -1 for axis in range(x.view.rank)]
+        sizes = [self.integer(1, extent) if extent else 0 for extent in x.shape]
+        kept = [axis for axis, size in enumerate(sizes) if size != 1 or self.integer(0, 1)]
+        rank = len(kept) + self.integer(0, 2)
+        windows = sorted(self.rng.permutation(rank)[: len(kept)].tolist())
+        walks = [windows[kept.index(axis)] if axis in kept else -1 for axis in range(x.view.rank)]
+        points = tuple(axis for axis in range(rank) if axis not in windows)
+        index = self.input(tuple(self.integer(1, 4) for _ in points))
+        integers = Operand(Value(index.shape, np.dtype(np.int32)), index.view)
+        self.inputs[-1] = integers.value
+        attrs = GatherAttrs(tuple(walks), tuple(components), tuple(sizes), points, bool(self.integer(0, 1)))
+        return self.op(GATHER, attrs, [x, *[integers] * len(indexed)])
 
     def op(self, family, attrs, inputs) -> Operand | None:
         shape, _ = family.infer(attrs, [(item.shape, item.dtype) for item in inputs])
@@ -237,6 +257,20 @@ def _pad_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     yield (position, inside) if index == 0 else (at[:0], ~inside)
 
 
+def _gather_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    """Any start may be read, so an element depends on all that its window could hold."""
+    attrs: GatherAttrs = op.attrs
+    exists = np.ones(at.shape[1], bool)
+    if index > 0:
+        yield at[list(attrs.index_axes)], exists
+        return
+    moved = [axis for axis, component in enumerate(attrs.components) if component >= 0]
+    for starts in itertools.product(*(range(op.inputs[0].shape[axis]) for axis in moved)):
+        position = np.stack([at[walk] if walk >= 0 else np.zeros_like(exists, int) for walk in attrs.walks])
+        position[moved] = np.array(starts, int).reshape(-1, 1)
+        yield position, exists
+
+
 _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONV2D: _conv_elements,
     MATMUL: _matmul_elements,
@@ -244,4 +278,5 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     REDUCE: _reduce_elements,
     CONCATENATE: _concatenate_elements,
     PAD: _pad_elements,
+    GATHER: _gather_elements,
 }

@@ -11,13 +11,23 @@ import pytest
 
 from aspen_jax import _engine
 
+KERNEL_TESTS = ("test_kernels.py", "test_indexing.py")
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 
 
 @pytest.mark.parametrize("target", OTHERS)
 def test_kernels_on_target(target, tmp_path):
     tests = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests / "test_kernels.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(str(tests / name) for name in KERNEL_TESTS),
+    ]
     environment = {**os.environ, "ASPEN_CPU_TARGET": target}
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -6,11 +6,14 @@ from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.family import OpFamily
+from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 
-FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD)}
+FAMILIES: dict[str, OpFamily] = {
+    family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD, GATHER)
+}
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]
