@@ -11,6 +11,7 @@ PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
+PreparedOp prepare_scatter(const OpSpec& spec);
 
 std::span<const Kernel> kernels();
 
@@ -18,7 +19,7 @@ std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
       {"block", prepare_block},   {"concatenate", prepare_concatenate}, {"conv2d", prepare_conv2d},
       {"matmul", prepare_matmul}, {"gather", prepare_gather},           {"pad", prepare_pad},
-      {"pool", prepare_pool},     {"reduce", prepare_reduce},
+      {"pool", prepare_pool},     {"reduce", prepare_reduce},           {"scatter", prepare_scatter},
   };
   return kTable;
 }

@@ -20,6 +20,7 @@ from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
+from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
 from aspen_jax.passes import outputs
 from aspen_jax.program import Op, Operand, Program, Value
 
@@ -148,8 +149,21 @@ class _Author:
         index = self.input(tuple(self.integer(1, 4) for _ in points))
         integers = Operand(Value(index.shape, np.dtype(np.int32)), index.view)
         self.inputs[-1] = integers.value
-        attrs = GatherAttrs(tuple(walks), tuple(components), tuple(sizes), points, bool(self.integer(0, 1)))
-        return self.op(GATHER, attrs, [x, *[integers] * len(indexed)])
+        indices = [integers] * len(indexed)
+        if self.integer(0, 1):
+            attrs = GatherAttrs(tuple(walks), tuple(components), tuple(sizes), points, bool(self.integer(0, 1)))
+            return self.op(GATHER, attrs, [x, *indices])
+        # The other way round: windows of these sizes are laid on x.
+        lengths = dict(zip(points, index.shape, strict=True)) | {walks[axis]: sizes[axis] for axis in kept}
+        if 0 in x.shape:
+            return None
+        starts = [
+            0 if component >= 0 else self.integer(0, extent - size)
+            for component, extent, size in zip(components, x.shape, sizes, strict=True)
+        ]
+        updates = self.input(tuple(lengths[axis] for axis in range(rank)))
+        attrs = ScatterAttrs(1, tuple(walks), tuple(components), tuple(starts), points, bool(self.integer(0, 1)))
+        return self.op(SCATTER, attrs, [x, updates, *indices])
 
     def op(self, family, attrs, inputs) -> Operand | None:
         shape, _ = family.infer(attrs, [(item.shape, item.dtype) for item in inputs])
@@ -271,6 +285,31 @@ def _gather_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         yield position, exists
 
 
+def _scatter_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    """An element may be met by the windows of all points, with any start along an axis that has a component."""
+    attrs: ScatterAttrs = op.attrs
+    exists = np.ones(at.shape[1], bool)
+    if index == 0:
+        yield at, exists
+        return
+    updates = op.inputs[1].shape
+    free = [axis for axis in range(len(updates)) if axis not in attrs.walks]
+    moved = [axis for axis, component in enumerate(attrs.components) if component >= 0]
+    walked = [attrs.walks[axis] for axis in moved if attrs.walks[axis] >= 0]
+    position = np.zeros((len(updates), at.shape[1]), int)
+    for axis, (walk, component, start) in enumerate(zip(attrs.walks, attrs.components, attrs.starts, strict=True)):
+        if component >= 0:
+            continue
+        size = updates[walk] if walk >= 0 else 1
+        if index == 1:
+            exists &= (at[axis] >= start) & (at[axis] < start + size)
+        if walk >= 0:
+            position[walk] = np.clip(at[axis] - start, 0, max(size - 1, 0))
+    for point in itertools.product(*(range(updates[axis]) for axis in free + walked)):
+        position[free + walked] = np.array(point, int).reshape(-1, 1)
+        yield position if index == 1 else position[list(attrs.index_axes)], exists
+
+
 _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONV2D: _conv_elements,
     MATMUL: _matmul_elements,
@@ -279,4 +318,5 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONCATENATE: _concatenate_elements,
     PAD: _pad_elements,
     GATHER: _gather_elements,
+    SCATTER: _scatter_elements,
 }

@@ -23,6 +23,7 @@ from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
@@ -91,7 +92,7 @@ def test_edges_are_those_of_the_element_wise_oracle(seed):
                 needed |= set(owner[operand.value][elements].tolist())
                 boxes_only &= is_box(elements, operand.value.shape)
             elif operand.value in owner:
-                boxes_only &= op.family is CONCATENATE  # a window may lie in the padding or between dilated elements
+                boxes_only &= op.family in (CONCATENATE, SCATTER)  # a window may lie in the padding or between dilated elements
         made = set(parents[children == tile].tolist())
         assert needed <= made, f"tile {tile} of {op.name} misses parents"
         if boxes_only:
@@ -115,7 +116,7 @@ def test_the_oracle_sees_what_the_references_do(seed):
     """A one walks through each input; every output that it reaches depends on it."""
     for op in random_program(seed, steps=4).ops:
         for index, operand in enumerate(op.main_inputs):
-            if (op.family is PAD and index == 1) or op.family is GATHER:  # what gather reads depends on values
+            if (op.family is PAD and index == 1) or op.family in (GATHER, SCATTER):  # they read where values say
                 continue
             view = operand.view
             others = [np.full(item.shape, op.family in (CONV2D, MATMUL), np.float32) for item in op.main_inputs]

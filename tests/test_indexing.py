@@ -133,6 +133,72 @@ def test_dynamic_slice(data, dtype, seed):
     check_equal(function, x, *starts)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(DTYPES), st.integers(0, 2**31))
+def test_dynamic_update_slice(data, dtype, seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(data.draw(st.integers(0, 9)) for _ in range(data.draw(st.integers(1, 4))))
+    sizes = tuple(data.draw(st.integers(0, extent)) for extent in shape)
+    known = [data.draw(st.booleans()) for _ in shape]
+    starts = [random_indices(rng, (), extent, np.int32) for extent in shape]
+    fixeds = [start if is_known else None for start, is_known in zip(starts, known, strict=True)]
+
+    def function(x, update, *starts):
+        chosen = [s if fixed is None else fixed for s, fixed in zip(starts, fixeds, strict=True)]
+        return lax.dynamic_update_slice(x, update, chosen)
+
+    check_equal(function, random_array(rng, shape, dtype), random_array(rng, sizes, dtype), *starts)
+
+
+SCATTERS = {"set": lax.scatter, "add": lax.scatter_add, "mul": lax.scatter_mul, "min": lax.scatter_min, "max": lax.scatter_max}
+
+
+@settings(max_examples=120, deadline=None)
+@given(gathers(), st.sampled_from(DTYPES), st.sampled_from(sorted(SCATTERS)), modes, st.integers(0, 2**31))
+def test_scatter(case, dtype, kind, mode, seed):
+    shape, index_shape, gather, sizes = case
+    dtype = dtype if kind == "set" else np.float32 if seed % 2 else np.int32
+    numbers = lax.ScatterDimensionNumbers(
+        gather.offset_dims,
+        gather.collapsed_slice_dims,
+        gather.start_index_map,
+        gather.operand_batching_dims,
+        gather.start_indices_batching_dims,
+    )
+    rng = np.random.default_rng(seed)
+    x, indices = random_array(rng, shape, dtype), random_indices(rng, index_shape, max(shape), np.int32)
+    windows = jax.eval_shape(lambda x, i: lax.gather(x, i, gather, sizes), x, indices)
+    updates = random_array(rng, windows.shape, dtype)
+    check_equal(lambda x, i, u: SCATTERS[kind](x, i, u, numbers, mode=mode), x, indices, updates.round())
+
+
+UPDATES = {
+    "set rows": lambda x, i, u: x.at[i].set(u),
+    "add rows": lambda x, i, u: x.at[i].add(u),
+    "set one element": lambda x, i, u: x.at[i[0, 0], 2].set(7),
+    "set a column": lambda x, i, u: x.at[:, i[0, 0]].set(u[:, 0, :1].sum()),
+    "multiply": lambda x, i, u: x.at[i].multiply(2),
+    "max": lambda x, i, u: x.at[i].max(u),
+    "mapped": lambda x, i, u: jax.vmap(lambda x, i, u: x.at[i].add(u))(x[:3], i, u[..., 0]),
+    "static slice": lambda x, i, u: x.at[1:3, ::2].set(0),
+    "gradient of an embedding": lambda x, i, u: jax.grad(lambda x: (x[i] * u).sum())(x),
+    "cache": lambda x, i, u: lax.dynamic_update_slice_in_dim(x, u[0, :2], i[0, 0], 0),
+}
+
+
+@pytest.mark.parametrize("function", UPDATES.values(), ids=UPDATES)
+def test_updates_as_users_write_them(function):
+    rng = np.random.default_rng(0)
+    x, indices = random_array(rng, (9, 6), np.float32).round(), rng.integers(-9, 9, (3, 4)).astype(np.int32)
+    check_equal(function, x, indices, random_array(rng, (3, 4, 6), np.float32).round())
+
+
+def test_a_scatter_with_a_function_of_its_own_stays_with_xla():
+    x, indices = jnp.arange(6.0), jnp.array([1, 3])
+    function = lambda x, i: x.at[i].apply(jnp.cos)  # noqa: E731
+    np.testing.assert_allclose(aspen_jax.aspen(function)(x, indices), function(x, indices), rtol=1e-6)
+
+
 def test_transformations_of_gathers_are_those_of_the_plain_function():
     rng = np.random.default_rng(0)
     table, tokens = map(jnp.asarray, (rng.standard_normal((11, 6), np.float32), rng.integers(-3, 14, (4, 5)).astype(np.int32)))
