@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ def _bits(element: np.ndarray) -> int:
     return int(element.reshape(()).view(f"i{element.dtype.itemsize}"))
 
 
-def _element(bits: int, dtype: np.dtype) -> np.generic:
+def _element(bits: int, dtype: np.dtype) -> Any:
     return np.array(bits, f"i{dtype.itemsize}").view(dtype)[()]
 
 
