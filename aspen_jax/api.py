@@ -12,6 +12,7 @@ import jax
 
 from aspen_jax import arguments, primitive
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.weights import Layouts, restore
 
 if TYPE_CHECKING:
     from aspen_jax.compile import Compiled
@@ -56,7 +57,8 @@ def aspen(
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
-        weights: which arguments are a model's parameters, by position or name; a hint that they change seldom.
+        weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
+            store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
         device: "auto" (any device for which there is a back-end), "cpu" or "cuda".
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
 
@@ -96,13 +98,49 @@ class AspenFunction(Generic[P, R]):
         self._device = device
         self._strict = strict
         self._jitted = jax.jit(_traceable(fun, self.__name__, strict), static_argnums=0)
+        self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
         self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if primitive.flag("jax_disable_jit"):
-            return self.__wrapped__(*args, **kwargs)
-        return self._on_arguments(self._jitted, args, kwargs)
+            return self.__wrapped__(*restore(args), **restore(kwargs))
+        try:
+            if self._weights:
+                args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
+            return self._on_arguments(self._jitted, args, kwargs)
+        except (RuntimeError, ValueError) as error:
+            clearer = arguments.explained(error, self.__wrapped__, self.__name__, args, kwargs)
+            if clearer is None:
+                raise
+            raise clearer from error
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights, stored once in the order in which the function's products and convolutions read them.
+
+        Calls outside `jax.jit` do this by themselves for arguments marked as weights. Inside one, weights are tracers; pass what
+        this returns instead. It holds each array once, so the weights themselves may be dropped.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array that is no weight. Where the function
+                was called with such weights before, the weights alone will do.
+            **kwargs: likewise.
+
+        Returns:
+            The argument marked as weights, or a tuple where several are, with a `PreparedArray` for each array that gains.
+
+        Raises:
+            InputError: no argument is marked as weights, or the weights alone do not tell enough.
+        """
+        return self._layouts.prepare(self._jaxpr, args, kwargs)
+
+    def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
+        """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
+        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr.jaxpr
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        structure, _ = arguments.split(leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=True)
+        static = {index for index, _ in structure.static}
+        return jaxpr, [index for index in range(len(leaves)) if index not in static]
 
     def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
         """The graph of tiles for arguments of these shapes.
@@ -197,7 +235,8 @@ class AspenFunction(Generic[P, R]):
         key = id(instance)
         functions = self._of_instance
         if key not in functions:
-            method = AspenFunction(_method(self.__wrapped__, instance), weights=(), device=self._device, strict=self._strict)
+            marks = tuple(mark if isinstance(mark, str) or mark < 0 else mark - 1 for mark in self._weights if mark != 0)
+            method = AspenFunction(_method(self.__wrapped__, instance), weights=marks, device=self._device, strict=self._strict)
             functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
         return functions[key][1]
 
@@ -230,6 +269,10 @@ class BoundAspenFunction:
         """As `AspenFunction.explain`."""
         return self._function.explain(*self._first, *args, **kwargs)
 
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As `AspenFunction.prepare`."""
+        return self._function.prepare(*self._first, *args, **kwargs)
+
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `AspenFunction.cost_analysis`."""
         return self._function.cost_analysis(*self._first, *args, **kwargs)
@@ -244,7 +287,7 @@ def _traceable(fun: Callable[..., Any], name: str, strict: bool) -> Callable[...
     def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
         @functools.wraps(fun, updated=())
         def on_traced(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = structure.whole(jax.tree.leaves((args, kwargs)))
+            args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
             return fun(*args, **kwargs)
 
         args, kwargs = structure.traced(leaves)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from aspen_jax.errors import InputError
+from aspen_jax.errors import AspenError, InputError
 
 _SCALARS = (int, float, complex)
 
@@ -111,17 +111,53 @@ def _is_array(leaf: Any, shapes_traced: bool) -> bool:
 
 def refuse(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> InputError:
     """The error that names a leaf which is neither an array nor hashable."""
-    path, leaf = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][index]
-    if path[0].idx == 0:
-        where = _positional_name(fun, path[1].idx) + jax.tree_util.keystr(path[2:])
-    else:
-        where = path[1].key + jax.tree_util.keystr(path[2:])
+    where, leaf = _places(fun, args, kwargs)[index]
     text = repr(leaf)
     text = text if len(text) <= 80 else text[:77] + "..."
     return InputError(
         f"{name}: argument {where} is {text} of type {type(leaf).__name__}, neither an array of numbers nor hashable; "
         "pass arrays, pytrees of arrays, or hashable values, or register its type as a pytree"
     )
+
+
+def refuse_deleted(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> InputError:
+    """The error that names an array which is no more."""
+    where, _ = _places(fun, args, kwargs)[index]
+    return InputError(
+        f"{name}: argument {where} is an array that has been deleted or donated to another call; pass what that call "
+        "returned, or a copy made before it"
+    )
+
+
+def explained(
+    error: Exception, fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> InputError | None:
+    """A clearer error where JAX refused the arguments themselves: arrays deleted, or on different devices."""
+    if isinstance(error, AspenError):
+        return None
+    leaves = jax.tree.leaves((args, kwargs))
+    arrays = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)]
+    if "deleted" in str(error):
+        gone = next((index for index, leaf in arrays if leaf.is_deleted()), None)
+        return None if gone is None else refuse_deleted(fun, name, args, kwargs, gone)
+    if "incompatible devices" in str(error):
+        places = _places(fun, args, kwargs)
+        devices: dict[str, str] = {}
+        for index, leaf in arrays:
+            devices.setdefault(", ".join(sorted(map(str, leaf.sharding.device_set))), places[index][0])
+        if len(devices) > 1:
+            where = "; ".join(f"{place} is on {device}" for device, place in devices.items())
+            return InputError(f"{name}: arguments are on different devices: {where}; move them with jax.device_put")
+    return None
+
+
+def _places(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """For each leaf of (args, kwargs), where it is in the function's own terms, and the leaf."""
+    places = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        argument = path[1].key if path[0].idx else _positional_name(fun, path[1].idx)
+        places.append((argument + jax.tree_util.keystr(path[2:]), leaf))
+    return places
 
 
 def _positional_name(fun: Callable[..., Any], index: int) -> str:

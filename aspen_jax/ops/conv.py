@@ -51,6 +51,7 @@ class Conv2D(OpFamily):
     name = "conv2d"
     kernel = "conv2d"
     takes_epilogue = True
+    weight_inputs = (1,)
     attrs_type = ConvAttrs
 
     def num_main(self, op: Op) -> int:

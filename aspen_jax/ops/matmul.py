@@ -26,6 +26,7 @@ class Matmul(OpFamily):
     name = "matmul"
     kernel = "matmul"
     takes_epilogue = True
+    weight_inputs = (1,)
 
     def num_main(self, op: Op) -> int:
         return 2

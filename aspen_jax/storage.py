@@ -1,0 +1,80 @@
+"""In which order of dimensions a value is best stored for those that read it.
+
+Products and convolutions read the rows of their weights fastest where they are dense. Many libraries hold weights the other way
+round (`x @ w.T`, OIHW): then each call reads in strides or copies first. Weights that are known beforehand are stored once in the
+order in which they are read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.view import View
+
+Order = tuple[int, ...]
+
+
+def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Order]:
+    """For those of `values` that another order of dimensions suits better: the permutation to store them in."""
+    copied = copies(program)
+    votes: dict[Value, dict[Order, int]] = {}
+    for op in program.ops:
+        for index in op.family.weight_inputs:
+            operand = behind_copy(op.inputs[index], copied)
+            if operand.value in values:
+                order = _order(operand)
+                if order is not None:
+                    votes.setdefault(operand.value, defaultdict(int))[order] += op.output.size
+    best = {value: max(counts, key=lambda order: counts[order]) for value, counts in votes.items()}
+    return {value: order for value, order in best.items() if order != tuple(range(len(order)))}
+
+
+def copies(program: Program) -> dict[Value, Operand]:
+    """What each value that some op only copies is a copy of."""
+    return {op.output: op.inputs[0] for op in program.ops if _is_copy(op)}
+
+
+def behind_copy(operand: Operand, copied: dict[Value, Operand]) -> Operand:
+    """What the operand reads, past a copy that was made for it."""
+    return copied[operand.value] if operand.is_whole and operand.value in copied else operand
+
+
+def stored(operand: Operand, value: Value, order: Order) -> Operand | None:
+    """The operand as a view of `value`, which holds its value in another order; None where no view can say it."""
+    inverse = tuple(order.index(axis) for axis in range(len(order)))
+    view = View.identity(value.shape).transpose(inverse).compose(operand.view)
+    return None if view is None else Operand(value, view)
+
+
+def _is_copy(op: Op) -> bool:
+    return op.family is BLOCK and op.program is not None and op.program.is_copy
+
+
+def _order(operand: Operand) -> Order | None:
+    """The order of the value's dimensions in which the operand would read it from beginning to end; None where there is none."""
+    shape = operand.value.shape
+    strides = View.identity(shape).strides()
+    walks = [
+        (axis, stride, extent) for axis, (stride, extent) in enumerate(zip(operand.view.strides(), operand.shape, strict=True))
+    ]
+    walks = [item for item in walks if item[2] > 1]
+    place: dict[int, tuple[int, int]] = {}
+    for dimension, (stride, extent) in enumerate(zip(strides, shape, strict=True)):
+        if extent == 1:
+            place[dimension] = (-1, dimension)
+            continue
+        around = [axis for axis, step, count in walks if 0 < step <= stride and stride * extent <= step * count]
+        if len(around) != 1:
+            return None
+        place[dimension] = (around[0], -stride)
+    order = tuple(sorted(range(len(shape)), key=lambda dimension: place[dimension]))
+    return _unless_same(order, shape)
+
+
+def _unless_same(order: Order, shape: tuple[int, ...]) -> Order:
+    """The identity where the permutation moves only dimensions of one element."""
+    moved = [axis for axis in order if shape[axis] > 1]
+    return tuple(range(len(shape))) if moved == sorted(moved) else order

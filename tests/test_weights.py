@@ -1,0 +1,201 @@
+"""Weights closed over, marked and prepared: stored once in the order in which they are read, and still what they were."""
+
+import gc
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aspen_jax import InputError, aspen
+from aspen_jax import weights as prepared_weights
+from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.weights import PreparedArray
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def dense(params, x):
+    """As torch and equinox hold weights: [out, in]."""
+    for w in params["layers"]:
+        x = jnp.tanh(x @ w.T)
+    return x * params["scale"]
+
+
+def convolution(w, x):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+
+
+def grouped(w, x):
+    return lax.conv_general_dilated(
+        x, w, (2, 1), "VALID", dimension_numbers=("NHWC", "OIHW", "NHWC"), feature_group_count=x.shape[3]
+    )
+
+
+def several_dimensions(w, x):
+    return jnp.einsum("bi,hdi->bhd", x, w)
+
+
+PARAMS = {"layers": [normal(0, 7, 5), normal(1, 6, 7)], "scale": normal(2, 6)}
+CASES = {
+    "dense": (dense, PARAMS, normal(3, 4, 5)),
+    "convolution": (convolution, normal(4, 8, 6, 3, 3), normal(5, 2, 6, 9, 7)),
+    "depthwise": (grouped, normal(6, 6, 1, 3, 3), normal(7, 2, 9, 7, 6)),
+    "several_dimensions": (several_dimensions, normal(8, 3, 4, 5), normal(9, 2, 5)),
+}
+cases = pytest.mark.parametrize(("fun", "weights", "x"), CASES.values(), ids=CASES)
+
+
+def count_prepared(tree):
+    return sum(isinstance(leaf, PreparedArray) for leaf in jax.tree.leaves(tree, is_leaf=prepared_weights.is_prepared))
+
+
+def assert_close(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * float(np.max(np.abs(theirs), initial=1e-3)))
+
+
+@cases
+def test_all_three_ways_give_the_same(fun, weights, x):
+    want = jax.jit(fun)(weights, x)
+    marked = aspen(fun, weights=0)
+    assert_close(aspen(fun)(weights, x), want)
+    assert_close(aspen(lambda x: fun(weights, x))(x), want)
+    for _ in range(2):
+        assert_close(marked(weights, x), want)
+    ready = marked.prepare(weights, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    assert count_prepared(ready) == (2 if fun is dense else 1)
+    for call in (marked, jax.jit(marked), aspen(fun), jax.jit(aspen(fun, strict=True))):
+        assert_close(call(ready, x), want)
+    with jax.disable_jit():
+        assert_close(marked(ready, x), want)
+
+
+@cases
+def test_prepared_weights_are_read_as_they_are_stored(fun, weights, x):
+    """No copy and no stride: the operand of each product and convolution ends in a dense dimension."""
+    ready = aspen(fun, weights=0).prepare(weights, x)
+
+    def program(fun, *args):
+        (part,) = compile_jaxpr(jax.make_jaxpr(fun)(*args), Options()).parts
+        return part.program
+
+    restored = program(lambda weights, x: fun(prepared_weights.restore(weights), x), ready, x)
+    constant = program(lambda x: fun(weights, x), x)
+    for item in (restored, constant):
+        readers = [op for op in item.ops if op.family.weight_inputs]
+        assert readers
+        for op in readers:
+            assert op.inputs[1].shape[-1] == 1 or op.inputs[1].view.strides()[-1] == 1
+    assert any(op.inputs[1].view.strides()[-1] != 1 for op in program(fun, weights, x).ops if op.family.name == "matmul") or (
+        len(program(fun, weights, x).ops) > len(restored.ops)
+    )
+
+
+def test_weights_that_lie_well_are_left_alone():
+    def fun(params, x):
+        y = lax.conv_general_dilated(x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return y.mean((1, 2)) @ params["head"]
+
+    params = {"kernel": normal(0, 3, 3, 4, 8), "head": normal(1, 8, 5)}
+    assert count_prepared(aspen(fun, weights=0).prepare(params, normal(2, 1, 9, 9, 4))) == 0
+
+
+def test_prepared_once_and_shared_between_functions():
+    one, other = aspen(dense, weights=0), aspen(lambda x, params: dense(params, x), weights="params")
+    x = normal(3, 4, 5)
+    ready = one.prepare(PARAMS, x)
+    assert one.prepare(PARAMS)["layers"][0] is ready["layers"][0]
+    assert other.prepare(x, PARAMS)["layers"][0] is ready["layers"][0]
+    assert other.prepare(x, params=PARAMS)["layers"][1] is ready["layers"][1]
+    assert_close(other(x, ready), jax.jit(dense)(PARAMS, x))
+
+
+def test_what_was_prepared_goes_with_the_array():
+    w = normal(0, 9, 5)
+    decorated = aspen(lambda w, x: x @ w.T, weights=0)
+    decorated(w, normal(1, 2, 5))
+    copy = weakref.ref(decorated.prepare(w).stored)
+    assert copy() is not None
+    before = len(prepared_weights._prepared)
+    del w
+    gc.collect()
+    assert copy() is None
+    assert len(prepared_weights._prepared) == before - 1
+
+
+def test_a_new_array_is_prepared_anew():
+    decorated = aspen(lambda w, x: x @ w.T, weights=0)
+    x = normal(0, 2, 5)
+    for seed in range(3):
+        w = normal(seed, 4, 5)
+        assert_close(decorated(w, x), x @ w.T)
+
+
+def test_transformations_of_prepared_weights():
+    x = normal(3, 4, 5)
+    decorated = aspen(dense, weights=0)
+    ready = decorated.prepare(PARAMS, x)
+
+    def loss(fun, params, x):
+        return (fun(params, x) ** 2).sum()
+
+    want = jax.grad(lambda *args: loss(dense, *args), (0, 1))(PARAMS, x)
+    got = jax.jit(jax.grad(lambda *args: loss(decorated, *args), (0, 1)))(ready, x)
+    assert_close((prepared_weights.restore(got[0]), got[1]), want)
+    assert_close(jax.grad(lambda *args: loss(decorated, *args), (0, 1))(PARAMS, x), want)
+    xs = jnp.stack([x, x * 2])
+    assert_close(jax.vmap(decorated, (None, 0))(ready, xs), jax.vmap(dense, (None, 0))(PARAMS, xs))
+    assert_close(jax.vmap(decorated, (None, 0))(PARAMS, xs), jax.vmap(dense, (None, 0))(PARAMS, xs))
+
+
+def test_a_prepared_array_passes_for_the_array():
+    w = normal(0, 3, 4, 5)
+    ready = prepared_weights.prepare(w, (2, 0, 1))
+    assert (ready.shape, ready.dtype) == (w.shape, w.dtype)
+    np.testing.assert_array_equal(jnp.asarray(ready), w)
+
+
+def test_equinox_models_gain_unchanged():
+    model = eqx.nn.MLP(5, 3, 8, 2, key=jax.random.key(0))
+    x = normal(1, 4, 5)
+    parameters, static = eqx.partition(model, eqx.is_array)
+    decorated = aspen(lambda parameters, x: jax.vmap(eqx.combine(parameters, static))(x), weights=0)
+    assert_close(decorated(parameters, x), jax.vmap(model)(x))
+
+
+def test_weights_of_methods():
+    class Model:
+        @aspen(weights=1)
+        def __call__(self, w, x):
+            return x @ w.T
+
+    w, x = normal(0, 4, 5), normal(1, 2, 5)
+    model = Model()
+    assert_close(model(w, x), x @ w.T)
+    assert count_prepared(type(model).__call__.__get__(model).prepare(w, x)) == 1
+
+
+def test_deleted_weights_are_refused_by_name():
+    decorated = aspen(dense, weights=0)
+    params = {"layers": [normal(0, 7, 5), normal(1, 6, 7)], "scale": normal(2, 6)}
+    x = normal(3, 4, 5)
+    decorated(params, x)
+    params["layers"][1].delete()
+    with pytest.raises(InputError, match=r"^dense: argument params\['layers'\]\[1\] .* deleted or donated .*; pass"):
+        decorated(params, x)
+
+
+def test_what_cannot_be_prepared_is_refused():
+    with pytest.raises(InputError, match=r"^dense has no weights to prepare; say which"):
+        aspen(dense).prepare(PARAMS)
+    with pytest.raises(InputError, match=r"^dense.prepare: it was not called yet with weights .* pass all arguments"):
+        aspen(dense, weights=0).prepare(PARAMS)
+    with pytest.raises((TypeError, ValueError), match=r"dot_general|incompatible|shape"):
+        aspen(dense, weights=0).prepare(PARAMS, normal(0, 4, 9))
