@@ -104,7 +104,8 @@ class AspenFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if primitive.flag("jax_disable_jit"):
-            return self.__wrapped__(*restore(args), **restore(kwargs))
+            undecorated: Callable[..., Any] = self.__wrapped__
+            return undecorated(*restore(args), **restore(kwargs))
         try:
             if self._weights:
                 args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)

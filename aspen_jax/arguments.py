@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from aspen_jax.errors import AspenError, InputError
 
@@ -136,7 +137,7 @@ def explained(
     if isinstance(error, AspenError):
         return None
     leaves = jax.tree.leaves((args, kwargs))
-    arrays = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)]
+    arrays = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)]
     if "deleted" in str(error):
         gone = next((index for index, leaf in arrays if leaf.is_deleted()), None)
         return None if gone is None else refuse_deleted(fun, name, args, kwargs, gone)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend import core
 
 from aspen_jax import arguments
@@ -228,7 +229,7 @@ class Layouts:
 
 
 def _is_concrete(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
