@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.program import Op, Operand, Program, Value
 
 
@@ -26,9 +27,12 @@ def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
     inputs = [jnp.asarray(_read(operand, values)) for operand in op.inputs]
     if op.family is not BLOCK:
         count = op.family.num_main(op)
-        inputs = [op.family.reference(op.attrs, *inputs[:count]), *inputs[count:]]
+        main = inputs[:count]
+        if op.family.takes_epilogue and lane_of(main[0].dtype) == "f":  # computed in float32, stored as the output's dtype
+            main = [item.astype(np.float32) for item in main]
+        inputs = [op.family.reference(op.attrs, *main), *inputs[count:]]
     if op.program is None:
-        return np.asarray(inputs[0])
+        return np.asarray(inputs[0].astype(op.output.dtype))
     if op.program.is_copy and op.family is BLOCK:
         return np.asarray(inputs[0])
     return np.asarray(op.program.reference(*inputs, shape=op.output.shape, dtype=op.output.dtype))

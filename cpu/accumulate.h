@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "elements.h"
 #include "vec.h"
 #include "vmath.h"
 
@@ -75,6 +76,18 @@ auto visit_combination(Combination kind, Visitor visit) {
     default:
       return visit(Combine<T, Combination::kSum>{});
   }
+}
+
+// Calls visit(T{}, Combine<Wide<T>, kind>{}) for elements of type T and returns what it returns; nothing for other dtypes than
+// floats and int32.
+template <class Visitor>
+auto visit_combination_of(DType dtype, Combination kind, Visitor visit) {
+  const auto visit_type = [&]<class T>(T element) {
+    return visit_combination<Wide<T>>(kind, [&]<class Op>(Op op) { return visit(element, op); });
+  };
+  if (is_float(dtype)) return visit_float(dtype, visit_type);
+  if (dtype == DType::kI32) return visit_type(int32_t{});
+  return decltype(visit_type(int32_t{})){};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

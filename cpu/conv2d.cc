@@ -1,12 +1,13 @@
-// conv2d: x [N,H,W,C] with w [KH,KW,C/groups,O], both through any views; float32. Direct: no im2col. A row of the product is an
-// output pixel; its runs are the taps, each C/groups adjacent floats of x, or a row of zeros where the tap falls into the
-// padding.
+// conv2d: x [N,H,W,C] with w [KH,KW,C/groups,O], both through any views; float32, or floats of 16 bits, which are widened on
+// the way to the product. Direct: no im2col. A row of the product is an output pixel; its runs are the taps, each C/groups
+// adjacent floats of x, or a row of zeros where the tap falls into the padding.
 #include "conv2d.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "elements.h"
 #include "epilogue.h"
 #include "product.h"
 #include "shapes.h"
@@ -23,8 +24,8 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   check_rank(x, 4, "conv2d's input x");
   check_rank(w, 4, "conv2d's weights");
   check_rank(out, 4, "conv2d's output");
-  check_float32(x, "conv2d's input x");
-  check_float32(w, "conv2d's weights");
+  check_float(x, "conv2d's input x");
+  if (w.dtype != x.dtype) throw GraphError("conv2d's weights have not the dtype of its input x");
   check_dense(out, "conv2d's output");
   const auto in_range = [](int64_t value, int64_t lo, const char* what) {
     if (value < lo || value > kMaxExtent) {
@@ -37,6 +38,7 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   const auto padding = words.list(4, "conv2d's padding");
   const auto dilation = words.list(2, "conv2d's dilation");
   ConvShape s;
+  s.dtype = x.dtype;
   s.groups = words.integer(1, kMaxExtent, "conv2d's number of groups");
   s.height = x.shape[kHeight];
   s.width = x.shape[kWidth];
@@ -87,12 +89,13 @@ struct Conv2d final : OpState {
     taps_across = merged ? 1 : shape.kernel[1];
     const int64_t depth = merged ? shape.kernel[1] * shape.channels : shape.kernel_channels;
     plan = ProductPlan(shape.kernel[0] * taps_across, depth, shape.out_channels / shape.groups,
-                       merged || shape.x_strides[kChannel] != 1);
+                       merged || shape.x_strides[kChannel] != 1 || shape.dtype != DType::kF32);
     zeros.resize(static_cast<size_t>(plan.chunk_depth()));
     // Row k of the weights, counted through the taps, lies at k * w_row where kernel, rows and channels are dense.
     const auto& w = shape.w_strides;
     w_row = shape.kernel_channels > 1 ? w[kKernelIn] : shape.kernel[1] > 1 ? w[kKernelWidth] : w[kKernelHeight];
-    w_in_place = w[kKernelOut] == 1 && (shape.kernel[1] == 1 || w[kKernelWidth] == shape.kernel_channels * w_row) &&
+    w_in_place = shape.dtype == DType::kF32 && w[kKernelOut] == 1 &&
+                 (shape.kernel[1] == 1 || w[kKernelWidth] == shape.kernel_channels * w_row) &&
                  (shape.kernel[0] == 1 || w[kKernelHeight] == shape.kernel[1] * shape.kernel_channels * w_row);
   }
 
@@ -110,11 +113,12 @@ struct Conv2d final : OpState {
 };
 
 // The output pixels of one tile in one image and one group, in row-major order.
+template <class T>
 struct Pixels {
   const Conv2d& op;
   const TileArgs& args;
-  const float* x;  // first element of the image and group
-  const float* w;  // first column of the tile in the group
+  const T* x;  // first element of the image and group
+  const T* w;  // first column of the tile in the group
   int64_t image;
   int64_t first_channel;  // of the output, of the tile in the group
   int64_t across;         // pixels in a row of the tile
@@ -127,7 +131,6 @@ struct Pixels {
     const ConvShape& s = op.shape;
     // Where the window of each pixel starts.
     int64_t top[kBlockRows], left[kBlockRows];
-    const float* corner[kBlockRows];
     int64_t row = row_of(pixel) * s.stride[0] - s.pad[0];
     int64_t column = column_of(pixel) * s.stride[1] - s.pad[1];
     const int64_t end = args.hi[kWidth] * s.stride[1] - s.pad[1];
@@ -146,12 +149,13 @@ struct Pixels {
       }
     }
     const int64_t begin = chunk.begin * s.x_strides[kChannel];
-    if (inside && s.x_strides[kChannel] == 1) {
+    if (!Narrow<T> && inside && s.x_strides[kChannel] == 1) {
+      const T* corner[kBlockRows];
       for (int r = 0; r < rows; ++r) corner[r] = x + top[r] * s.x_strides[kHeight] + left[r] * s.x_strides[kWidth] + begin;
       int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
       for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
         const int64_t tap = down * s.dilation[0] * s.x_strides[kHeight] + right * s.dilation[1] * s.x_strides[kWidth];
-        for (int r = 0; r < rows; ++r) pointers[r] = corner[r] + tap;
+        for (int r = 0; r < rows; ++r) pointers[r] = floats(corner[r] + tap, chunk.depth, nullptr);
         if (++right == op.taps_across) right = 0, ++down;
       }
       return;
@@ -168,45 +172,51 @@ struct Pixels {
         } else if (v < 0 || v >= s.width) {
           pointers[r] = op.zeros.data();
         } else {
-          const float* from = x + h * s.x_strides[kHeight] + v * s.x_strides[kWidth] + begin;
-          pointers[r] = from;
-          if (s.x_strides[kChannel] != 1) {
-            float* to = gathered + (r * chunk.runs + run) * chunk.depth;
-            for (int64_t k = 0; k < chunk.depth; ++k) to[k] = from[k * s.x_strides[kChannel]];
-            pointers[r] = to;
-          }
+          pointers[r] = floats(x + h * s.x_strides[kHeight] + v * s.x_strides[kWidth] + begin, chunk.depth,
+                               gathered + (r * chunk.runs + run) * chunk.depth);
         }
       }
       if (++right == op.taps_across) right = 0, ++down;
     }
   }
 
+  // A run of channels as adjacent float32: where it is if it is that, else copied to `to`.
+  const float* floats(const T* from, int64_t depth, float* to) const {
+    const int64_t step = op.shape.x_strides[kChannel];
+    if constexpr (!Narrow<T>) {
+      if (step == 1) return from;
+    }
+    widen_row(from, step, depth, to);
+    return to;
+  }
+
   // Elements [begin, begin + depth) of the run of kernel[1] pixels from `column` on, in `line`; copied to `to`, with zeros for
   // the padding, unless they all exist.
-  const float* merged_run(const float* line, int64_t column, const Chunk& chunk, float* to) const {
+  const float* merged_run(const T* line, int64_t column, const Chunk& chunk, float* to) const {
     const ConvShape& s = op.shape;
     const int64_t begin = column * s.channels + chunk.begin;
     const int64_t end = begin + chunk.depth;
     const int64_t size = s.width * s.channels;
-    if (begin >= 0 && end <= size) return line + begin;
+    if (begin >= 0 && end <= size) return floats(line + begin, chunk.depth, to);
     const int64_t from = std::clamp<int64_t>(begin, 0, size), until = std::clamp(end, from, size);
     if (from == until) return op.zeros.data();
     std::fill(to, to + (from - begin), 0.0f);
-    std::copy(line + from, line + until, to + (from - begin));
+    widen_row(line + from, 1, until - from, to + (from - begin));
     std::fill(to + (until - begin), to + chunk.depth, 0.0f);
     return to;
   }
 
   void pack(int64_t column, int64_t columns, const Chunk& chunk, float* packed) const {
     const ConvShape& s = op.shape;
-    const float* from = w + column * s.w_strides[kKernelOut];
+    const T* from = w + column * s.w_strides[kKernelOut];
     const int64_t total = chunk.runs * chunk.depth;
-    const auto pack_rows = [&](const float* rows, int64_t count, int64_t first) {
-      aspen::cpu::ASPEN_TARGET::pack(rows, s.w_strides[kKernelIn], s.w_strides[kKernelOut], count, columns, packed, first, total);
+    const auto pack_rows = [&](const T* rows, int64_t count, int64_t first) {
+      aspen::cpu::ASPEN_TARGET::pack(s.dtype, rows, s.w_strides[kKernelIn], s.w_strides[kKernelOut], count, columns, packed,
+                                     first, total);
     };
     for (int64_t run = 0; run < chunk.runs; ++run) {
       const int64_t down = (chunk.run + run) / op.taps_across;
-      const float* line = from + down * s.w_strides[kKernelHeight];
+      const T* line = from + down * s.w_strides[kKernelHeight];
       if (!op.merged) {
         const int64_t right = (chunk.run + run) % op.taps_across;
         pack_rows(line + right * s.w_strides[kKernelWidth] + chunk.begin * s.w_strides[kKernelIn], chunk.depth,
@@ -223,7 +233,11 @@ struct Pixels {
   }
 
   const float* weights(int64_t column, const Chunk& chunk) const {
-    return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
+    if constexpr (Narrow<T>) {
+      return nullptr;
+    } else {
+      return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
+    }
   }
   int64_t weights_stride() const { return op.w_row; }
 
@@ -249,6 +263,7 @@ struct Pixels {
   }
 };
 
+template <class T>
 const char* run(const TileArgs& args) noexcept {
   const auto& op = *static_cast<const Conv2d*>(args.state);
   const ConvShape& s = op.shape;
@@ -261,12 +276,12 @@ const char* run(const TileArgs& args) noexcept {
     for (int64_t channel = lo[kChannel]; channel < hi[kChannel];) {
       const int64_t group = channel / group_columns;
       const int64_t end = std::min<int64_t>((group + 1) * group_columns, hi[kChannel]);
-      const Pixels source{
+      const Pixels<T> source{
           .op = op,
           .args = args,
-          .x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage] +
+          .x = static_cast<const T*>(args.inputs[0]) + image * s.x_strides[kImage] +
                group * s.kernel_channels * s.x_strides[kChannel],
-          .w = static_cast<const float*>(args.inputs[1]) + channel * s.w_strides[kKernelOut],
+          .w = static_cast<const T*>(args.inputs[1]) + channel * s.w_strides[kKernelOut],
           .image = image,
           .first_channel = channel,
           .across = across,
@@ -288,7 +303,7 @@ PreparedOp prepare_conv2d(const OpSpec& spec) {
   auto op = std::make_unique<Conv2d>(shape);
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
-  prepared.run = run;
+  prepared.run = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;

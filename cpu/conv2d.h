@@ -14,6 +14,7 @@ enum { kImage, kHeight, kWidth, kChannel };
 enum { kKernelHeight, kKernelWidth, kKernelIn, kKernelOut };
 
 struct ConvShape {
+  DType dtype;                         // of x and w
   int64_t height, width, channels;     // of x
   int64_t kernel[2], kernel_channels;  // of w; kernel_channels = channels / groups
   int64_t out_height, out_width, out_channels;

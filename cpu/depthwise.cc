@@ -4,12 +4,13 @@
 //
 // In a depthwise convolution lane o of the result is a sum over the taps of x[o] * w[o]. In a group of several channels it is
 // also a sum over them: of x[group(o), k] * w[k, o]. So x is first spread: its k-th plane holds in lane o the channel k of o's
-// group.
+// group. Floats of 16 bits are spread too, which widens each of them once for all the windows that it is in.
 #include <array>
 #include <memory>
 #include <utility>
 
 #include "conv2d.h"
+#include "elements.h"
 #include "epilogue.h"
 #include "gemm.h"
 #include "shapes.h"
@@ -26,7 +27,8 @@ struct Depthwise final : OpState {
   // the next rows have read them too.
   int64_t block_channels;
   bool spread;
-  int64_t spread_rows;  // rows of the output for which x is spread at a time
+  int64_t spread_rows;    // rows of the output for which x is spread at a time
+  int64_t filter_floats;  // of one block's weights where they are widened, else 0
   Epilogue epilogue;
 };
 
@@ -41,10 +43,17 @@ constexpr int64_t kWindowFloats = 6 * 1024;
 constexpr int64_t kBlockStep = 2 * kLanes;
 constexpr int64_t kMaxBlockChannels = kSumFloats / 16;
 constexpr int64_t kSpreadFloats = 64 * 1024;
+constexpr int64_t kFilterFloats = 64 * 1024;
 
 size_t kernel_scratch(const Depthwise& op) {
-  return static_cast<size_t>(kSumFloats + (op.spread ? kSpreadFloats : 0)) * sizeof(float);
+  return static_cast<size_t>(kSumFloats + (op.spread ? kSpreadFloats : 0) + op.filter_floats) * sizeof(float);
 }
+
+// A block of channels of the weights.
+struct Filter {
+  const float* w;
+  int64_t down, across, plane;  // strides
+};
 
 // Where a block of channels of x lies: from row `row` and column `column` on, with adjacent channels, `depth` planes of each row.
 struct Input {
@@ -142,23 +151,23 @@ constexpr auto kByPixels = []<int... kPixel>(std::integer_sequence<int, kPixel..
 }(std::make_integer_sequence<int, kPixelGroup>());
 
 // Columns [begin, end) of one row of the output, in one image and block of channels.
-void run_row(const Depthwise& op, const Input& input, const float* w, int64_t row, int64_t begin, int64_t end, int64_t channels,
-             float* out, int64_t out_pixel) noexcept {
+void run_row(const Depthwise& op, const Input& input, const Filter& filter, int64_t row, int64_t begin, int64_t end,
+             int64_t channels, float* out, int64_t out_pixel) noexcept {
   const ConvShape& s = op.shape;
   const Steps steps{.x_plane = input.plane_stride,
                     .x_down = s.dilation[0] * input.row_stride,
                     .x_across = s.dilation[1] * input.column_stride,
                     .x_pixel = s.stride[1] * input.column_stride,
-                    .w_plane = s.w_strides[kKernelIn],
-                    .w_down = s.w_strides[kKernelHeight],
-                    .w_across = s.w_strides[kKernelWidth],
+                    .w_plane = filter.plane,
+                    .w_down = filter.down,
+                    .w_across = filter.across,
                     .out_pixel = out_pixel};
   const int64_t top = row * s.stride[0] - s.pad[0];
   const Taps down(top, s.dilation[0], s.kernel[0], s.height);
   for (int64_t column = begin; column < end;) {
     const int64_t left = column * s.stride[1] - s.pad[1];
     const Taps across(left, s.dilation[1], s.kernel[1], s.width);
-    Window window{input.x, w, input.depth, down.last - down.first, across.last - across.first};
+    Window window{input.x, filter.w, input.depth, down.last - down.first, across.last - across.first};
     if (window.taps_down > 0 && window.taps_across > 0) {
       window.x += (top + down.first * s.dilation[0] - input.row) * input.row_stride +
                   (left + across.first * s.dilation[1] - input.column) * input.column_stride;
@@ -176,8 +185,9 @@ void run_row(const Depthwise& op, const Input& input, const float* w, int64_t ro
 
 // Spreads the rows and columns of x that the box of the output [row, last_row) x [column, last_column) reads, for the output
 // channels from `channel` on. `x` is at the image's first element.
-Input spread(const ConvShape& s, const float* x, int64_t row, int64_t last_row, int64_t column, int64_t last_column,
-             int64_t channel, int64_t channels, float* to) noexcept {
+template <class T>
+Input spread(const ConvShape& s, const T* x, int64_t row, int64_t last_row, int64_t column, int64_t last_column, int64_t channel,
+             int64_t channels, float* to) noexcept {
   const auto reach = [&](int axis, int64_t last, int64_t extent) {
     return std::min((last - 1) * s.stride[axis] - s.pad[axis] + (s.kernel[axis] - 1) * s.dilation[axis] + 1, extent);
   };
@@ -198,7 +208,7 @@ Input spread(const ConvShape& s, const float* x, int64_t row, int64_t last_row, 
                         channel % group_columns == 0 && channels % group_columns == 0;
   for (int64_t h = 0; h < rows; ++h) {
     for (int64_t k = 0; k < input.depth; ++k) {
-      const float* from = x + (input.row + h) * s.x_strides[kHeight] + input.column * s.x_strides[kWidth];
+      const T* from = x + (input.row + h) * s.x_strides[kHeight] + input.column * s.x_strides[kWidth];
       Ints lanes = iota() - iota() % static_cast<int32_t>(group_columns) + static_cast<int32_t>(k);
       for (int64_t v = 0; v < columns; ++v, from += s.x_strides[kWidth], to += kBlockStep) {
         if (permutes) {
@@ -207,7 +217,7 @@ Input spread(const ConvShape& s, const float* x, int64_t row, int64_t last_row, 
           if (c < channels) store(to + c, permute(load_partial(from + channel + c, static_cast<int>(channels - c)), lanes));
         } else {
           for (int64_t c = 0; c < channels; ++c) {
-            to[c] = from[((channel + c) / group_columns * s.kernel_channels + k) * step];
+            to[c] = to_float(from[((channel + c) / group_columns * s.kernel_channels + k) * step]);
           }
         }
       }
@@ -216,21 +226,49 @@ Input spread(const ConvShape& s, const float* x, int64_t row, int64_t last_row, 
   return input;
 }
 
+// Widens the weights of a block of channels, the first of them at `w`.
+template <class T>
+Filter widened_filter(const ConvShape& s, const T* w, int64_t channels, float* to) noexcept {
+  Filter filter;
+  filter.w = to;
+  filter.plane = channels;
+  filter.across = s.kernel_channels * filter.plane;
+  filter.down = s.kernel[1] * filter.across;
+  for (int64_t down = 0; down < s.kernel[0]; ++down) {
+    for (int64_t across = 0; across < s.kernel[1]; ++across) {
+      for (int64_t k = 0; k < s.kernel_channels; ++k, to += channels) {
+        const T* from = w + down * s.w_strides[kKernelHeight] + across * s.w_strides[kKernelWidth] + k * s.w_strides[kKernelIn];
+        widen_row(from, 1, channels, to);
+      }
+    }
+  }
+  return filter;
+}
+
+template <class T>
 const char* run(const TileArgs& args) noexcept {
   const auto& op = *static_cast<const Depthwise*>(args.state);
   const ConvShape& s = op.shape;
   const int32_t* lo = args.lo;
   const int32_t* hi = args.hi;
   auto* const sums = reinterpret_cast<float*>(args.scratch);
-  auto* const spread_to = sums + kSumFloats;
+  auto* const filter_to = sums + kSumFloats;
+  auto* const spread_to = filter_to + op.filter_floats;
   std::byte* const epilogue_scratch = args.scratch + kernel_scratch(op);
   const bool direct = op.epilogue.empty();
   for (int64_t image = lo[kImage]; image < hi[kImage]; ++image) {
-    const float* x = static_cast<const float*>(args.inputs[0]) + image * s.x_strides[kImage];
+    const T* x = static_cast<const T*>(args.inputs[0]) + image * s.x_strides[kImage];
     for (int64_t channel = lo[kChannel]; channel < hi[kChannel]; channel += op.block_channels) {
       const int64_t channels = std::min<int64_t>(op.block_channels, hi[kChannel] - channel);
-      const float* w = static_cast<const float*>(args.inputs[1]) + channel;
-      Input input{x + channel, 0, 0, 1, s.x_strides[kHeight], 0, s.x_strides[kWidth]};
+      const T* w = static_cast<const T*>(args.inputs[1]) + channel;
+      Input input = {};
+      Filter filter = {};
+      if constexpr (Narrow<T>) {
+        filter = widened_filter(s, w, channels, filter_to);
+      } else {
+        input = {x + channel, 0, 0, 1, s.x_strides[kHeight], 0, s.x_strides[kWidth]};
+        filter = {w, s.w_strides[kKernelHeight], s.w_strides[kKernelWidth], s.w_strides[kKernelIn]};
+      }
       const int64_t out_pixel = direct ? s.out_channels : channels;
       for (int64_t row = lo[kHeight]; row < hi[kHeight]; ++row) {
         if (op.spread && (row - lo[kHeight]) % op.spread_rows == 0) {
@@ -245,7 +283,7 @@ const char* run(const TileArgs& args) noexcept {
             out = static_cast<float*>(args.output) + ((image * s.out_height + row) * s.out_width + begin) * s.out_channels +
                   channel;
           }
-          run_row(op, input, w, row, begin, end, channels, out, out_pixel);
+          run_row(op, input, filter, row, begin, end, channels, out, out_pixel);
           if (!direct) {
             const int64_t at[4] = {image, row, begin, channel};
             op.epilogue.apply(args, at, kWidth, end - begin, channels, sums, channels, epilogue_scratch);
@@ -264,14 +302,27 @@ int64_t spread_row_floats(const ConvShape& s) {
   return rows * s.width * s.kernel_channels * kBlockStep;
 }
 
-bool is_plain(const ConvShape& s) { return s.kernel_channels == 1 && s.out_channels == s.groups && s.x_strides[kChannel] == 1; }
+// Depthwise, and read where it lies.
+bool is_plain(const ConvShape& s) {
+  return s.dtype == DType::kF32 && s.kernel_channels == 1 && s.out_channels == s.groups && s.x_strides[kChannel] == 1;
+}
+
+// Floats of the weights of a block of channels where they are widened, at most kFilterFloats + 1.
+int64_t filter_floats(const ConvShape& s) {
+  if (s.dtype == DType::kF32) return 0;
+  int64_t floats = kBlockStep;
+  for (const int64_t extent : {s.kernel[0], s.kernel[1], s.kernel_channels}) {
+    floats = std::min(floats * std::min(extent, kFilterFloats + 1), kFilterFloats + 1);
+  }
+  return floats;
+}
 
 }  // namespace
 
 bool is_depthwise(const ConvShape& shape) {
   if (shape.w_strides[kKernelOut] != 1) return false;
-  return is_plain(shape) ||
-         (shape.groups > 1 && shape.out_channels / shape.groups < kLanes && spread_row_floats(shape) <= kSpreadFloats);
+  return is_plain(shape) || (shape.groups > 1 && shape.out_channels / shape.groups < kLanes &&
+                             spread_row_floats(shape) <= kSpreadFloats && filter_floats(shape) <= kFilterFloats);
 }
 
 PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec) {
@@ -281,6 +332,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
   const int64_t last_left = shape.width - 1 - (shape.kernel[1] - 1) * shape.dilation[1];
   op->inner_last = last_left + shape.pad[1] < 0 ? 0 : (last_left + shape.pad[1]) / shape.stride[1] + 1;
   op->spread = !is_plain(shape);
+  op->filter_floats = filter_floats(shape);
   const int64_t rows = std::min((shape.kernel[0] - 1) * shape.dilation[0] + 1, std::max<int64_t>(shape.height, 1));
   if (op->spread) {
     op->block_channels = kBlockStep;
@@ -292,7 +344,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
   }
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
-  prepared.run = run;
+  prepared.run = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   prepared.scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;

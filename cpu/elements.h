@@ -132,6 +132,33 @@ ASPEN_INLINE void store_partial(T* to, Floats x, int n) {
 #endif
 }
 
+// What kernels compute with: float32 for floats of any size.
+template <class T>
+using Wide = std::conditional_t<Narrow<T>, float, T>;
+template <class T>
+ASPEN_INLINE Wide<T> widened(T x) {
+  if constexpr (Narrow<T>) {
+    return to_float(x);
+  } else {
+    return x;
+  }
+}
+constexpr bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
+constexpr DType wide(DType dtype) { return is_float(dtype) ? DType::kF32 : dtype; }
+
+// Copies elements that lie `step` apart as adjacent float32.
+template <class T>
+ASPEN_INLINE void widen_row(const T* from, int64_t step, int64_t count, float* to) {
+  int64_t i = 0;
+  if (step == 1) {
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+    if (i == count) return;
+    const int tail = static_cast<int>(count - i);
+    return store_partial(to + i, load_partial(from + i, tail), tail);
+  }
+  for (; i < count; ++i) to[i] = to_float(from[i * step]);
+}
+
 // Elements of any type as lanes, whatever the lanes mean.
 template <class T>
 ASPEN_INLINE int32_t to_lane(T x) {
@@ -180,6 +207,14 @@ ASPEN_INLINE void from_lanes(T* to, Ints lanes) {
     const Vector x = __builtin_convertvector(lanes, Vector);
     std::memcpy(to, &x, sizeof x);
   }
+}
+
+// Calls visit(T{}) with the type of the elements, which are floats.
+template <class Visitor>
+ASPEN_INLINE auto visit_float(DType dtype, Visitor visit) {
+  if (dtype == DType::kF16) return visit(F16{});
+  if (dtype == DType::kBF16) return visit(BF16{});
+  return visit(float{});
 }
 
 // Calls visit(T{}) with the type of the elements, which lanes can hold; 32-bit types are all int32_t.

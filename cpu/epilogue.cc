@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "elements.h"
 #include "planes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -26,9 +27,11 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
     std::copy_n(input.strides, input.rank, epilogue.extra_.back().strides);
   }
   std::copy_n(output.strides, output.rank, epilogue.out_strides_);
+  const int last = output.rank - 1;
+  epilogue.fits_output_ =
+      size_of(output.dtype) == size_of(result) && (last < 0 || output.strides[last] == 1 || output.shape[last] == 1);
   if (epilogue.empty_) {
     if (num_extra != 0) throw GraphError("there are " + std::to_string(num_extra) + " epilogue inputs but no epilogue");
-    const auto is_float = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; };
     if (result != output.dtype && !(is_float(result) && is_float(output.dtype))) {
       throw GraphError("the output's dtype is not the kernel's, and there is no epilogue to convert");
     }
@@ -45,6 +48,12 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
   return epilogue;
 }
 
+std::byte* Epilogue::output_at(const TileArgs& args, const int64_t* at) const noexcept {
+  int64_t offset = 0;
+  for (int axis = 0; axis < rank_; ++axis) offset += at[axis] * out_strides_[axis];
+  return static_cast<std::byte*>(args.output) + offset * size_of(output_);
+}
+
 void Epilogue::apply(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
                      int64_t acc_row_stride, std::byte* scratch) const noexcept {
   const auto plane_of = [&](const void* base, DType dtype, const int64_t* strides) {
@@ -54,8 +63,7 @@ void Epilogue::apply(const TileArgs& args, const int64_t* at, int row_axis, int6
                  rank_ == 0 ? 1 : strides[rank_ - 1]};
   };
   const Plane to = plane_of(args.output, output_, out_strides_);
-  auto* const out = static_cast<std::byte*>(args.output) +
-                    (static_cast<const std::byte*>(to.data) - static_cast<const std::byte*>(args.output));
+  std::byte* const out = output_at(args, at);
   if (empty_ && output_ != result_) {
     store_lanes(output_, static_cast<const int32_t*>(acc), acc_row_stride, 1, out, to.row_stride, to.col_stride, rows, cols);
     return;

@@ -22,8 +22,12 @@ class Epilogue {
   // No program, and the kernel's result is the output.
   bool empty() const { return empty_ && output_ == result_; }
 
-  // Whether the kernel's result, before the epilogue, may be kept in the output itself (it has elements of the same size).
-  bool fits_output() const { return size_of(output_) == size_of(result_); }
+  // Whether the kernel's result, before the epilogue, may be kept in the output itself: its elements have the same size and lie
+  // side by side along the last axis.
+  bool fits_output() const { return fits_output_; }
+
+  // The element of the output at coordinate `at`.
+  std::byte* output_at(const TileArgs& args, const int64_t* at) const noexcept;
 
   // What `apply` needs; a multiple of 64.
   size_t scratch_bytes() const { return empty_ ? 0 : program_.scratch_bytes(); }
@@ -48,6 +52,7 @@ class Epilogue {
   };
 
   bool empty_ = true;
+  bool fits_output_ = false;
   bool runs_on_[kMaxRank] = {};
   int rank_ = 0;
   size_t num_main_ = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "aspen_jax/engine/kernel.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -55,6 +56,10 @@ constexpr int64_t packed_size(int64_t rows, int64_t columns) { return rows * rou
 // Packs `rows` rows of `columns` columns at `from` as rows [first, first + rows) of a packed operand of `total` rows. Panels of
 // kPanel columns follow each other, the last one a vector narrower where that suffices; missing columns are zero.
 void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
+          int64_t first, int64_t total) noexcept;
+
+// The same from floats of any size.
+void pack(DType dtype, const void* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
           int64_t first, int64_t total) noexcept;
 
 }  // namespace aspen::cpu::ASPEN_TARGET

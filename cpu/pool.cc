@@ -2,7 +2,8 @@
 //
 // Where the last axis takes no part in the window and its elements are adjacent (channels, in NHWC), a few vectors of channels
 // stay in registers while the window is walked. Where the window covers adjacent elements (NCHW), its other axes are combined
-// first, for a whole line of x, by the same code. Otherwise each output element is computed by itself.
+// first, for a whole line of x, by the same code. Otherwise each output element is computed by itself. Floats of 16 bits are
+// widened when they are read.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -65,13 +66,11 @@ struct Axis {
 
 struct PoolState final : OpState {
   Combination kind;
-  DType dtype;
   int rank;
   Axis axes[kMaxRank];
-  TensorView output;
+  int64_t row_stride;  // of the output, along the axis before the last
   bool over_channels;
   bool over_lines;  // else, if neither, element by element
-  bool in_output;   // accumulators are kept in the output itself
   Epilogue epilogue;
 };
 
@@ -116,8 +115,8 @@ ASPEN_INLINE void for_each_tap_row(const Axis* axes, const Taps* taps, int inner
 // One output position, channels [0, cols) of x: kVectors vectors at a time, and for floats a sum a row of the window, which
 // keeps rounding errors small in large windows.
 template <class Op, int kVectors, class T>
-ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, const T* x, T* out) {
-  using Vector = VectorOf<T>;
+ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, const T* x, Wide<T>* out) {
+  using Vector = typename Op::Vector;
   Vector total[kVectors];
   for (Vector& v : total) v = broadcast(Op::identity());
   const int64_t stride = axes[inner].tap_step * axes[inner].stride;
@@ -132,7 +131,7 @@ ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, co
   for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, total[v]);
 }
 template <class Op, class T>
-void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, T* out, int64_t cols) {
+void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, Wide<T>* out, int64_t cols) {
   int64_t col = 0;
   for (; col + 4 * kLanes <= cols; col += 4 * kLanes) pool_vectors<Op, 4>(axes, taps, inner, x + col, out + col);
   for (; col + kLanes <= cols; col += kLanes) pool_vectors<Op, 1>(axes, taps, inner, x + col, out + col);
@@ -149,12 +148,12 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, T*
 }
 
 template <class Op, class T>
-T pool_element(const Axis* axes, const Taps* taps, int inner, const T* x) {
-  T total = Op::identity();
+Wide<T> pool_element(const Axis* axes, const Taps* taps, int inner, const T* x) {
+  Wide<T> total = Op::identity();
   const int64_t stride = axes[inner].tap_step * axes[inner].stride;
   for_each_tap_row(axes, taps, inner, x, [&](const T* row) {
-    T sum = *row;
-    for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, row[k * stride]);
+    Wide<T> sum = widened(*row);
+    for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, widened(row[k * stride]));
     total = Op::apply(total, sum);
   });
   return total;
@@ -163,13 +162,13 @@ T pool_element(const Axis* axes, const Taps* taps, int inner, const T* x) {
 template <class T, class Op>
 const char* run_pool(const TileArgs& args) noexcept {
   const auto& state = *static_cast<const PoolState*>(args.state);
-  const TensorView& output = state.output;
+  using Sum = Wide<T>;
   const int last = state.rank - 1;
   const auto* x = static_cast<const T*>(args.inputs[0]);
-  auto* const buffer = reinterpret_cast<T*>(args.scratch);
-  std::byte* const epilogue_scratch = args.scratch + (state.in_output ? 0 : kBlockElements * sizeof(T));
+  const bool in_output = state.epilogue.fits_output();
+  std::byte* const epilogue_scratch = args.scratch + (in_output ? 0 : kBlockElements * sizeof(Sum));
   auto* const col_taps = reinterpret_cast<Taps*>(epilogue_scratch + state.epilogue.scratch_bytes());
-  auto* const line = reinterpret_cast<T*>(col_taps + kTapColumns);
+  auto* const line = reinterpret_cast<Sum*>(col_taps + kTapColumns);
 
   const int64_t cols = args.hi[last] - args.lo[last];
   const int64_t block_cols = std::min(cols, state.over_channels ? kBlockElements : kTapColumns);
@@ -191,15 +190,10 @@ const char* run_pool(const TileArgs& args) noexcept {
       const int64_t row_end = std::min(rows, row + block_rows);
       for (int64_t col = 0; col < cols; col += block_cols) {
         const int64_t col_end = std::min(cols, col + block_cols);
-        T* acc = buffer;
-        int64_t acc_stride = block_cols;
         if (row_axis >= 0) at[row_axis] = args.lo[row_axis] + row;
         at[last] = args.lo[last] + col;
-        if (state.in_output) {
-          acc = static_cast<T*>(args.output);
-          for (int axis = 0; axis < state.rank; ++axis) acc += at[axis] * output.strides[axis];
-          acc_stride = row_axis < 0 ? 0 : output.strides[row_axis];
-        }
+        auto* const acc = reinterpret_cast<Sum*>(in_output ? state.epilogue.output_at(args, at) : args.scratch);
+        const int64_t acc_stride = !in_output ? block_cols : row_axis < 0 ? 0 : state.row_stride;
         // The elements of a line of x that the block's columns need.
         int64_t line_begin = std::numeric_limits<int64_t>::max(), line_end = 0;
         if (!state.over_channels) {
@@ -212,7 +206,7 @@ const char* run_pool(const TileArgs& args) noexcept {
         }
         const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
         for (int64_t r = row; r < row_end; ++r) {
-          T* const out = acc + (r - row) * acc_stride;
+          Sum* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
           if (state.over_channels) {
             pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, out, col_end - col);
@@ -220,8 +214,8 @@ const char* run_pool(const TileArgs& args) noexcept {
             pool_channels<Op>(state.axes, taps, row_axis, x + line_begin, line, line_end - line_begin);
             const int64_t tap_step = state.axes[last].tap_step;
             for (int64_t c = 0; c < col_end - col; ++c) {
-              T sum = Op::identity();
-              const T* from = line + (col_taps[c].count == 0 ? 0 : col_taps[c].first - line_begin);
+              Sum sum = Op::identity();
+              const Sum* from = line + (col_taps[c].count == 0 ? 0 : col_taps[c].first - line_begin);
               for (int64_t k = 0; k < col_taps[c].count; ++k) sum = Op::apply(sum, from[k * tap_step]);
               out[c] = sum;
             }
@@ -232,9 +226,7 @@ const char* run_pool(const TileArgs& args) noexcept {
             }
           }
         }
-        if (!state.in_output || !state.epilogue.empty()) {
-          state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
-        }
+        state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
       }
     }
     int axis = row_axis - 1;
@@ -257,13 +249,8 @@ PreparedOp prepare_pool(const OpSpec& spec) {
   check_rank(x, output.rank, "pool's input");
   check_rank(output, output.rank, "pool's output");
   if (output.rank == 0) throw GraphError("pool needs at least one axis");
-  if (x.dtype != DType::kF32 && x.dtype != DType::kI32) {
-    throw GraphError("pool's input has dtype number " + std::to_string(static_cast<int>(x.dtype)) +
-                     "; this kernel pools float32 and int32, leave other types to XLA");
-  }
-  state->dtype = x.dtype;
   state->rank = output.rank;
-  state->output = output;
+  state->row_stride = output.rank > 1 ? output.strides[output.rank - 2] : 0;
 
   WordReader words(spec.params);
   state->kind = static_cast<Combination>(words.integer(0, 3, "pool's kind"));
@@ -304,7 +291,7 @@ PreparedOp prepare_pool(const OpSpec& spec) {
                        " where its parameters give " + std::to_string(extent));
     }
   }
-  state->epilogue = Epilogue::parse(words, spec, 1, x.dtype);
+  state->epilogue = Epilogue::parse(words, spec, 1, wide(x.dtype));
 
   const int last = output.rank - 1;
   const Axis& channels = state->axes[last];
@@ -313,14 +300,16 @@ PreparedOp prepare_pool(const OpSpec& spec) {
   state->over_channels = !is_empty && last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 &&
                          channels.base == 1 && channels.extent == output.shape[last] &&
                          (channels.stride == 1 || channels.extent == 1);
-  state->in_output = state->epilogue.fits_output() && (output.strides[last] == 1 || output.shape[last] == 1);
   state->over_lines = !state->over_channels && !is_empty && last > 0 && channels.stride == 1;
   const size_t line_bytes = state->over_channels ? 0 : kTapColumns * sizeof(Taps) + kLineElements * sizeof(float);
   const size_t scratch_bytes =
-      (state->in_output ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
-  const auto run = x.dtype == DType::kF32
-                       ? visit_combination<float>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<float, Op>; })
-                       : visit_combination<int32_t>(state->kind, []<class Op>(Op) -> RunTile { return run_pool<int32_t, Op>; });
+      (state->epilogue.fits_output() ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
+  const RunTile run =
+      visit_combination_of(x.dtype, state->kind, []<class T, class Op>(T, Op) -> RunTile { return run_pool<T, Op>; });
+  if (run == nullptr) {
+    throw GraphError("pool's input has dtype number " + std::to_string(static_cast<int>(x.dtype)) +
+                     "; this kernel pools float32, bfloat16, float16 and int32, leave other types to XLA");
+  }
   return {std::move(state), run, scratch_bytes};
 }
 

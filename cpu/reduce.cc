@@ -1,7 +1,8 @@
 // The kernel "reduce": a sum, maximum, minimum or product over any axes, then an epilogue.
 //
-// Three ways, chosen by how the operand lies in memory: columns (neighbouring results come from neighbouring elements: vectors of
-// results), rows (the reduced elements are adjacent: vectors of elements), and one by one.
+// Floats of 16 bits are widened when they are read. Three ways, chosen by how the operand lies in memory: columns (neighbouring
+// results come from neighbouring elements: vectors of results), rows (the reduced elements are adjacent: vectors of elements),
+// and one by one.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -21,13 +22,12 @@ PreparedOp prepare_reduce(const OpSpec& spec);
 namespace {
 
 struct ReduceState final : OpState {
-  TensorView output;
+  int rank;                     // of the output
   int64_t x_strides[kMaxRank];  // of x along the output's axes
   LoopNest<1> reduced = LoopNest<1>(1);
   int64_t inner_extent = 1;  // the reduced loop that is walked innermost, which `reduced` then lacks
   int64_t inner_stride = 1;
   bool is_empty = false;  // there is nothing to reduce: results are identities
-  bool in_output;         // results are kept in the output itself until the epilogue
   Epilogue epilogue;
 };
 
@@ -77,7 +77,7 @@ ASPEN_INLINE void for_each_row(const ReduceState& state, const T* x, Row row) {
 
 // Results [0, kVectors * kLanes) (or the first `tail` of one vector), of which element 0 is reduced from x on.
 template <class Op, int kVectors, class T>
-ASPEN_INLINE void reduce_columns(const ReduceState& state, const T* x, T* out, [[maybe_unused]] int tail) {
+ASPEN_INLINE void reduce_columns(const ReduceState& state, const T* x, Wide<T>* out, [[maybe_unused]] int tail) {
   using Vector = typename Op::Vector;
   const auto load_lanes = [&](const T* from) { return kVectors > 0 ? load(from) : load_partial(from, tail); };
   constexpr int kCount = kVectors > 0 ? kVectors : 1;
@@ -103,7 +103,7 @@ ASPEN_INLINE void reduce_columns(const ReduceState& state, const T* x, T* out, [
 
 // One result, from rows of adjacent elements.
 template <class Op, class T>
-T reduce_rows(const ReduceState& state, const T* x) {
+Wide<T> reduce_rows(const ReduceState& state, const T* x) {
   using Vector = typename Op::Vector;
   constexpr int64_t kStride = 4 * kLanes;
   const auto identity = broadcast(Op::identity());
@@ -129,25 +129,25 @@ T reduce_rows(const ReduceState& state, const T* x) {
     for (int lane = 0; lane < kLanes; ++lane) sum += total.value[lane];
     return static_cast<float>(sum);
   } else {
-    T sum = Op::identity();
-    for (int lane = 0; lane < kLanes; ++lane) sum = Op::apply(sum, T{total.value[lane]});
+    Wide<T> sum = Op::identity();
+    for (int lane = 0; lane < kLanes; ++lane) sum = Op::apply(sum, Wide<T>{total.value[lane]});
     return sum;
   }
 }
 
 // One result, from elements at any distance. Float sums are kept in float64.
 template <class Op, class T>
-T reduce_elements(const ReduceState& state, const T* x) {
-  if constexpr (std::is_same_v<T, float> && Op::kKind == Combination::kSum) {
+Wide<T> reduce_elements(const ReduceState& state, const T* x) {
+  if constexpr (std::is_same_v<Wide<T>, float> && Op::kKind == Combination::kSum) {
     double sum = 0;
     for_each_row(state, x, [&](const T* row) {
-      for (int64_t i = 0; i < state.inner_extent; ++i) sum += row[i * state.inner_stride];
+      for (int64_t i = 0; i < state.inner_extent; ++i) sum += to_float(row[i * state.inner_stride]);
     });
     return static_cast<float>(sum);
   } else {
-    T sum = Op::identity();
+    Wide<T> sum = Op::identity();
     for_each_row(state, x, [&](const T* row) {
-      for (int64_t i = 0; i < state.inner_extent; ++i) sum = Op::apply(sum, row[i * state.inner_stride]);
+      for (int64_t i = 0; i < state.inner_extent; ++i) sum = Op::apply(sum, widened(row[i * state.inner_stride]));
     });
     return sum;
   }
@@ -165,7 +165,7 @@ struct CombineBools {
 };
 
 template <class Op, class T>
-void reduce_block(const ReduceState& state, const T* x, int64_t x_stride, T* out, int64_t cols) {
+void reduce_block(const ReduceState& state, const T* x, int64_t x_stride, Wide<T>* out, int64_t cols) {
   if (state.is_empty) {
     std::fill_n(out, cols, Op::identity());
     return;
@@ -189,10 +189,9 @@ void reduce_block(const ReduceState& state, const T* x, int64_t x_stride, T* out
 template <class T, class Op>
 const char* run_reduce(const TileArgs& args) noexcept {
   const auto& state = *static_cast<const ReduceState*>(args.state);
-  const TensorView& output = state.output;
-  const int last = output.rank - 1;
-  auto* const buffer = reinterpret_cast<T*>(args.scratch);
-  std::byte* const epilogue_scratch = args.scratch + (state.in_output ? 0 : kBlockElements * sizeof(T));
+  const int last = state.rank - 1;
+  const bool in_output = state.epilogue.fits_output();
+  std::byte* const epilogue_scratch = args.scratch + (in_output ? 0 : kBlockElements * sizeof(Wide<T>));
   const int64_t cols = last < 0 ? 1 : args.hi[last] - args.lo[last];
   const int64_t col_stride = last < 0 ? 1 : state.x_strides[last];
 
@@ -208,30 +207,25 @@ const char* run_reduce(const TileArgs& args) noexcept {
     for (int64_t col = 0; col < cols; col += kBlockElements) {
       const int64_t block_cols = std::min(kBlockElements, cols - col);
       if (last >= 0) corner.at[last] = args.lo[last] + col;
-      int64_t from = 0, to = 0;
-      for (int axis = 0; axis <= last; ++axis) {
-        from += corner.at[axis] * state.x_strides[axis];
-        to += corner.at[axis] * output.strides[axis];
-      }
-      T* const acc = state.in_output ? static_cast<T*>(args.output) + to : buffer;
+      int64_t from = 0;
+      for (int axis = 0; axis <= last; ++axis) from += corner.at[axis] * state.x_strides[axis];
+      auto* const acc = reinterpret_cast<Wide<T>*>(in_output ? state.epilogue.output_at(args, corner.at) : args.scratch);
       reduce_block<Op>(state, static_cast<const T*>(args.inputs[0]) + from, col_stride, acc, block_cols);
-      if (!state.in_output || !state.epilogue.empty()) {
-        state.epilogue.apply(args, corner.at, last, 1, block_cols, acc, 0, epilogue_scratch);
-      }
+      state.epilogue.apply(args, corner.at, last, 1, block_cols, acc, 0, epilogue_scratch);
     }
   } while (corner.next());
   return nullptr;
 }
 
 RunTile choose_run(DType dtype, Combination kind) {
-  if (dtype == DType::kF32) return visit_combination<float>(kind, []<class Op>(Op) -> RunTile { return run_reduce<float, Op>; });
-  if (dtype == DType::kI32)
-    return visit_combination<int32_t>(kind, []<class Op>(Op) -> RunTile { return run_reduce<int32_t, Op>; });
+  const RunTile run = visit_combination_of(dtype, kind, []<class T, class Op>(T, Op) -> RunTile { return run_reduce<T, Op>; });
+  if (run != nullptr) return run;
   if (dtype == DType::kBool && kind == Combination::kMax) return run_reduce<uint8_t, CombineBools<Combination::kMax>>;
   if (dtype == DType::kBool && kind == Combination::kMin) return run_reduce<uint8_t, CombineBools<Combination::kMin>>;
-  throw GraphError("reduce of kind " + std::to_string(static_cast<int>(kind)) + " over dtype number " +
-                   std::to_string(static_cast<int>(dtype)) +
-                   "; this kernel reduces float32 and int32, and bool by maximum or minimum, leave others to XLA");
+  throw GraphError(
+      "reduce of kind " + std::to_string(static_cast<int>(kind)) + " over dtype number " +
+      std::to_string(static_cast<int>(dtype)) +
+      "; this kernel reduces float32, bfloat16, float16 and int32, and bool by maximum or minimum, leave others to XLA");
 }
 
 }  // namespace
@@ -243,7 +237,7 @@ PreparedOp prepare_reduce(const OpSpec& spec) {
   const TensorView& output = spec.output;
   check_rank(x, x.rank, "reduce's input");
   check_rank(output, output.rank, "reduce's output");
-  state->output = output;
+  state->rank = output.rank;
 
   WordReader words(spec.params);
   const auto kind = static_cast<Combination>(words.integer(0, 3, "reduce's kind"));
@@ -287,11 +281,10 @@ PreparedOp prepare_reduce(const OpSpec& spec) {
     }
   }
 
-  state->epilogue = Epilogue::parse(words, spec, 1, x.dtype);
+  state->epilogue = Epilogue::parse(words, spec, 1, wide(x.dtype));
   const RunTile run = choose_run(x.dtype, kind);
-  const int last = output.rank - 1;
-  state->in_output = state->epilogue.fits_output() && (last < 0 || output.strides[last] == 1 || output.shape[last] == 1);
-  const size_t scratch_bytes = (state->in_output ? 0 : kBlockElements * size_of(x.dtype)) + state->epilogue.scratch_bytes();
+  const size_t scratch_bytes =
+      (state->epilogue.fits_output() ? 0 : kBlockElements * size_of(wide(x.dtype))) + state->epilogue.scratch_bytes();
   return {std::move(state), run, scratch_bytes};
 }
 

@@ -36,6 +36,13 @@ inline void check_float32(const TensorView& view, const char* what) {
   }
 }
 
+inline void check_float(const TensorView& view, const char* what) {
+  if (view.dtype != DType::kF32 && view.dtype != DType::kBF16 && view.dtype != DType::kF16) {
+    throw GraphError(std::string(what) + " has dtype number " + std::to_string(static_cast<int>(view.dtype)) +
+                     "; this kernel computes float32, bfloat16 and float16, leave other types to XLA");
+  }
+}
+
 // Throws GraphError unless the output is dense and row-major.
 inline void check_dense(const TensorView& view, const char* what) {
   int64_t stride = 1;

@@ -94,7 +94,7 @@ def _concatenate(rng: np.random.Generator, x: Array, kept: list[Array], take: Ca
 def _pad(rng: np.random.Generator, x: Array, kept: list[Array], take: Callable) -> Array:
     low, high = rng.integers(0, 3, 2)
     return lax.pad(
-        x, np.float32(rng.choice([0.0, 1.5])), ((0, 0, 0), (low, high, int(rng.integers(0, 2))), (high, low, 0), (0, 0, 0))
+        x, x.dtype.type(rng.choice([0.0, 1.5])), ((0, 0, 0), (low, high, int(rng.integers(0, 2))), (high, low, 0), (0, 0, 0))
     )
 
 

@@ -53,6 +53,23 @@ def check(function, *arguments, tolerance: float = 1e-5, disabled=()) -> None:
         assert float(np.abs(ours - theirs).max(initial=0)) <= tolerance * largest
 
 
+NARROW = (jnp.bfloat16, np.float16)
+
+
+def check_narrow(function, dtype, *arguments) -> None:
+    """As float32 on the same narrow arguments, rounded once: within one unit of the last place."""
+    narrow = [np.asarray(item).astype(dtype) for item in arguments]
+    expected = jax.tree.leaves(jax.jit(function)(*(item.astype(np.float32) for item in narrow)))
+    for ours, theirs in zip(run_tiled(function, narrow), expected, strict=True):
+        theirs = np.asarray(theirs)
+        assert ours.dtype == dtype
+        assert ours.shape == theirs.shape
+        assert np.isfinite(theirs).all()
+        ulp = float(jnp.finfo(dtype).eps)
+        bound = ulp * np.abs(theirs) + 2e-5 * np.abs(theirs).max(initial=0) + float(jnp.finfo(dtype).smallest_subnormal)
+        assert (np.abs(ours.astype(np.float32) - theirs) <= bound).all()
+
+
 @st.composite
 def convolutions(draw):
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
@@ -68,9 +85,9 @@ def convolutions(draw):
     return draw(st.integers(1, 2)), image, channels * groups, window, outputs, groups, stride, dilation, padding
 
 
-@settings(max_examples=60, deadline=None)
-@given(convolutions(), st.integers(0, 2**31), st.booleans())
-def test_conv2d(shape, seed, epilogue):
+@settings(max_examples=90, deadline=None)
+@given(convolutions(), st.integers(0, 2**31), st.booleans(), st.sampled_from([np.float32, *NARROW]))
+def test_conv2d(shape, seed, epilogue, dtype):
     batch, image, channels, window, outputs, groups, stride, dilation, padding = shape
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((batch, *image, channels), np.float32)
@@ -83,7 +100,8 @@ def test_conv2d(shape, seed, epilogue):
         )  # fmt: skip
         return jax.nn.relu6(y * scale + shift) if epilogue else y
 
-    check(function, x, w, *rng.standard_normal((2, outputs), np.float32))
+    arguments = (x, w, *rng.standard_normal((2, outputs), np.float32))
+    check(function, *arguments) if dtype is np.float32 else check_narrow(function, dtype, *arguments)
 
 
 @settings(max_examples=50, deadline=None)
@@ -134,10 +152,11 @@ def test_pool(data, seed):
     x = np.random.default_rng(seed).standard_normal(shape, np.float32)
 
     def function(x):
-        y = lax.reduce_window(x, np.float32(kind[0]), kind[1], window, strides, padding, base, dilation)
+        y = lax.reduce_window(x, x.dtype.type(kind[0]), kind[1], window, strides, padding, base, dilation)
         return jnp.clip(y, -5.0, 5.0)  # an empty window is infinite
 
     check(function, x)
+    check_narrow(function, data.draw(st.sampled_from(NARROW)), x)
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,6 +168,7 @@ def test_reduce(data, seed):
     kind = data.draw(st.sampled_from([jnp.sum, jnp.max, jnp.min]))
     x = np.random.default_rng(seed).standard_normal(shape, np.float32)
     check(lambda x: (kind(x, axes), kind((x * 10).astype(jnp.int32), axes), (x > 1).any(axes), (x > -1).all(axes)), x)
+    check_narrow(lambda x: (kind(x, axes), x.mean(axes), kind(x, axes) * 2), data.draw(st.sampled_from(NARROW)), x)
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,7 +181,7 @@ def test_movement(data, seed):
         (data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))) for _ in range(rank)
     )
     order = tuple(data.draw(st.permutations(range(rank))))
-    dtype = data.draw(st.sampled_from([np.float32, np.int32, np.uint8, np.float16, np.bool_]))
+    dtype = data.draw(st.sampled_from([np.float32, np.int32, np.uint8, *NARROW, np.bool_]))
     x = (np.random.default_rng(seed).standard_normal(shape) * 3).astype(dtype)
 
     def function(x, value):
@@ -170,6 +190,71 @@ def test_movement(data, seed):
         return y.transpose(order), x[::2].T.reshape(-1)
 
     check(function, x, np.array(1, dtype))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_conversions_round_inside_a_fused_program(dtype):
+    x = np.random.default_rng(0).standard_normal((7, 45), np.float32)
+    for function in (lambda x: x.astype(dtype).astype(np.float32) - x, lambda x: lax.reduce_precision(x, 8, 7) - x):
+        check(function, x, tolerance=0.0)
+    constant = np.float32(1 / 3)
+    (ours,) = run_tiled(lambda x: (x.astype(dtype) * constant.astype(dtype)).astype(np.float32), (np.ones(3, np.float32),))
+    np.testing.assert_array_equal(ours, np.float32(constant.astype(dtype)))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("seed", range(5))
+def test_random_functions_of_16_bits(dtype, seed):
+    function, arguments = random_function(4000 + seed)
+    narrow = [item.astype(dtype) for item in arguments]
+    exact = jax.jit(function)(*(item.astype(np.float32) for item in narrow))
+    theirs = jax.jit(function)(*narrow)
+    for one, other, wanted in zip(run_tiled(function, narrow), theirs, exact, strict=True):
+        assert one.dtype == dtype
+        wanted = np.asarray(wanted)
+        error, their_error = (np.abs(np.asarray(item, np.float32) - wanted).max() for item in (one, other))
+        assert error <= max(1.5 * their_error, 2 * float(jnp.finfo(dtype).eps) * np.abs(wanted).max())
+
+
+_BINARY = (
+    lax.add, lax.sub, lax.mul, lax.div, lax.rem, lax.max, lax.min, lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor,
+    lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic, lax.lt, lax.le, lax.gt, lax.ge, lax.eq, lax.ne,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
+def test_integers_wrap_and_compare_as_in_jax(dtype):
+    limits, rng = np.iinfo(dtype), np.random.default_rng(0)
+    a, b = rng.integers(limits.min, limits.max, (2, 3000), dtype, endpoint=True)
+    b[::3] = rng.integers(0, 9, 1000)
+    a[5::13], b[5::26] = limits.min, dtype(0) - dtype(limits.min < 0)
+
+    def function(a, b):
+        two = [op(a, b) for op in _BINARY]
+        one = [
+            -a,
+            ~a,
+            lax.sign(a),
+            a**3,
+            lax.clamp(dtype(3), a, dtype(99)),
+            jnp.where(a > b, a, b + dtype(1)),
+            lax.integer_pow(a, 2) // dtype(3),
+        ]
+        signed = [lax.abs(a)] if limits.min < 0 else []
+        return [*two, *one, *signed]
+
+    with np.errstate(over="ignore"):
+        check(function, a, b)
+    targets = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.float32, *NARROW, np.bool_)
+    expected = [np.asarray(item) for item in jax.jit(lambda a: [(a + dtype(1)).astype(to) for to in targets])(a)]
+    for ours, theirs in zip(run_tiled(lambda a: [(a + dtype(1)).astype(to) for to in targets], (a,)), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    special = [np.nan, np.inf, -np.inf, 0.9, -0.9, 2.0**31, 2.0**32, -(2.0**31), limits.max, limits.min]
+    floats = np.concatenate([rng.standard_normal(500) * limits.max, special]).astype(np.float32)
+    for source in (np.float32, *NARROW):
+        with np.errstate(all="ignore"):
+            check(lambda x: x.astype(dtype), floats.astype(source))
 
 
 def test_large_matrix_vector_product_is_accurate():

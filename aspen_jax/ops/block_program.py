@@ -51,6 +51,11 @@ class BlockProgram:
         """Whether the program hands its only input through."""
         return self.num_inputs == 1 and self.result == 0
 
+    @property
+    def is_plain_conversion(self) -> bool:
+        """Whether the program hands its only input through but for its dtype, to one that holds all its values."""
+        return self == single("copy")
+
     def to_words(self) -> list[int]:
         first = self.num_inputs + len(self.constants)
         words: list[int] = []

@@ -16,6 +16,7 @@ from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, n
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
 from aspen_jax.ops.layout import reshaped, transposed
+from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.program import Operand
 
@@ -46,7 +47,7 @@ def _extent(size: int, window: int, stride: int, low: int, high: int, dilation: 
 
 
 class Conv2D(OpFamily):
-    """x [N,H,W,C] * w [KH,KW,C/groups,O] -> [N,OH,OW,O], float32."""
+    """x [N,H,W,C] * w [KH,KW,C/groups,O] -> [N,OH,OW,O], of floats."""
 
     name = "conv2d"
     kernel = "conv2d"
@@ -100,7 +101,7 @@ class Conv2D(OpFamily):
         own = epilogue_work(op, boxes)
         x, w = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
         flops = 2.0 * box_sizes(boxes) * (kernel_height * kernel_width * channels)
-        return Work(own.flops + flops, own.bytes + 4 * (box_sizes(x) + box_sizes(w)))
+        return Work(own.flops + flops, own.bytes + op.inputs[0].dtype.itemsize * (box_sizes(x) + box_sizes(w)))
 
     def reference(self, attrs: ConvAttrs, *inputs: jax.Array) -> jax.Array:
         top, bottom, left, right = attrs.padding
@@ -120,7 +121,9 @@ CONV2D = Conv2D()
 
 @converts("conv_general_dilated")
 def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand) -> Operand:
-    need_dtypes(equation, (lhs, rhs), "float32")
+    need_dtypes(equation, (lhs, rhs), *FLOATS)
+    if lhs.dtype != rhs.dtype:
+        raise Unsupported(f"convolution of {lhs.dtype.name} by {rhs.dtype.name}")
     params = equation.params
     numbers = params["dimension_numbers"]
     spatial = len(lhs.shape) - 2
@@ -149,11 +152,11 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
         groups = batch_groups
     if any(step > 1 for step in lhs_dilation):
         interior = (0, *(step - 1 for step in lhs_dilation), 0)
-        zero = fill(build, np.zeros((), np.float32), ())
+        zero = fill(build, np.zeros((), x.dtype), ())
         x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
 
     attrs = ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups)
-    y = build.op(CONV2D, attrs, [x, w])
+    y = build.op(CONV2D, attrs, [x, w], dtype=equation.dtype)
     if spatial == 1:
         y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
     out_batch, out_feature, *out_spatial = numbers.out_spec

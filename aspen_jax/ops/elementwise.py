@@ -11,7 +11,7 @@ from jax import lax
 
 from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.opcodes import OPCODES, lane_of, narrowing
+from aspen_jax.ops.opcodes import FLOATS, OPCODES, lane_of, narrowing
 from aspen_jax.program import Operand
 from aspen_jax.view import View
 
@@ -36,10 +36,9 @@ _UNSIGNED_NAMES = {
     **_INT_NAMES, "div": "div_u", "rem": "rem_u", "max": "max_u", "min": "min_u", "lt": "lt_u", "le": "le_u", "gt": "gt_u",
     "ge": "ge_u",
 }  # fmt: skip
-_FLOATS = ("float32", "bfloat16", "float16")
 _INTS = ("int32", "int16", "int8", "uint32", "uint16", "uint8")  # those of fewer than 32 bits fit an int32 lane
 _BY_DTYPE = {
-    **dict.fromkeys(_FLOATS, _FLOAT_NAMES),
+    **dict.fromkeys(FLOATS, _FLOAT_NAMES),
     **dict.fromkeys(_INTS, _INT_NAMES),
     "uint32": _UNSIGNED_NAMES,
     "bool": _BOOL_NAMES,
@@ -107,14 +106,14 @@ def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
 @converts("round")
 def _convert_round(build: Builder, equation: Equation, operand: Operand) -> Operand:
     opcode = "round_even_f" if equation.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN else "round_f"
-    _need(operand, "round", *_FLOATS)
+    _need(operand, "round", *FLOATS)
     return build.block(single(opcode), [operand], equation.shape, equation.dtype)
 
 
 @converts("integer_pow")
 def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -> Operand:
     exponent = equation.params["y"]
-    _need(operand, "integer_pow", *_FLOATS, *_INTS)
+    _need(operand, "integer_pow", *FLOATS, *_INTS)
     lane = lane_of(operand.dtype)
     one = np.ones((), operand.dtype)
     if lane == "i" and exponent < 0:
@@ -138,7 +137,7 @@ def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -
 
 @converts("log2")
 def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Operand:
-    _need(operand, "log2", *_FLOATS)
+    _need(operand, "log2", *FLOATS)
 
     def write(block: BlockBuilder, x: Ref) -> Ref:
         return block.emit("mul_f", block.emit("log_f", x), block.constant(np.float32(1 / np.log(2))))
@@ -161,7 +160,7 @@ def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: 
 
 @converts("clamp")
 def _convert_clamp(build: Builder, equation: Equation, low: Operand, x: Operand, high: Operand) -> Operand:
-    _need(x, "clamp", *_FLOATS, *_INTS)
+    _need(x, "clamp", *FLOATS, *_INTS)
     lane = "u" if x.dtype == np.uint32 else lane_of(x.dtype)
 
     def write(block: BlockBuilder, lo: Ref, value: Ref, hi: Ref) -> Ref:
@@ -216,7 +215,7 @@ def _convert_dtype(build: Builder, equation: Equation, operand: Operand) -> Oper
 @converts("reduce_precision")
 def _convert_reduce_precision(build: Builder, equation: Equation, operand: Operand) -> Operand:
     bits = (equation.params["exponent_bits"], equation.params["mantissa_bits"])
-    _need(operand, "reduce_precision", *_FLOATS)
+    _need(operand, "reduce_precision", *FLOATS)
     own = (jnp.finfo(operand.dtype).nexp, jnp.finfo(operand.dtype).nmant)
     if bits == (8, 23):
         return operand

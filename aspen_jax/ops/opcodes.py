@@ -142,6 +142,9 @@ NAMES: dict[int, str] = {opcode.number: name for name, opcode in OPCODES.items()
 
 LANE_DTYPES: dict[str, np.dtype] = {"f": np.dtype(np.float32), "i": np.dtype(np.int32), "b": np.dtype(np.bool_)}
 
+# What kernels of floats take: those of fewer bits are stored narrow and computed in float32.
+FLOATS = ("float32", "bfloat16", "float16")
+
 _LANES: dict[str, str] = {
     "float32": "f",
     "bfloat16": "f",

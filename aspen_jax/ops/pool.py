@@ -16,6 +16,7 @@ from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
 from aspen_jax.ops.family import OpFamily, Work, unpermuted
+from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class PoolAttrs(Attrs):
 
 
 class Pool(OpFamily):
-    """Reduces a window around every output element; padding is the identity of the reduction. float32 or int32."""
+    """Reduces a window around every output element; padding is the identity of the reduction. Floats or int32."""
 
     name = "pool"
     kernel = "pool"
@@ -105,7 +106,7 @@ _KINDS = {"reduce_window_sum": windows.SUM, "reduce_window_max": windows.MAX, "r
 
 @converts(*_KINDS)
 def _convert_pool(build: Builder, equation: Equation, x: Operand) -> Operand:
-    need_dtypes(equation, (x,), "float32", "int32")
+    need_dtypes(equation, (x,), *FLOATS, "int32")
     if not x.shape:
         return x  # the window around a scalar holds the scalar
     params = equation.params

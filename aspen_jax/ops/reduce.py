@@ -15,6 +15,7 @@ from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class ReduceAttrs(Attrs):
 
 
 class Reduce(OpFamily):
-    """Reduces axes away. float32, int32 or bool (max is or, min is and)."""
+    """Reduces axes away. Floats, int32 or bool (max is or, min is and)."""
 
     name = "reduce"
     kernel = "reduce"
@@ -88,7 +89,7 @@ _KINDS = {
 @converts(*_KINDS)
 def _convert_reduce(build: Builder, equation: Equation, x: Operand) -> Operand:
     logical = equation.primitive in ("reduce_or", "reduce_and")
-    need_dtypes(equation, (x,), *(("bool",) if logical else ("float32", "int32")))
+    need_dtypes(equation, (x,), *(("bool",) if logical else (*FLOATS, "int32")))
     if equation.params.get("out_sharding") is not None:
         raise Unsupported(f"{equation.primitive} with out_sharding")
     axes = tuple(sorted(axis % max(len(x.shape), 1) for axis in equation.params["axes"]))

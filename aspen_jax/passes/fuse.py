@@ -14,7 +14,8 @@ MAX_INSTRUCTIONS = 96
 def run(program: Program) -> Program:
     """Merge every block op into its reader where that reader is the only one and reads it whole.
 
-    An op read through a broadcast stays apart, or it would be computed again for each repetition. Constants are the exception.
+    An op read through a broadcast stays apart, or it would be computed again for each repetition. Constants are the exception,
+    and conversions to a wider dtype, which cost less than to read their result.
     """
     readers: dict[Value, set[Value | None]] = {}
     for value, uses in program.uses().items():
@@ -38,8 +39,7 @@ def _absorb(op: Op, blocks: dict[Value, Op], ops: dict[Value, Op], readers: dict
         if value is None:
             return op
         producer = blocks[value]
-        constant = not producer.inputs
-        merged = _merge(op, producer) if constant or readers[value] == {op.output} else None
+        merged = _merge(op, producer) if _is_free(producer) or readers[value] == {op.output} else None
         if merged is None:
             rejected.add(value)
             continue
@@ -63,7 +63,7 @@ def _merge(op: Op, producer: Op) -> Op | None:
         if item.value is not producer.output:
             sources.append(inputs.setdefault(item, len(inputs)))
             continue
-        if producer.inputs and (item.view.value_size != op.output.size or not _reads_each_once(item)):
+        if not _is_free(producer) and (item.view.value_size != op.output.size or not _reads_each_once(item)):
             return None
         seen = []
         for source in producer.inputs:
@@ -87,6 +87,11 @@ def _merge(op: Op, producer: Op) -> Op | None:
     if len(merged.instructions) > MAX_INSTRUCTIONS:
         return None
     return op.replace(inputs=tuple(inputs), program=merged, name=op.name)
+
+
+def _is_free(producer: Op) -> bool:
+    """Whether the op may be computed again by every reader."""
+    return not producer.inputs or (producer.program is not None and producer.program.is_plain_conversion)
 
 
 def _reads_each_once(operand: Operand) -> bool:

@@ -1,13 +1,24 @@
-"""Removes what need not be computed: repeated ops, copies of whole values, zero padding in front of a convolution."""
+"""Removes what need not be computed.
+
+That is repeated ops, copies of whole values, zero padding in front of a convolution, and the conversion to float32 of what a
+kernel widens by itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.pool import POOL
+from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.program import Op, Operand, Program, Value
+
+_WIDENING = (CONV2D, POOL, REDUCE)
 
 
 def run(program: Program) -> Program:
@@ -26,7 +37,7 @@ def run(program: Program) -> Program:
             same[op.output] = known[key]
             continue
         known[key] = op.output
-        op = _without_padding(op, producers)
+        op = _without_widening(_without_padding(op, producers), producers)
         producers[op.output] = op
         ops.append(op)
     outputs = tuple(Operand(same.get(item.value, item.value), item.view) for item in program.outputs)
@@ -54,6 +65,29 @@ def _without_padding(op: Op, producers: dict[Value, Op]) -> Op:
         return op
     padding = (top + attrs.lo[1], bottom + attrs.hi[1], left + attrs.lo[2], right + attrs.hi[2])
     return op.replace(inputs=(pad.inputs[0], *op.inputs[1:]), attrs=dataclasses.replace(op.attrs, padding=padding))
+
+
+def _without_widening(op: Op, producers: dict[Value, Op]) -> Op:
+    """A kernel that computes in float32 reads floats of 16 bits where they are."""
+    if op.family not in _WIDENING:
+        return op
+    count = op.family.num_main(op)
+    narrow = [source for operand in op.main_inputs if (source := _before_widening(operand, producers)) is not None]
+    # All or none: kernels of several floats take them of one dtype.
+    if len(narrow) < count or len({source.dtype for source in narrow}) > 1:
+        return op
+    return op.replace(inputs=(*narrow, *op.inputs[count:]))
+
+
+def _before_widening(operand: Operand, producers: dict[Value, Op]) -> Operand | None:
+    producer = producers.get(operand.value)
+    if producer is None or producer.program is None or not producer.program.is_plain_conversion:
+        return None
+    (source,) = producer.inputs
+    if lane_of(source.dtype) != "f" or operand.dtype != np.float32:
+        return None
+    view = source.view.compose(operand.view)
+    return None if view is None else Operand(source.value, view)
 
 
 def _is_zero(operand: Operand, producers: dict[Value, Op]) -> bool:

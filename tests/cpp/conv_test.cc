@@ -96,11 +96,11 @@ int random_case(uint64_t seed) {
   const bool plain = random.chance(0.5);
   return check(make_case(g, plain ? Operand::dense(g.x(), random) : Operand::any(g.x(), random),
                          plain ? Operand::dense(g.w(), random) : Operand::any(g.w(), random)),
-               random, random.chance(0.5));
+               random, random.chance(0.5), random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16}));
 }
 
 // Inner dimensions that are cut into chunks, between and inside taps.
-int long_case(int64_t channels, int64_t kernel, int64_t out_channels, bool transposed) {
+int long_case(int64_t channels, int64_t kernel, int64_t out_channels, bool transposed, DType dtype) {
   Random random(11);
   Geometry g;
   g.height = g.width = 7;
@@ -111,7 +111,7 @@ int long_case(int64_t channels, int64_t kernel, int64_t out_channels, bool trans
   const Index order = {0, 3, 1, 2}, ones(4, 1);  // NCHW
   return check(make_case(g, transposed ? Operand::stored(g.x(), order, ones, random) : Operand::dense(g.x(), random),
                          Operand::dense(g.w(), random)),
-               random, transposed);
+               random, transposed, dtype);
 }
 
 int hostile_cases() {
@@ -151,6 +151,8 @@ int hostile_cases() {
   expect(refuses("conv2d", {x, w}, dense_view({1, 6, 7, 6}), good), "an output too wide");
   expect(refuses("conv2d", {x, w}, dense_view({2, 6, 6, 6}), good), "an image too many");
   expect(refuses("conv2d", {dense_view({1, 8, 8, 4}, DType::kF64), w}, out, good), "float64");
+  expect(refuses("conv2d", {dense_view({1, 8, 8, 4}, DType::kBF16), w}, out, good), "weights of another dtype");
+  expect(refuses("conv2d", {x, w}, dense_view({1, 6, 6, 6}, DType::kI32), good), "an output of integers");
   expect(refuses("conv2d", {x, w, out}, out, good), "an input too many");
   // Endless sums: a window of 2^31 x 2^31 equal taps.
   auto wide_x = dense_view({1, 1, 1, 4}), wide_w = dense_view({1, 1, 4, 6});
@@ -174,19 +176,13 @@ int hostile_cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : kCases;
-  const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
-  int failures = hostile_cases();
-  for (int64_t seed = first; seed < first + cases; ++seed) {
-    const int failed = random_case(static_cast<uint64_t>(seed));
-    if (failed > 0) std::fprintf(stderr, "  (seed %lld, %d elements)\n", static_cast<long long>(seed), failed);
-    failures += failed > 0;
+  int failures = hostile_cases() + run_cases("conv2d", argc, argv, kCases, random_case);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool transposed : {false, true}) {
+      failures += long_case(512, 3, 40, transposed, dtype) > 0;   // chunks of whole taps
+      failures += long_case(4000, 1, 20, transposed, dtype) > 0;  // parts of a tap
+      failures += long_case(1700, 3, 20, transposed, dtype) > 0;  // parts of several taps
+    }
   }
-  for (const bool transposed : {false, true}) {
-    failures += long_case(512, 3, 40, transposed) > 0;   // chunks of whole taps
-    failures += long_case(4000, 1, 20, transposed) > 0;  // parts of a tap
-    failures += long_case(1700, 3, 20, transposed) > 0;  // parts of several taps
-  }
-  std::printf("conv2d: %lld random cases, %d failures\n", static_cast<long long>(cases), failures);
   return failures == 0 ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -18,6 +19,7 @@
 
 #include "aspen_jax/engine/kernel.h"
 #include "cpu/target.h"
+#include "half.h"
 
 namespace aspen::cpu::testing {
 
@@ -141,8 +143,18 @@ inline std::unique_ptr<std::byte, AlignedDelete> aligned(size_t size) {
   return std::unique_ptr<std::byte, AlignedDelete>(static_cast<std::byte*>(::operator new(size, std::align_val_t{64})));
 }
 
-// Runs the case on every available target, on random boxes. Returns the number of failures, each reported on stderr.
-inline int check(const Case& test, Random& random, bool with_epilogue) {
+// Element `index` of adjacent floats.
+inline double element_value(DType dtype, const std::byte* data, size_t index) {
+  const auto read = [&]<class T>(T value) {
+    std::memcpy(&value, data + index * sizeof value, sizeof value);
+    return value;
+  };
+  return is_half(dtype) ? half_value(dtype, read(uint16_t{})) : read(float{});
+}
+
+// Runs the case on every available target, on random boxes. Returns the number of failures, each reported on stderr. With a
+// dtype of 16 bits the inputs are rounded to it, and some outputs are of that dtype too.
+inline int check(const Case& test, Random& random, bool with_epilogue, DType dtype = DType::kF32) {
   std::vector<Operand> inputs = test.inputs;
   const size_t num_main = inputs.size();
   std::vector<int64_t> params = test.params;
@@ -159,6 +171,17 @@ inline int check(const Case& test, Random& random, bool with_epilogue) {
     params.insert(params.end(), words.begin(), words.end());
   } else {
     params.push_back(0);
+  }
+
+  const DType out_dtype = random.chance(0.7) ? dtype : DType::kF32;
+  std::vector<std::vector<uint16_t>> halves(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_half(dtype) || (i >= num_main && random.chance(0.3))) continue;
+    inputs[i].view.dtype = dtype;
+    for (float& value : inputs[i].buffer) {
+      halves[i].push_back(half_bits(dtype, value));
+      value = static_cast<float>(half_value(dtype, halves[i].back()));
+    }
   }
 
   // The reference, of the whole output.
@@ -191,11 +214,13 @@ inline int check(const Case& test, Random& random, bool with_epilogue) {
     };
     std::vector<TensorView> views;
     std::vector<const void*> pointers;
-    for (const Operand& input : inputs) {
-      views.push_back(input.view);
-      pointers.push_back(input.data());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      views.push_back(inputs[i].view);
+      pointers.push_back(inputs[i].data());
+      if (is_half(inputs[i].view.dtype)) pointers.back() = halves[i].data() + inputs[i].origin;
     }
     TensorView output;
+    output.dtype = out_dtype;
     output.rank = static_cast<int>(rank);
     int64_t stride = 1;
     for (size_t axis = rank; axis-- > 0; stride *= test.output[axis]) {
@@ -204,7 +229,7 @@ inline int check(const Case& test, Random& random, bool with_epilogue) {
     }
     const PreparedOp prepared = find_kernel(target, test.kernel).prepare(OpSpec{views, output, params});
 
-    std::vector<float> result(size, std::numeric_limits<float>::quiet_NaN());
+    std::vector<std::byte> result(size * static_cast<size_t>(size_of(out_dtype)), std::byte{0xff});  // NaN
     std::vector<bool> written(size, false);
     for (uint64_t box = 0; box < (uint64_t{1} << rank); ++box) {
       if ((wanted >> box & 1) == 0) continue;
@@ -234,14 +259,31 @@ inline int check(const Case& test, Random& random, bool with_epilogue) {
 
     index = zero;
     for (size_t i = 0; i < size; ++i, next(index, zero, test.output)) {
+      const double got = element_value(out_dtype, result.data(), i);
       if (!written[i]) {
-        if (!std::isnan(result[i])) fail("wrote outside its box at " + show(index));
-      } else if (!(std::abs(result[i] - expected[i]) <= 1e-5 * largest)) {
-        fail("got " + std::to_string(result[i]) + " for " + std::to_string(expected[i]) + " at " + show(index) +
+        if (!std::isnan(got)) fail("wrote outside its box at " + show(index));
+      } else if (!(std::abs(got - expected[i]) <= 1e-5 * largest + rounding_error(out_dtype, expected[i]))) {
+        fail("got " + std::to_string(got) + " for " + std::to_string(expected[i]) + " at " + show(index) +
              " where the largest is " + std::to_string(largest));
       }
     }
   }
+  return failures;
+}
+
+// Runs `random_case(seed)` for as many seeds as the command line asks for, or `cases`. Arguments: number of cases, first seed.
+// Returns the number of seeds that fail.
+template <class RandomCase>
+int run_cases(const char* kernel, int argc, char** argv, int64_t cases, RandomCase random_case) {
+  if (argc > 1) cases = std::atoll(argv[1]);
+  const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
+  int failures = 0;
+  for (int64_t seed = first; seed < first + cases; ++seed) {
+    const int failed = random_case(static_cast<uint64_t>(seed));
+    if (failed > 0) std::fprintf(stderr, "  (seed %lld, %d elements)\n", static_cast<long long>(seed), failed);
+    failures += failed > 0;
+  }
+  std::printf("%s: %lld random cases, %d failures\n", kernel, static_cast<long long>(cases), failures);
   return failures;
 }
 

@@ -35,7 +35,7 @@ struct Reference {
 };
 
 Reference reference(const Window& w, const TypedOperand& x, const Index& out) {
-  const bool floats = x.view.dtype == DType::kF32;
+  const bool floats = x.view.dtype != DType::kI32;
   const double infinity = std::numeric_limits<double>::infinity();
   Reference r = {};
   if (w.kind == kProduct) r = {1, 1, 1};
@@ -99,7 +99,8 @@ int test_random(Random& random) {
     const int64_t spanned = (w.window[axis] - 1) * w.dilation[axis] + 1;
     output.push_back(padded < spanned ? 0 : (padded - spanned) / w.strides[axis] + 1);
   }
-  const DType dtype = random.chance(0.75) ? DType::kF32 : DType::kI32;
+  const DType dtype = random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16, DType::kI32});
+  const bool floats = dtype != DType::kI32;
   std::vector<TypedOperand> inputs = {image && random.chance(0.7) ? TypedOperand::dense(dtype, shape, random)
                                                                   : TypedOperand::any(dtype, shape, random)};
   const TypedOperand& x = inputs[0];
@@ -114,21 +115,21 @@ int test_random(Random& random) {
   DType out_dtype = dtype;
   if (epilogue == 0) {
     params.push_back(0);
+    if (is_half(dtype) && random.chance(0.3)) out_dtype = DType::kF32;
   } else if (epilogue == 1) {
     Index steps(rank, 0), order(rank);
     std::iota(order.begin(), order.end(), 0);
     steps[rank - 1] = 1;
     inputs.push_back(TypedOperand::make(dtype, output, order, steps, random, 0));
     constexpr int64_t kMulFloat = 3, kMulInt = 66;
-    for (const int64_t word : {int64_t{1}, int64_t{2}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kMulFloat : kMulInt,
-                               int64_t{2}, int64_t{0}, int64_t{1}, int64_t{0}, int64_t{2}}) {
+    for (const int64_t word : {int64_t{1}, int64_t{2}, int64_t{0}, int64_t{5}, floats ? kMulFloat : kMulInt, int64_t{2},
+                               int64_t{0}, int64_t{1}, int64_t{0}, int64_t{2}}) {
       params.push_back(word);
     }
   } else {
     constexpr int64_t kBoolFromFloat = 125, kBoolFromInt = 126;
-    for (const int64_t word :
-         {int64_t{1}, int64_t{1}, int64_t{0}, int64_t{5}, dtype == DType::kF32 ? kBoolFromFloat : kBoolFromInt, int64_t{1},
-          int64_t{0}, int64_t{0}, int64_t{0}, int64_t{1}}) {
+    for (const int64_t word : {int64_t{1}, int64_t{1}, int64_t{0}, int64_t{5}, floats ? kBoolFromFloat : kBoolFromInt, int64_t{1},
+                               int64_t{0}, int64_t{0}, int64_t{0}, int64_t{1}}) {
       params.push_back(word);
     }
     out_dtype = DType::kBool;
@@ -152,7 +153,9 @@ int test_random(Random& random) {
         const double scale = epilogue == 1 ? inputs[1].at(index) : 1;
         const double wanted = r.value * scale;
         if (std::isnan(wanted)) return std::isnan(value) ? "" : differs(value, wanted);
-        if (value == wanted || std::abs(value - wanted) <= 2e-6 * (r.magnitude + std::abs(r.value)) * std::abs(scale)) return "";
+        const double error = 2e-6 * (r.magnitude + std::abs(r.value)) * std::abs(scale);
+        if (value == rounded(out_dtype, wanted) || std::abs(value - wanted) <= error + rounding_error(out_dtype, wanted))
+          return "";
         return differs(value, wanted);
       });
 }

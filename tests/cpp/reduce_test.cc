@@ -17,8 +17,10 @@ enum Kind : int64_t { kSum, kMax, kMin, kProduct };
 int test_random(Random& random) {
   const auto rank = static_cast<size_t>(random.integer(0, 5));
   const auto kind = static_cast<Kind>(random.integer(0, 3));
-  const DType dtype =
-      random.chance(0.6) || (kind != kMax && kind != kMin) ? random.pick({DType::kF32, DType::kF32, DType::kI32}) : DType::kBool;
+  const DType dtype = random.chance(0.6) || (kind != kMax && kind != kMin)
+                          ? random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16, DType::kI32})
+                          : DType::kBool;
+  const bool floats = dtype == DType::kF32 || is_half(dtype);
   Index shape, output;
   std::vector<int64_t> params = {kind, 0};
   std::vector<bool> reduced;
@@ -36,10 +38,11 @@ int test_random(Random& random) {
   }
   std::vector<TypedOperand> inputs = {TypedOperand::any(dtype, shape, random)};
   DType out_dtype = dtype;
-  const bool epilogue = dtype == DType::kF32 && random.chance(0.5);
+  if (is_half(dtype) && random.chance(0.3)) out_dtype = DType::kF32;
+  const bool epilogue = floats && random.chance(0.5);
   const bool to_bool = epilogue && random.chance(0.3);
   if (epilogue && !to_bool) {  // times the square of an input
-    inputs.push_back(TypedOperand::any(DType::kF32, output, random));
+    inputs.push_back(TypedOperand::any(random.pick({DType::kF32, dtype}), output, random));
     params.insert(params.end(), {1, 2, 0, 10, 41, 2, 1, 0, 0, 3, 3, 2, 0, 0, 3});
   } else if (to_bool) {  // smaller than a constant
     const float bound = 0.5f;
@@ -48,57 +51,57 @@ int test_random(Random& random) {
   } else {
     params.push_back(0);
   }
-  return check_typed("reduce of kind " + std::to_string(kind), "reduce", inputs, out_dtype, output, params, random,
-                     [&](const Index& index, const std::byte* got) -> std::string {
-                       const double infinity = std::numeric_limits<double>::infinity();
-                       double sum = 0, magnitude = 0, product = 1, low = infinity, high = -infinity;
-                       uint32_t wrapped_sum = 0, wrapped_product = 1;
-                       Index lo, hi;
-                       for (size_t axis = 0, kept = 0; axis < rank; ++axis) {
-                         lo.push_back(reduced[axis] ? 0 : index[kept]);
-                         hi.push_back(reduced[axis] ? shape[axis] : index[kept] + 1);
-                         kept += !reduced[axis];
-                       }
-                       if (size_of_shape(shape) > 0) {
-                         Index at = lo;
-                         do {
-                           const double v = inputs[0].at(at);
-                           sum += v;
-                           magnitude += std::abs(v);
-                           product *= v;
-                           low = std::min(low, v);
-                           high = std::max(high, v);
-                           if (dtype == DType::kI32) {
-                             wrapped_sum += static_cast<uint32_t>(static_cast<int32_t>(v));
-                             wrapped_product *= static_cast<uint32_t>(static_cast<int32_t>(v));
-                           }
-                         } while (next(at, lo, hi));
-                       }
-                       double wanted = kind == kSum ? sum : kind == kMax ? high : kind == kMin ? low : product;
-                       const double value = value_of(out_dtype, got);
-                       if (dtype == DType::kBool) {
-                         if (std::to_integer<int>(*got) > 1) return "a bool that is neither 0 nor 1";
-                         wanted = kind == kMax ? high > 0 : low > 0;
-                         return value == wanted ? "" : differs(value, wanted);
-                       }
-                       if (dtype == DType::kI32) {
-                         if (kind == kSum) wanted = static_cast<int32_t>(wrapped_sum);
-                         if (kind == kProduct) wanted = static_cast<int32_t>(wrapped_product);
-                         wanted = std::clamp<double>(wanted, INT32_MIN, INT32_MAX);
-                         return value == wanted ? "" : differs(value, wanted);
-                       }
-                       // Long products leave the range of float32 on the way.
-                       if (kind == kProduct && !(std::abs(product) < 1e30 && std::abs(product) > 1e-30)) return "";
-                       double scale = 1;
-                       if (epilogue && !to_bool) scale = inputs[1].at(index) * inputs[1].at(index);
-                       const double error = kind == kSum ? 2e-7 * magnitude : kind == kProduct ? 1e-4 * std::abs(product) : 0;
-                       if (to_bool)
-                         return value == (wanted < 0.5) || std::abs(wanted - 0.5) <= error ? "" : differs(value, wanted);
-                       wanted *= scale;
-                       if (value == wanted || (std::isnan(value) && std::isnan(wanted))) return "";
-                       if (std::abs(value - wanted) <= error * scale + 2e-7 * std::abs(wanted)) return "";
-                       return differs(value, wanted);
-                     });
+  return check_typed(
+      "reduce of kind " + std::to_string(kind), "reduce", inputs, out_dtype, output, params, random,
+      [&](const Index& index, const std::byte* got) -> std::string {
+        const double infinity = std::numeric_limits<double>::infinity();
+        double sum = 0, magnitude = 0, product = 1, low = infinity, high = -infinity;
+        uint32_t wrapped_sum = 0, wrapped_product = 1;
+        Index lo, hi;
+        for (size_t axis = 0, kept = 0; axis < rank; ++axis) {
+          lo.push_back(reduced[axis] ? 0 : index[kept]);
+          hi.push_back(reduced[axis] ? shape[axis] : index[kept] + 1);
+          kept += !reduced[axis];
+        }
+        if (size_of_shape(shape) > 0) {
+          Index at = lo;
+          do {
+            const double v = inputs[0].at(at);
+            sum += v;
+            magnitude += std::abs(v);
+            product *= v;
+            low = std::min(low, v);
+            high = std::max(high, v);
+            if (dtype == DType::kI32) {
+              wrapped_sum += static_cast<uint32_t>(static_cast<int32_t>(v));
+              wrapped_product *= static_cast<uint32_t>(static_cast<int32_t>(v));
+            }
+          } while (next(at, lo, hi));
+        }
+        double wanted = kind == kSum ? sum : kind == kMax ? high : kind == kMin ? low : product;
+        const double value = value_of(out_dtype, got);
+        if (dtype == DType::kBool) {
+          if (std::to_integer<int>(*got) > 1) return "a bool that is neither 0 nor 1";
+          wanted = kind == kMax ? high > 0 : low > 0;
+          return value == wanted ? "" : differs(value, wanted);
+        }
+        if (dtype == DType::kI32) {
+          if (kind == kSum) wanted = static_cast<int32_t>(wrapped_sum);
+          if (kind == kProduct) wanted = static_cast<int32_t>(wrapped_product);
+          wanted = std::clamp<double>(wanted, INT32_MIN, INT32_MAX);
+          return value == wanted ? "" : differs(value, wanted);
+        }
+        // Long products leave the range of float32 on the way.
+        if (kind == kProduct && !(std::abs(product) < 1e30 && std::abs(product) > 1e-30)) return "";
+        double scale = 1;
+        if (epilogue && !to_bool) scale = inputs[1].at(index) * inputs[1].at(index);
+        const double error = kind == kSum ? 2e-7 * magnitude : kind == kProduct ? 1e-4 * std::abs(product) : 0;
+        if (to_bool) return value == (wanted < 0.5) || std::abs(wanted - 0.5) <= error ? "" : differs(value, wanted);
+        wanted *= scale;
+        if (value == rounded(out_dtype, wanted) || (std::isnan(value) && std::isnan(wanted))) return "";
+        if (std::abs(value - wanted) <= error * scale + 2e-7 * std::abs(wanted) + rounding_error(out_dtype, wanted)) return "";
+        return differs(value, wanted);
+      });
 }
 
 // A million elements of one sign, along the last axis, along a middle axis and strided: no more than 1e-6 of the sum is lost.

@@ -12,13 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "kernel_case.h"
 
 namespace aspen::cpu::testing {
 
-inline bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64; }
-
-// The value of an element; 64-bit integers and half floats are only ever copied, and are read as bits.
+// The value of an element; 64-bit integers are only ever copied.
 inline double value_of(DType dtype, const std::byte* element) {
   const auto read = [&]<class T>(T value) {
     std::memcpy(&value, element, sizeof value);
@@ -39,6 +38,7 @@ inline double value_of(DType dtype, const std::byte* element) {
       return read(uint8_t{});
     case DType::kF16:
     case DType::kBF16:
+      return half_value(dtype, static_cast<uint16_t>(read(uint16_t{})));
     case DType::kU16:
       return read(uint16_t{});
     case DType::kU32:
@@ -77,9 +77,12 @@ struct TypedOperand {
     operand.buffer.resize(layout.buffer.size() * static_cast<size_t>(size_of(dtype)));
     for (size_t i = 0; i < layout.buffer.size(); ++i) {
       std::byte* element = operand.buffer.data() + i * static_cast<size_t>(size_of(dtype));
+      const float value = limit > 0 ? static_cast<float>(random.integer(-limit, limit)) : random.normal();
       if (dtype == DType::kF32) {
-        const float value = limit > 0 ? static_cast<float>(random.integer(-limit, limit)) : random.normal();
         std::memcpy(element, &value, sizeof value);
+      } else if (is_half(dtype)) {
+        const uint16_t bits = half_bits(dtype, value);
+        std::memcpy(element, &bits, sizeof bits);
       } else if (dtype == DType::kBool) {
         *element = std::byte{random.chance(0.5)};
       } else {
