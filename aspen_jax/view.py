@@ -8,6 +8,7 @@ equal views compare equal however they were built.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,9 +39,7 @@ class View:
     @classmethod
     def identity(cls, shape: Sequence[int]) -> View:
         """The whole of a dense tensor of this shape."""
-        view = cls.from_flat(math.prod(shape), 0, _dense_strides(shape), shape)
-        assert view is not None
-        return view
+        return _identity(tuple(shape))
 
     @classmethod
     def from_flat(cls, size: int, offset: int, strides: Sequence[int], shape: Sequence[int]) -> View | None:
@@ -264,6 +263,13 @@ class View:
                 start = self.starts[source]
                 parts.append(f"d{source}[{start}:{start + step * extent}:{step}]")
         return f".view({'x'.join(map(str, self.base))})[{', '.join(parts)}]"
+
+
+@functools.lru_cache(maxsize=4096)
+def _identity(shape: tuple[int, ...]) -> View:
+    view = View.from_flat(math.prod(shape), 0, _dense_strides(shape), shape)
+    assert view is not None
+    return view
 
 
 def _dense_strides(shape: Sequence[int]) -> list[int]:

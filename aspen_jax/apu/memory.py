@@ -126,8 +126,10 @@ class Holders:
 
     def give(self, lo: int, hi: int, value: Value) -> None:
         """Bytes [lo, hi) now belong to `value`."""
-        rest = [part for item in self._held for part in (item._replace(hi=min(item.hi, lo)), item._replace(lo=max(item.lo, hi)))]
-        self._held = [part for part in rest if part.lo < part.hi] + [Held(lo, hi, value)]
+        kept = [item for item in self._held if item.hi <= lo or hi <= item.lo]
+        cut = [item for item in self._held if item.lo < hi and lo < item.hi]
+        rest = [part for item in cut for part in (item._replace(hi=min(item.hi, lo)), item._replace(lo=max(item.lo, hi)))]
+        self._held = kept + [part for part in rest if part.lo < part.hi] + [Held(lo, hi, value)]
 
 
 class _FreeSpace:
