@@ -1,4 +1,4 @@
-"""Sequence models of other libraries, decorated unchanged: forward and gradient as without, and no product left to XLA.
+"""Sequence models of other libraries, decorated unchanged: one custom call for those without loops, forward and gradient as without.
 
 Each case is a function of float32 parameters and of inputs, built as that library's users would.
 """
@@ -241,12 +241,12 @@ def built(request) -> tuple[str, Case]:
 def test_forward_is_as_undecorated(built):
     name, (apply, params, inputs) = built
     expected = jax.jit(apply)(params, *inputs)
-    compiled = jax.jit(aspen(apply)).lower(params, *inputs).compile()
+    loops = "gru" in name or "lstm" in name  # these stay, and their bodies are tiled
+    compiled = jax.jit(aspen(apply, strict=not loops)).lower(params, *inputs).compile()
     text = compiled.as_text() or ""
-    assert CUSTOM_CALL_TARGET in text
-    if "gru" not in name and "lstm" not in name:  # their loops stay, with what is in them
-        assert " dot(" not in text
-        assert " convolution(" not in text
+    calls = text.count(f'custom_call_target="{CUSTOM_CALL_TARGET}"')
+    assert calls >= 1 if loops else calls == 1
+    assert loops or (" dot(" not in text and " convolution(" not in text)
     assert np.abs(expected).max() > 0.1, "a vanishing output would compare equal whatever was computed"
     assert largest_difference(compiled(params, *inputs), expected) <= 1e-5
 
