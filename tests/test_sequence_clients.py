@@ -1,4 +1,4 @@
-"""Sequence models of other libraries, decorated unchanged: one custom call for those without loops, forward and gradient as without.
+"""Sequence models of other libraries, decorated unchanged: one custom call without loops, forward and gradient as without.
 
 Each case is a function of float32 parameters and of inputs, built as that library's users would.
 """

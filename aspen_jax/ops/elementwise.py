@@ -17,7 +17,7 @@ from aspen_jax.view import View
 
 _FLOAT_NAMES = {
     "add": "add_f", "add_any": "add_f", "sub": "sub_f", "mul": "mul_f", "div": "div_f", "max": "max_f", "min": "min_f",
-    "pow": "pow_f", "rem": "rem_f", "atan2": "atan2_f", "neg": "neg_f", "abs": "abs_f", "sign": "sign_f", "floor": "floor_f",
+    "rem": "rem_f", "atan2": "atan2_f", "neg": "neg_f", "abs": "abs_f", "sign": "sign_f", "floor": "floor_f",
     "ceil": "ceil_f", "sqrt": "sqrt_f", "rsqrt": "rsqrt_f", "cbrt": "cbrt_f", "exp": "exp_f", "exp2": "exp2_f",
     "expm1": "expm1_f", "log": "log_f", "log1p": "log1p_f", "tanh": "tanh_f", "logistic": "logistic_f", "erf": "erf_f",
     "erfc": "erfc_f", "sin": "sin_f", "cos": "cos_f", "tan": "tan_f", "is_finite": "is_finite_f", "eq": "eq_f", "ne": "ne_f",
@@ -101,6 +101,21 @@ def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
     """The lane brought to the values of `dtype`."""
     opcode = narrowing(dtype)
     return ref if opcode is None else block.emit(opcode, ref)
+
+
+@converts("pow")
+def _convert_pow(build: Builder, equation: Equation, base: Operand, exponent: Operand) -> Operand:
+    _need(base, "pow", *_FLOATS)
+    _need(exponent, "pow", *_FLOATS, *_INTS)
+
+    def write(block: BlockBuilder, x: Ref, y: Ref) -> Ref:
+        if lane_of(exponent.dtype) == "i":  # becomes a number of the base's dtype first
+            y = block.emit("f_from_u" if exponent.dtype == np.uint32 else "f_from_i", y)
+            narrow = narrowing(base.dtype)
+            y = y if narrow is None else block.emit(narrow, y)
+        return block.emit("pow_f", x, y)
+
+    return scalar_block(build, equation, [base, exponent], write, equation.shape, equation.dtype)
 
 
 @converts("round")
