@@ -105,8 +105,8 @@ def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
 
 @converts("pow")
 def _convert_pow(build: Builder, equation: Equation, base: Operand, exponent: Operand) -> Operand:
-    _need(base, "pow", *_FLOATS)
-    _need(exponent, "pow", *_FLOATS, *_INTS)
+    _need(base, "pow", *FLOATS)
+    _need(exponent, "pow", *FLOATS, *_INTS)
 
     def write(block: BlockBuilder, x: Ref, y: Ref) -> Ref:
         if lane_of(exponent.dtype) == "i":  # becomes a number of the base's dtype first
