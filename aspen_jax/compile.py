@@ -20,6 +20,8 @@ from aspen_jax.passes import disabled_by_environment, run_passes
 from aspen_jax.program import Program, Value
 from aspen_jax.tilegraph import TileGraph
 
+_LONGEST_SCOPE = 120
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -66,7 +68,15 @@ class Part:
         """Run the custom call on the environment's arrays and add its results."""
         operands = [environment[value] for value in self.inputs] + [array for _, array in self.program.constants]
         results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
-        environment.update(zip(self.outputs, runtime.engine_call(self.graph_bytes, results, *operands), strict=True))
+        with jax.named_scope(self.scope):
+            environment.update(zip(self.outputs, runtime.engine_call(self.graph_bytes, results, *operands), strict=True))
+
+    @property
+    def scope(self) -> str:
+        """The outermost named scopes of its ops, for XLA's metadata of the custom call and so for profiles."""
+        scopes = dict.fromkeys(op.name.partition("/")[0] for op in self.program.ops if "/" in op.name)
+        joined = "+".join(scopes)
+        return joined if len(joined) <= _LONGEST_SCOPE else joined[: _LONGEST_SCOPE - 3] + "..."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ class Cost:
     Attributes:
         flops: arithmetic on elements, a multiply-add being two; what is multiplied with padding is not counted.
         transcendentals: elements of exp, log, tanh, sqrt and the like.
-        bytes: read and written by every equation for itself.
+        bytes: read and written by every equation for itself. All are nan where a shape is symbolic.
     """
 
     flops: float = 0.0
@@ -104,11 +104,16 @@ def _open(jaxpr: Any) -> core.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
 
 
-def _size(aval: Any) -> int:
-    return math.prod(aval.shape) if hasattr(aval, "shape") else 0
+def _size(aval: Any) -> float:
+    """Number of elements; nan for a symbolic shape."""
+    return _product(aval.shape) if hasattr(aval, "shape") else 0
 
 
-def _nbytes(aval: Any) -> int:
+def _product(extents: Iterable[Any]) -> float:
+    return math.prod(extent if isinstance(extent, int) else math.nan for extent in extents)
+
+
+def _nbytes(aval: Any) -> float:
     if not hasattr(aval, "dtype") or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0
     return _size(aval) * np.dtype(aval.dtype).itemsize
@@ -117,7 +122,7 @@ def _nbytes(aval: Any) -> int:
 def _dot(equation: Any) -> float:
     lhs = equation.invars[0].aval
     (contracted, _), _ = equation.params["dimension_numbers"]
-    return 2.0 * _size(equation.outvars[0].aval) * math.prod(lhs.shape[d] for d in contracted)
+    return 2.0 * _size(equation.outvars[0].aval) * _product(lhs.shape[d] for d in contracted)
 
 
 def _conv(equation: Any) -> float:
@@ -137,12 +142,14 @@ def _conv(equation: Any) -> float:
             strict=True,
         )
     )
-    batch, features = out.shape[numbers.out_spec[0]], out.shape[numbers.out_spec[1]]
-    return 2.0 * positions * batch * features * rhs.shape[numbers.rhs_spec[1]]
+    others = _product((out.shape[numbers.out_spec[0]], out.shape[numbers.out_spec[1]], rhs.shape[numbers.rhs_spec[1]]))
+    return 2.0 * positions * others
 
 
-def _valid_positions(size: int, window: int, outputs: int, stride: int, low: int, base_dilation: int, dilation: int) -> int:
+def _valid_positions(size: int, window: int, outputs: int, stride: int, low: int, base_dilation: int, dilation: int) -> float:
     """Pairs of output and window positions that meet an element of the input, in one dimension."""
+    if not all(isinstance(extent, int) for extent in (size, window, outputs, low)):
+        return math.nan
     at = np.arange(outputs)[:, None] * stride + np.arange(window)[None] * dilation - low
     return int(np.sum((at >= 0) & (at < (size - 1) * base_dilation + 1) & (at % base_dilation == 0)))
 

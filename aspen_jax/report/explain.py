@@ -207,5 +207,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: 
 
 def _scaled(number: float) -> str:
     """Three digits or more and a prefix, ready for a unit: 12.3 M."""
+    if math.isnan(number):
+        return "an unknown number of "
     power = min(int(math.log10(max(number, 1)) // 3), 4)
     return f"{number / 1000**power:.4g} {('', 'k', 'M', 'G', 'T')[power]}"
