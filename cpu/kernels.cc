@@ -3,9 +3,11 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
+PreparedOp prepare_arg_reduce(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
+PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
@@ -17,9 +19,17 @@ std::span<const Kernel> kernels();
 
 std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
-      {"block", prepare_block},   {"concatenate", prepare_concatenate}, {"conv2d", prepare_conv2d},
-      {"matmul", prepare_matmul}, {"gather", prepare_gather},           {"pad", prepare_pad},
-      {"pool", prepare_pool},     {"reduce", prepare_reduce},           {"scatter", prepare_scatter},
+      {"block", prepare_block},
+      {"concatenate", prepare_concatenate},
+      {"conv2d", prepare_conv2d},
+      {"matmul", prepare_matmul},
+      {"gather", prepare_gather},
+      {"cumulative", prepare_cumulative},
+      {"arg_reduce", prepare_arg_reduce},
+      {"pad", prepare_pad},
+      {"pool", prepare_pool},
+      {"reduce", prepare_reduce},
+      {"scatter", prepare_scatter},
   };
   return kTable;
 }

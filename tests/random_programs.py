@@ -14,6 +14,7 @@ from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.cumulative import CUMULATIVE, CumulativeAttrs
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER, GatherAttrs
 from aspen_jax.ops.matmul import MATMUL
@@ -92,7 +93,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 7)
+        kind = self.integer(0, 8)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -131,6 +132,10 @@ class _Author:
             return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
         if kind == 6:
             return self.gather()
+        if kind == 7:
+            x = self.operand(self.integer(1, 4))
+            attrs = CumulativeAttrs(windows.SUM, self.integer(0, x.view.rank - 1), bool(self.integer(0, 1)))
+            return self.op(CUMULATIVE, attrs, [x])
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
         return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
@@ -285,6 +290,14 @@ def _gather_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         yield position, exists
 
 
+def _cumulative_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    axis = op.attrs.axis
+    for along in range(op.output.shape[axis]):
+        position = at.copy()
+        position[axis] = along
+        yield position, at[axis] <= along if op.attrs.reverse else at[axis] >= along
+
+
 def _scatter_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     """An element may be met by the windows of all points, with any start along an axis that has a component."""
     attrs: ScatterAttrs = op.attrs
@@ -319,4 +332,5 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     PAD: _pad_elements,
     GATHER: _gather_elements,
     SCATTER: _scatter_elements,
+    CUMULATIVE: _cumulative_elements,
 }

@@ -1,10 +1,12 @@
 """Op families, one module each. `FAMILIES` finds a family by its kernel's name; `CONVERTERS` finds what a primitive becomes."""
 
 from aspen_jax.ops import layout as _layout  # noqa: F401  (registers its converters)
+from aspen_jax.ops.arg_reduce import ARG_REDUCE
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.converters import CONVERTERS
+from aspen_jax.ops.cumulative import CUMULATIVE
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL
@@ -14,7 +16,8 @@ from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.scatter import SCATTER
 
 FAMILIES: dict[str, OpFamily] = {
-    family.kernel: family for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD, GATHER, SCATTER)
+    family.kernel: family
+    for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD, GATHER, SCATTER, CUMULATIVE, ARG_REDUCE)
 }
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]
