@@ -4,6 +4,7 @@
 // docs/graph_format.md, "Block program words"; the instructions are listed in block_ops.inc.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -51,6 +52,11 @@ class BlockProgram {
   // Whether the program only hands input `copied_input()` through, whose dtype is then the output's (any dtype at all).
   bool is_copy() const { return copied_input_ >= 0; }
   int copied_input() const { return copied_input_; }
+
+  // Whether the result depends on this input.
+  bool reads(int input) const {
+    return std::ranges::any_of(inputs_, [input](const Input& read) { return read.index == input; });
+  }
 
   // Computes rows x cols elements. There is one plane for each input. `out` may be exactly one of the planes (same address,
   // strides and size of element) and must not overlap any in another way. `scratch` is 64-byte aligned.

@@ -13,6 +13,7 @@ PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
+PreparedOp prepare_rows(const OpSpec& spec);
 PreparedOp prepare_scatter(const OpSpec& spec);
 
 std::span<const Kernel> kernels();
@@ -29,6 +30,7 @@ std::span<const Kernel> kernels() {
       {"pad", prepare_pad},
       {"pool", prepare_pool},
       {"reduce", prepare_reduce},
+      {"rows", prepare_rows},
       {"scatter", prepare_scatter},
   };
   return kTable;

@@ -14,6 +14,7 @@
 #include "box.h"
 #include "epilogue.h"
 #include "shapes.h"
+#include "total.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -32,30 +33,6 @@ struct ReduceState final : OpState {
 };
 
 constexpr int64_t kBlockElements = 1024;  // results a block
-
-// Long float sums are cut into pieces of this many additions an accumulator, and the pieces are added with Kahan's compensation:
-// the relative error stays near that of one piece, however many there are.
-constexpr int64_t kPiece = 64;
-
-template <class Op>
-struct Total {
-  using Vector = typename Op::Vector;
-  static constexpr bool kCompensated = std::is_same_v<Vector, Floats> && Op::kKind == Combination::kSum;
-  Vector value = broadcast(Op::identity());
-  Vector lost = {};
-
-  ASPEN_INLINE void add(Vector piece) {
-    if constexpr (kCompensated) {
-      const Floats wanted = piece - lost;
-      const Floats sum = value + wanted;
-      // Beside infinities the difference would be NaN.
-      lost = abs(sum) < kInfinity ? (sum - value) - wanted : Floats{};
-      value = sum;
-    } else {
-      value = Op::apply(value, piece);
-    }
-  }
-};
 
 // Calls row(pointer) for every combination of the reduced loops but the inner one.
 template <class T, class Row>

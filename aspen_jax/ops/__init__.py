@@ -13,11 +13,12 @@ from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
+from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
 
 FAMILIES: dict[str, OpFamily] = {
     family.kernel: family
-    for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, CONCATENATE, PAD, GATHER, SCATTER, CUMULATIVE, ARG_REDUCE)
+    for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, ROWS, CONCATENATE, PAD, GATHER, SCATTER, CUMULATIVE, ARG_REDUCE)
 }
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]

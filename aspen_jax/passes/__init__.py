@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection
 
 from aspen_jax.errors import InputError
-from aspen_jax.passes import constants, epilogue, fuse, layout, outputs, simplify
+from aspen_jax.passes import constants, epilogue, fuse, layout, outputs, rows, simplify
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
@@ -17,6 +17,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "layout": layout.run,
     "constants": constants.run,
     "fuse": fuse.run,
+    "rows": rows.run,
     "epilogue": epilogue.run,
 }
 

@@ -1,0 +1,295 @@
+"""Makes one row program of each cluster of reductions over the same axes and element-wise ops around them.
+
+Softmax, normalisations, logsumexp, cross entropy and whatever else is written as element-wise ops and reductions along rows
+becomes one op, without looking for a formula: what is clustered is whatever has the same rows. The pass runs after `fuse`, so
+that an element-wise op is already one block, and before `epilogue`, so that a block becomes a stage of its rows rather than the
+epilogue of another op that it also reads.
+
+It pays where a row is read more than once: reductions of an op's own result, or a reduction and an element-wise op over what it
+reduces. A reduction with nothing of full size beside it stays with the kernel `reduce`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from aspen_jax.ops.block import BLOCK, program_flops
+from aspen_jax.ops.block_program import COPY, BlockBuilder, BlockProgram, single
+from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.reduce import REDUCE
+from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
+from aspen_jax.ops.rows import ROWS, RowsAttrs
+from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.view import View
+
+# Beyond these a block of all inputs no longer fits L1, or one program no longer pays.
+MAX_INPUTS = 24
+MAX_STAGES = 32
+
+# A tile holds whole rows: fewer rows than this keep workers idle, unless they are no more work together than a tile.
+MIN_ROWS = 8
+MAX_SIZE_OF_FEW = 1 << 16
+
+# A worker keeps a few rows in its scratch memory: one, or as many as a cache line holds where neighbouring rows are adjacent.
+MAX_LENGTH = 1 << 20
+MAX_LENGTH_ACROSS = 1 << 14
+
+# What is read again is computed again if that takes no more flops, else kept for the row.
+MAX_REPEATED_FLOPS = 3
+
+
+def run(program: Program) -> Program:
+    """Cluster around each reduction in turn."""
+    done: set[Value] = set()
+    while True:
+        seed = next((op for op in program.ops if op.family is REDUCE and op.output not in done), None)
+        if seed is None:
+            return program
+        done.add(seed.output)
+        space = _Space.of(seed)
+        if space is not None:
+            program = _Search(program, space, seed).rewritten()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Space:
+    """The rows that a cluster works on: all elements have the shape `full`, and what is known once a row has `kept`."""
+
+    full: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, reduction: Op) -> _Space | None:
+        """The rows of a reduction; None where they are not worth a program."""
+        space = cls(reduction.inputs[0].shape, reduction.attrs.axes)
+        across = any(extent > 1 and axis > max(space.axes, default=0) for axis, extent in enumerate(space.full))
+        many = space.rows >= MIN_ROWS or space.rows * space.length <= MAX_SIZE_OF_FEW
+        return space if space.rows and many and 1 < space.length <= (MAX_LENGTH_ACROSS if across else MAX_LENGTH) else None
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(extent for axis, extent in enumerate(self.full) if axis not in self.axes)
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.kept)
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.full[axis] for axis in self.axes)
+
+    def runs(self) -> list[tuple[bool, int]]:
+        """The dimensions from the outermost, (in a row, extent), neighbours of one kind joined: equal for equal rows."""
+        runs: list[tuple[bool, int]] = []
+        for axis, extent in enumerate(self.full):
+            if runs and runs[-1][0] == (axis in self.axes):
+                runs[-1] = (runs[-1][0], runs[-1][1] * extent)
+            elif extent > 1:
+                runs.append((axis in self.axes, extent))
+        return runs
+
+    def kind_of(self, op: Op) -> int | None:
+        """What the op's result is to the rows: a reduction's kind, ROW or NUMBER; None where it has nothing to do with them."""
+        if op.program is None and op.family is REDUCE:
+            own = _Space(op.inputs[0].shape, op.attrs.axes)
+            return op.attrs.kind if own.runs() == self.runs() else None
+        if op.family is not BLOCK or op.program is None or any(lane_of(item.dtype) is None for item in (*op.inputs, op.output)):
+            return None
+        return ROW if op.output.size == self.rows * self.length else NUMBER if op.output.size == self.rows else None
+
+    def seen(self, kind: int, view: View) -> View | None:
+        """How an op of this kind sees a value, over all elements of the rows (over the rows for a NUMBER)."""
+        return view.reshape(self.kept if kind == NUMBER else self.full)
+
+    def spread(self, view: View) -> View:
+        """A view over the rows, over all their elements."""
+        return view.broadcast_in_dim(self.full, [axis for axis in range(len(self.full)) if axis not in self.axes])
+
+    def reads(self, reader: int, view: View, source: int) -> bool:
+        """Whether an op of kind `reader` sees the result of one of kind `source` where it belongs."""
+        seen = self.seen(reader, view)
+        if source == ROW:
+            return reader != NUMBER and seen == View.identity(self.full)
+        whole = View.identity(self.kept)
+        return seen == whole if reader == NUMBER else reader == ROW and seen == self.spread(whole)
+
+
+class _Search:
+    """Finds the ops that can become one row program with a reduction."""
+
+    def __init__(self, program: Program, space: _Space, seed: Op):
+        self.program, self.space, self.seed = program, space, seed
+        self.uses = program.uses()
+        self.producers = {op.output: op for op in program.ops}
+        self.order = {op.output: index for index, op in enumerate(program.ops)}
+
+    def rewritten(self) -> Program:
+        """The program with the largest cluster around the seed as one op."""
+        for last in sorted(self._followers(), key=lambda op: -self.order[op.output]):
+            cluster = self._cluster(last)
+            if self.seed.output not in cluster or not self._pays(cluster):
+                continue
+            op = _Writer(self.space, cluster, self.uses).write()
+            if op is not None:
+                return self._replaced(cluster, last, op)
+        return self.program
+
+    def _followers(self) -> list[Op]:
+        """The seed, and the ops on the same rows that depend on it through nothing but such ops."""
+        found = {self.seed.output: self.seed}
+        pending = [self.seed]
+        while pending:
+            op = pending.pop()
+            for reader, index in self.uses.get(op.output, ()):
+                if reader is not None and reader.output not in found and self._connects(op, reader, index):
+                    found[reader.output] = reader
+                    pending.append(reader)
+        return list(found.values())
+
+    def _connects(self, op: Op, reader: Op, index: int) -> bool:
+        source, kind = self.space.kind_of(op), self.space.kind_of(reader)
+        return source is not None and kind is not None and self.space.reads(kind, reader.inputs[index].view, source)
+
+    def _cluster(self, last: Op) -> dict[Value, Op]:
+        """The most ops whose results nothing reads but `last`, through each other; in program order."""
+        cluster: dict[Value, Op] = {last.output: last}
+        for op in reversed(self.program.ops[: self.order[last.output]]):
+            uses = self.uses.get(op.output, ())
+            inside = all(
+                reader is not None and reader.output in cluster and self._connects(op, reader, index) for reader, index in uses
+            )
+            if uses and inside and self._fits(op) and not self._is_epilogue(op):
+                cluster[op.output] = op
+        return dict(reversed(cluster.items()))
+
+    def _fits(self, op: Op) -> bool:
+        kind = self.space.kind_of(op)
+        return kind is not None and all(self.space.seen(kind, item.view) is not None for item in op.inputs)
+
+    def _is_epilogue(self, op: Op) -> bool:
+        """Whether the block is better computed where one of its inputs is."""
+        return op.family is BLOCK and any(
+            item.value in self.producers
+            and self.producers[item.value].family.takes_epilogue
+            and self.producers[item.value].family is not REDUCE
+            and item.is_whole
+            and item.shape == op.output.shape
+            and len(self.uses[item.value]) == 1
+            for item in op.inputs
+        )
+
+    def _pays(self, cluster: dict[Value, Op]) -> bool:
+        kinds = [self.space.kind_of(op) for op in cluster.values()]
+        return ROW in kinds or sum(kind != NUMBER for kind in kinds) > 1
+
+    def _replaced(self, cluster: dict[Value, Op], last: Op, op: Op) -> Program:
+        """The program with the cluster as one op; its result may have another shape, which its readers' views do not mind."""
+
+        def renamed(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+            return tuple(Operand(op.output, item.view) if item.value is last.output else item for item in operands)
+
+        ops = []
+        for old in self.program.ops:
+            if old is last:
+                ops.append(op)
+            elif old.output not in cluster:
+                ops.append(old.replace(inputs=renamed(old.inputs)))
+        return self.program.replace(ops=tuple(ops), outputs=renamed(self.program.outputs))
+
+
+# A register of the row program under construction: an input, or the stage of a number.
+_Leaf = Operand | int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expression:
+    """A value inside the cluster: a block program over leaves. Reading it computes it."""
+
+    leaves: tuple[_Leaf, ...]
+    program: BlockProgram
+
+
+class _Writer:
+    """Writes the row program of a cluster."""
+
+    def __init__(self, space: _Space, cluster: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]):
+        self._space, self._cluster, self._uses = space, cluster, uses
+        self._known: dict[Value, _Expression] = {}
+        self._stages: list[tuple[int, np.dtype, _Expression]] = []
+
+    def write(self) -> Op | None:
+        """The op; None where it would have too many inputs or stages."""
+        *ops, last = self._cluster.values()
+        for op in ops:
+            self._known[op.output] = self._value(op)
+        kind, expression, dtype = self._space.kind_of(last), self._expression(last), last.output.dtype
+        assert kind is not None
+        if kind < ROW:
+            expression, kind = self._kept(kind, expression, dtype), NUMBER
+        self._stages.append((kind, dtype, expression))
+
+        leaves = dict.fromkeys(leaf for _, _, item in self._stages for leaf in item.leaves if isinstance(leaf, Operand))
+        inputs = {leaf: index for index, leaf in enumerate(leaves)}
+        if not inputs or len(inputs) > MAX_INPUTS or not len(self._stages) <= min(MAX_STAGES, MAX_REGISTERS - len(inputs)):
+            return None
+        stages = []
+        for index, (kind, dtype, item) in enumerate(self._stages):
+            block = BlockBuilder(len(inputs) + index)
+            refs = [block.input(inputs[leaf] if isinstance(leaf, Operand) else len(inputs) + leaf) for leaf in item.leaves]
+            stages.append(Stage(kind, dtype, block.build(block.splice(item.program, refs))))
+        attrs = RowsAttrs(self._space.axes, RowProgram(len(inputs), tuple(stages)))
+        shape, dtype = ROWS.infer(attrs, [(item.shape, item.dtype) for item in inputs])
+        names = dict.fromkeys(op.name for op in self._cluster.values() if op.family is REDUCE) | {last.name: None}
+        return Op(ROWS, attrs, tuple(inputs), Value(shape, dtype), None, " + ".join(names), last.source)
+
+    def _value(self, op: Op) -> _Expression:
+        """What reads the op's result: the op itself if that costs little, else what a stage has kept of it."""
+        kind, expression = self._space.kind_of(op), self._expression(op)
+        assert kind is not None
+        if kind == ROW:
+            full = sum(self._is_full(leaf) for leaf in expression.leaves)
+            if len(self._uses[op.output]) == 1 or (full < 2 and program_flops(expression.program) <= MAX_REPEATED_FLOPS):
+                return expression
+        return self._kept(kind, expression, op.output.dtype)
+
+    def _is_full(self, leaf: _Leaf) -> bool:
+        if isinstance(leaf, Operand):
+            return leaf.value.size >= self._space.rows * self._space.length
+        return self._stages[leaf][0] == ROW
+
+    def _kept(self, kind: int, expression: _Expression, dtype: np.dtype) -> _Expression:
+        """The result of a new stage. Bools are kept as integers: or is their maximum, and is their minimum."""
+        lane = lane_of(dtype)
+        if lane == "b":
+            expression = _joined(single("i_from_b"), [expression])
+        self._stages.append((kind, np.dtype(np.float32 if lane == "f" else np.int32), expression))
+        stage = _Expression((len(self._stages) - 1,), COPY)
+        return _joined(single("b_from_i"), [stage]) if lane == "b" else stage
+
+    def _expression(self, op: Op) -> _Expression:
+        """The op over leaves, without what a reduction does with it."""
+        kind = self._space.kind_of(op)
+        assert kind is not None
+        operands = [self._known.get(item.value) or self._outside(kind, item) for item in op.inputs]
+        if op.family is REDUCE:
+            return operands[0]
+        assert op.program is not None
+        return _joined(op.program, operands)
+
+    def _outside(self, kind: int, operand: Operand) -> _Expression:
+        view = self._space.seen(kind, operand.view)
+        assert view is not None
+        leaf = Operand(operand.value, self._space.spread(view) if kind == NUMBER else view)
+        return _Expression((leaf,), COPY)
+
+
+def _joined(program: BlockProgram, operands: Sequence[_Expression]) -> _Expression:
+    """A program on expressions."""
+    leaves = {leaf: index for index, leaf in enumerate(dict.fromkeys(leaf for item in operands for leaf in item.leaves))}
+    block = BlockBuilder(len(leaves))
+    refs = [block.splice(item.program, [block.input(leaves[leaf]) for leaf in item.leaves]) for item in operands]
+    return _Expression(tuple(leaves), block.build(block.splice(program, refs)))
