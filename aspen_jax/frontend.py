@@ -167,7 +167,7 @@ class _Converter:
     ) -> list[Value | np.ndarray]:
         primitive = equation.primitive.name
         name = f"{scope}/{primitive}" if scope else primitive
-        self.build.name, self.build.source = name, source
+        self.build.name, self.build.source, self.build.exact = name, source, _is_exact(equation.params.get("precision"))
         written = len(self.build.ops)
         try:
             converter = CONVERTERS.get(primitive)
@@ -227,6 +227,12 @@ def _source_line(equation: core.JaxprEqn) -> str:
         if not any(part in frame.file_name for part in ("/jax/", "/aspen_jax/", "/jaxlib/")):
             return f"{frame.file_name}:{frame.line_num}"
     return ""
+
+
+def _is_exact(precision: Any) -> bool:
+    """Whether a `precision` parameter asks for more than the default."""
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return any(item not in (None, jax.lax.Precision.DEFAULT) for item in each)
 
 
 def _partition(

@@ -78,6 +78,7 @@ class Op:
         program: the body of a block op, the epilogue of any other op, or None.
         name: scope and primitive it came from, for reports and errors.
         source: user's source line, for errors; may be empty.
+        exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
     """
 
     family: OpFamily
@@ -87,6 +88,7 @@ class Op:
     program: BlockProgram | None = None
     name: str = ""
     source: str = ""
+    exact: bool = False
 
     @property
     def main_inputs(self) -> tuple[Operand, ...]:

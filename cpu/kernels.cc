@@ -15,23 +15,27 @@ PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
 PreparedOp prepare_rows(const OpSpec& spec);
 PreparedOp prepare_scatter(const OpSpec& spec);
+PreparedOp prepare_winograd(const OpSpec& spec);
+PreparedOp prepare_winograd_weights(const OpSpec& spec);
 
 std::span<const Kernel> kernels();
 
 std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
+      {"arg_reduce", prepare_arg_reduce},
       {"block", prepare_block},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
-      {"matmul", prepare_matmul},
-      {"gather", prepare_gather},
       {"cumulative", prepare_cumulative},
-      {"arg_reduce", prepare_arg_reduce},
+      {"gather", prepare_gather},
+      {"matmul", prepare_matmul},
       {"pad", prepare_pad},
       {"pool", prepare_pool},
       {"reduce", prepare_reduce},
       {"rows", prepare_rows},
       {"scatter", prepare_scatter},
+      {"winograd", prepare_winograd},
+      {"winograd_weights", prepare_winograd_weights},
   };
   return kTable;
 }

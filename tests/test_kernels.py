@@ -16,7 +16,8 @@ from jax.extend import core
 
 from aspen_jax import apu, frontend
 from aspen_jax.apu.machine import Machine
-from aspen_jax.passes import PASSES, run_passes
+from aspen_jax.ops.winograd import TILE
+from aspen_jax.passes import PASSES, run_passes, winograd
 from aspen_jax.program import Value
 from tests.random_functions import random_function
 
@@ -38,9 +39,9 @@ def run_tiled(function, arguments, disabled=(), machine: Machine = TINY_TILES) -
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
 
 
-def check(function, *arguments, tolerance: float = 1e-5, disabled=()) -> None:
-    """Within `tolerance` of the largest output; integers and bools exactly."""
-    expected = jax.tree.leaves(jax.jit(function)(*arguments))
+def check(function, *arguments, tolerance: float = 1e-5, disabled=(), reference=None) -> None:
+    """Within `tolerance` of the largest output of `reference`, or of `function` by XLA; integers and bools exactly."""
+    expected = jax.tree.leaves(jax.jit(reference or function)(*arguments))
     for ours, theirs in zip(run_tiled(function, arguments, disabled), expected, strict=True):
         theirs = np.asarray(theirs)
         assert ours.shape == theirs.shape
@@ -56,10 +57,10 @@ def check(function, *arguments, tolerance: float = 1e-5, disabled=()) -> None:
 NARROW = (jnp.bfloat16, np.float16)
 
 
-def check_narrow(function, dtype, *arguments) -> None:
+def check_narrow(function, dtype, *arguments, reference=None) -> None:
     """As float32 on the same narrow arguments, rounded once: within one unit of the last place."""
     narrow = [np.asarray(item).astype(dtype) for item in arguments]
-    expected = jax.tree.leaves(jax.jit(function)(*(item.astype(np.float32) for item in narrow)))
+    expected = jax.tree.leaves(jax.jit(reference or function)(*(item.astype(np.float32) for item in narrow)))
     for ours, theirs in zip(run_tiled(function, narrow), expected, strict=True):
         theirs = np.asarray(theirs)
         assert ours.dtype == dtype
@@ -93,15 +94,63 @@ def test_conv2d(shape, seed, epilogue, dtype):
     x = rng.standard_normal((batch, *image, channels), np.float32)
     w = rng.standard_normal((*window, channels // groups, outputs), np.float32)
 
-    def function(x, w, scale, shift):
+    def function(x, w, scale, shift, padding=padding):
         y = lax.conv_general_dilated(
             x, w, stride, padding, rhs_dilation=dilation, dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups, precision=lax.Precision.HIGHEST,
         )  # fmt: skip
         return jax.nn.relu6(y * scale + shift) if epilogue else y
 
+    def padded_first(x, *rest):
+        """XLA's convolution on CPU reads outside of the image where it crops one side and pads the other."""
+        x = lax.pad(x, x.dtype.type(0), ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)))
+        return function(x, *rest, padding="VALID")
+
     arguments = (x, w, *rng.standard_normal((2, outputs), np.float32))
-    check(function, *arguments) if dtype is np.float32 else check_narrow(function, dtype, *arguments)
+    if dtype is np.float32:
+        check(function, *arguments, reference=padded_first)
+    else:
+        check_narrow(function, dtype, *arguments, reference=padded_first)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(4, 21), st.integers(4, 21)),
+    st.integers(1, 40),
+    st.sampled_from([1, 16, 31, 32, 33, 70]),
+    st.tuples(*[st.integers(-1, 3)] * 4),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+def test_winograd(batch, image, channels, outputs, padding, seed, known):
+    """Chosen whatever it costs: against float64, closer than what the default precision allows."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, channels), np.float32)
+    w = rng.standard_normal((3, 3, channels, outputs), np.float32)
+    shift = rng.standard_normal(outputs, np.float32)
+    top, bottom, left, right = padding
+
+    def function(x, w, shift):
+        y = lax.conv_general_dilated(x, w, (1, 1), ((top, bottom), (left, right)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(y * 0.5 + shift)
+
+    arguments = (x, shift) if known else (x, w, shift)
+    called = (lambda x, shift: function(x, w, shift)) if known else function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(winograd, "is_cheaper", lambda *_: True)
+        (result,) = run_tiled(called, arguments)
+    if min(result.shape[1:3]) >= TILE:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(winograd, "is_cheaper", lambda *_: True)
+            jaxpr = jax.make_jaxpr(called)(*arguments)
+            (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+            kinds = {op.family.name for op in run_passes(part).ops}
+        assert kinds == ({"winograd"} if known else {"winograd", "winograd_weights"})
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*(np.asarray(item, np.float64) for item in (x, w, shift))))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
 
 
 @settings(max_examples=50, deadline=None)

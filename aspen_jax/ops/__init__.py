@@ -15,10 +15,24 @@ from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
+from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
-FAMILIES: dict[str, OpFamily] = {
-    family.kernel: family
-    for family in (BLOCK, CONV2D, MATMUL, POOL, REDUCE, ROWS, CONCATENATE, PAD, GATHER, SCATTER, CUMULATIVE, ARG_REDUCE)
-}
+_ALL = (
+    BLOCK,
+    CONV2D,
+    MATMUL,
+    POOL,
+    REDUCE,
+    ROWS,
+    CONCATENATE,
+    PAD,
+    GATHER,
+    SCATTER,
+    CUMULATIVE,
+    ARG_REDUCE,
+    WINOGRAD,
+    WINOGRAD_WEIGHTS,
+)
+FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in _ALL}
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]

@@ -19,7 +19,7 @@ class Builder:
     Attributes:
         ops: what was written so far.
         constants: arrays known when tracing, and the values that stand for them.
-        name, source: given to each op that is written; set them before converting an equation.
+        name, source, exact: given to each op that is written; set them before converting an equation.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,7 @@ class Builder:
         self.constants: list[tuple[Value, np.ndarray]] = []
         self.name = ""
         self.source = ""
+        self.exact = False
 
     def op(
         self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], program: BlockProgram | None = None, dtype: Any = None
@@ -55,5 +56,5 @@ class Builder:
     def _write(
         self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], output: Value, program: BlockProgram | None
     ) -> Operand:
-        self.ops.append(Op(family, attrs, tuple(inputs), output, program, self.name, self.source))
+        self.ops.append(Op(family, attrs, tuple(inputs), output, program, self.name, self.source, self.exact))
         return Operand.whole(output)

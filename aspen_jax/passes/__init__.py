@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable, Collection
 
 from aspen_jax.errors import InputError
-from aspen_jax.passes import constants, epilogue, fuse, layout, outputs, rows, simplify
+from aspen_jax.passes import constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
     "simplify": simplify.run,
     "layout": layout.run,
+    "winograd": winograd.run,
     "constants": constants.run,
     "fuse": fuse.run,
     "rows": rows.run,

@@ -1,0 +1,77 @@
+"""Chooses Winograd's filtering for the 3x3 convolutions that it makes cheaper (ops/winograd.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aspen_jax.apu.machine import Machine
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.winograd import TILE, WINOGRAD, WINOGRAD_WEIGHTS, WinogradAttrs, transform_weights
+from aspen_jax.program import Op, Program
+
+if TYPE_CHECKING:
+    from aspen_jax.program import Value
+
+
+def run(program: Program) -> Program:
+    """Replace the convolutions for which the cost model says so."""
+    known = dict(program.constants)
+    transformed: dict[Value, np.ndarray] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        if not _may_be(op):
+            ops.append(op)
+            continue
+        weights, product = _rewritten(op)
+        source = weights.inputs[0]
+        is_known = source.value in known
+        if not is_cheaper([product] if is_known else [weights, product], op):
+            ops.append(op)
+        elif is_known:
+            array = transform_weights(source.view.gather(known[source.value]).astype(np.float64), np)
+            transformed[weights.output] = np.ascontiguousarray(array, np.float32)
+            ops.append(product)
+        else:
+            ops += [weights, product]
+    return program.replace(ops=tuple(ops), constants=(*program.constants, *transformed.items()))
+
+
+def _may_be(op: Op) -> bool:
+    """Whether the op is a convolution that Winograd's filtering computes, and the user's precision allows it."""
+    return (
+        op.family is CONV2D
+        and not op.exact
+        and op.inputs[1].shape[:2] == (3, 3)
+        and op.attrs.strides == op.attrs.dilation == (1, 1)
+        and op.attrs.groups == 1
+        and min(op.output.shape[1:3]) >= TILE
+        and op.output.size > 0
+        and all(item.dtype == np.float32 for item in op.main_inputs)
+    )
+
+
+def _rewritten(op: Op) -> tuple[Op, Op]:
+    """The transform of the weights, and the convolution by it."""
+    build = Builder()
+    build.name, build.source = f"{op.name}/weights", op.source
+    u = build.op(WINOGRAD_WEIGHTS, None, [op.inputs[1]])
+    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3]), [op.inputs[0], u])
+    weights, product = build.ops
+    product = product.replace(
+        inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
+    )
+    return weights, product
+
+
+def is_cheaper(ops: Sequence[Op], op: Op) -> bool:
+    """Whether `ops` cost less than `op`, by the cost model of the APU."""
+    return sum(map(_nanoseconds, ops)) < _nanoseconds(op)
+
+
+def _nanoseconds(op: Op) -> float:
+    whole = np.array([[(0, extent) for extent in op.output.shape]], np.int64)
+    return float(Machine().nanoseconds(op.family.work(op, whole))[0])
