@@ -92,7 +92,56 @@ constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {
   return std::array<Micro, kFewRows>{micro<kRow + 1, strip_vectors(kRow + 1), false, false>...};
 }(std::make_integer_sequence<int, kFewRows>());
 
+// Columns whose sums the dot products of kFewRows rows keep in registers, beside the vectors that they read.
+constexpr int kDotColumns = 4;
+
+// kRows x kColumns sums of products along adjacent memory on both sides, a vector of partial sums for each.
+template <int kRows, int kColumns>
+void dots(const Block& block) noexcept {
+  Floats sum[kRows][kColumns] = {};
+  const float* columns = block.weights;
+  const float* const* pointers = block.pointers;
+  const int64_t whole = block.depth / kLanes * kLanes;
+  const int rest = static_cast<int>(block.depth - whole);
+  const auto add = [&](int64_t k, auto load_some) __attribute__((always_inline)) {
+    Floats w[kColumns];
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) w[c] = load_some(columns + c * block.weights_stride + k);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Floats x = load_some(pointers[r] + k);
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) sum[r][c] = fma(x, w[c], sum[r][c]);
+    }
+  };
+  for (int64_t run = 0; run < block.runs; ++run, pointers += kBlockRows, columns += block.depth) {
+    for (int64_t k = 0; k < whole; k += kLanes) add(k, [](const float* from) { return load(from); });
+    if (rest > 0) add(whole, [&](const float* from) { return load_partial(from, rest); });
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    float* const out = block.out + r * block.out_stride;
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) out[c] = (block.accumulate ? out[c] : 0) + sum_of_lanes(sum[r][c]);
+  }
+}
+
+constexpr auto kDots = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<std::array<void (*)(const Block&) noexcept, 2>, kFewRows>{
+      {{dots<kRow + 1, 1>, dots<kRow + 1, kDotColumns>}...}};
+}(std::make_integer_sequence<int, kFewRows>());
+
 }  // namespace
+
+void multiply_columns(const Block& block, int64_t columns) noexcept {
+  Block part = block;
+  for (int64_t width = kDotColumns; columns > 0; columns -= width) {
+    if (columns < kDotColumns) width = 1;
+    kDots[block.rows - 1][width == kDotColumns](part);
+    part.weights += width * block.weights_stride;
+    part.out += width;
+  }
+}
 
 void multiply(const Block& block, int64_t columns, float* packed) noexcept {
   Block part = block;
@@ -143,11 +192,9 @@ void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t 
       }
       continue;
     }
-    for (int64_t row = 0; row < rows; ++row, to += width, source += row_stride) {
-      const int64_t present = std::min(left, width);
-      for (int64_t c = 0; c < present; ++c) to[c] = source[c * column_stride];
-      for (int64_t c = present; c < width; ++c) to[c] = 0;
-    }
+    const int64_t present = std::min(left, width);
+    if (present < width) std::fill_n(to, rows * width, 0.0f);
+    load_lanes(DType::kF32, source, row_stride, column_stride, rows, present, reinterpret_cast<int32_t*>(to), width);
   }
 }
 

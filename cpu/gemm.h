@@ -47,6 +47,9 @@ void multiply(const Block& block, int64_t columns, float* packed) noexcept;
 // round_up(columns, kLanes).
 void multiply_packed(const Block& block, int64_t columns) noexcept;
 
+// The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at weights + c * weights_stride.
+void multiply_columns(const Block& block, int64_t columns) noexcept;
+
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -1,8 +1,16 @@
-// matmul: a [B,M,K] times b [B,K,N], through any views; float32.
+// matmul: sums of products of two operands over the dimensions that only they have; float32, through any views. Each dimension
+// of an operand runs along one of the output, or is summed, so that no operand has to be transposed or repeated first.
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "aspen_jax/engine/words.h"
 #include "epilogue.h"
+#include "planes.h"
 #include "product.h"
 #include "shapes.h"
 
@@ -12,114 +20,330 @@ PreparedOp prepare_matmul(const OpSpec& spec);
 
 namespace {
 
-enum { kBatch, kRow, kColumn };
-
-struct Matmul final : OpState {
-  int64_t a_strides[3];
-  int64_t b_strides[3];
-  int64_t out_rows;     // M
-  int64_t out_columns;  // N
-  ProductPlan plan;
-  Epilogue epilogue;
+// A dimension of the whole product: how far its steps go in the operand that gives rows and in the one that gives columns
+// (0 where it is not one of its dimensions) and, for those of the output, the output's axis.
+struct Dim {
+  enum Role : uint8_t { kBatch, kRow, kColumn } role = kBatch;
+  int axis = 0;
+  int64_t extent = 1;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
 };
 
-// The rows of one tile in one batch entry.
+struct Matmul final : OpState {
+  int rows_input;         // which operand gives rows; the other one gives columns, and the output's last dimension is among them
+  int out_rank;
+  std::vector<Dim> dims;  // of the output, but for those of one element
+  std::vector<Dim> runs;  // summed dimensions that cannot be walked together with the innermost, outermost first
+  Dim depth;              // the innermost summed dimension
+  bool rows_adjacent;     // a row's run is in adjacent elements
+  bool columns_uniform;   // in the columns' operand all summed dimensions are one walk
+  std::vector<int64_t> out_strides;
+  ProductPlan plan;
+  Epilogue epilogue;
+
+  int64_t run_offset(int64_t run, int64_t Dim::* stride) const {
+    int64_t offset = 0;
+    for (auto dim = runs.rbegin(); dim != runs.rend(); ++dim) {
+      offset += run % dim->extent * ((*dim).*stride);
+      run /= dim->extent;
+    }
+    return offset;
+  }
+};
+
+// One product of rows by columns inside a tile.
 struct Rows {
   const Matmul& op;
   const TileArgs& args;
-  const float* a;  // at the tile's first row
-  const float* b;  // at the tile's first column
-  float* out;      // at the tile's first element
-  int64_t batch;
+  const float* a;       // at the first row
+  const float* b;       // at the first column
+  float* out;           // at the first element
+  const Dim* row;       // nullptr: there is one row
+  int64_t column_step;  // from a column to the next, in b
+  const int64_t* at;    // the first element's place in the output
   std::byte* epilogue_scratch;
 
-  void point(int64_t row, int rows, const Chunk& chunk, const float** pointers, float* gathered) const {
-    const int64_t step = op.a_strides[kColumn];
-    const float* from = a + row * op.a_strides[kRow] + chunk.begin * step;
-    if (step == 1) {
-      for (int r = 0; r < rows; ++r) pointers[r] = from + r * op.a_strides[kRow];
-      return;
+  int64_t row_step() const { return row != nullptr ? row->row_stride : 0; }
+
+  void point(int64_t first, int rows, const Chunk& chunk, const float** pointers, float* gathered) const {
+    const float* const from = a + first * row_step() + chunk.begin * op.depth.row_stride;
+    for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
+      const float* const source = from + op.run_offset(chunk.run + run, &Dim::row_stride);
+      if (op.rows_adjacent) {
+        for (int r = 0; r < rows; ++r) pointers[r] = source + r * row_step();
+        continue;
+      }
+      load_lanes(DType::kF32, source, row_step(), op.depth.row_stride, rows, chunk.depth, reinterpret_cast<int32_t*>(gathered),
+                 chunk.depth);
+      for (int r = 0; r < rows; ++r, gathered += chunk.depth) pointers[r] = gathered;
     }
-    // Adjacent rows first: they are adjacent in memory where `a` is a transpose.
-    for (int64_t k = 0; k < chunk.depth; ++k) {
-      for (int r = 0; r < rows; ++r) gathered[r * chunk.depth + k] = from[r * op.a_strides[kRow] + k * step];
-    }
-    for (int r = 0; r < rows; ++r) pointers[r] = gathered + r * chunk.depth;
   }
 
   void pack(int64_t column, int64_t columns, const Chunk& chunk, float* packed) const {
-    aspen::cpu::ASPEN_TARGET::pack(b + column * op.b_strides[kColumn] + chunk.begin * op.b_strides[kRow], op.b_strides[kRow],
-                                   op.b_strides[kColumn], chunk.depth, columns, packed, 0, chunk.depth);
+    const float* const from = b + column * column_step + chunk.begin * op.depth.column_stride;
+    for (int64_t run = 0; run < chunk.runs; ++run) {
+      aspen::cpu::ASPEN_TARGET::pack(from + op.run_offset(chunk.run + run, &Dim::column_stride), op.depth.column_stride,
+                                     column_step, chunk.depth, columns, packed, run * chunk.depth, chunk.runs * chunk.depth);
+    }
   }
 
+  const float* first_weight(int64_t column, const Chunk& chunk) const {
+    return b + column * column_step + op.run_offset(chunk.run, &Dim::column_stride) + chunk.begin * op.depth.column_stride;
+  }
   const float* weights(int64_t column, const Chunk& chunk) const {
-    return op.b_strides[kColumn] == 1 ? b + column + chunk.begin * op.b_strides[kRow] : nullptr;
+    return column_step == 1 && op.columns_uniform ? first_weight(column, chunk) : nullptr;
   }
-  int64_t weights_stride() const { return op.b_strides[kRow]; }
+  int64_t weights_stride() const { return op.depth.column_stride; }
+  const float* weight_columns(int64_t column, const Chunk& chunk) const {
+    return op.columns_uniform && op.depth.column_stride == 1 ? first_weight(column, chunk) : nullptr;
+  }
+  int64_t weight_columns_stride() const { return column_step; }
 
-  float* direct(int64_t row, int, int64_t column) const {
-    return op.epilogue.empty() ? out + row * op.out_columns + column : nullptr;
+  float* direct(int64_t first, int, int64_t column) const {
+    return op.epilogue.empty() ? out + first * direct_stride() + column : nullptr;
   }
-  int64_t direct_stride() const { return op.out_columns; }
+  int64_t direct_stride() const { return row != nullptr ? op.out_strides[row->axis] : 0; }
 
-  void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const {
-    const int64_t at[3] = {batch, args.lo[kRow] + row, args.lo[kColumn] + column};
-    op.epilogue.apply(args, at, kRow, rows, columns, sums, stride, epilogue_scratch);
+  void finish(int64_t first, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const {
+    int64_t place[kMaxRank];
+    const int rank = static_cast<int>(op.dims.size());
+    std::copy_n(at, rank, place);
+    if (row != nullptr) place[row->axis] += first;
+    if (rank > 0) place[rank - 1] += column;
+    op.epilogue.apply(args, place, row != nullptr ? row->axis : -1, rows, columns, sums, stride, epilogue_scratch);
   }
+};
+
+// A loop over a box of the output, over one dimension or several that are one walk in all operands. `axis` is the innermost.
+struct Loop : Dim {
+  int outermost;
 };
 
 const char* run(const TileArgs& args) noexcept {
   const auto& op = *static_cast<const Matmul*>(args.state);
-  const int32_t* lo = args.lo;
-  const int32_t* hi = args.hi;
-  for (int64_t batch = lo[kBatch]; batch < hi[kBatch]; ++batch) {
-    const Rows rows{
+  const int rank = static_cast<int>(op.dims.size());
+  for (int d = 0; d < op.out_rank; ++d) {
+    if (args.lo[d] >= args.hi[d]) return nullptr;
+  }
+  Loop loops[kMaxRank];
+  int num_loops = 0;
+  int64_t at[kMaxRank] = {};
+  int64_t row_at = 0, column_at = 0, out_at = 0;
+  for (int i = rank - 1; i >= 0; --i) {
+    const Dim& dim = op.dims[i];
+    at[i] = args.lo[dim.axis];
+    const int64_t extent = args.hi[dim.axis] - at[i];
+    row_at += at[i] * dim.row_stride;
+    column_at += at[i] * dim.column_stride;
+    out_at += at[i] * op.out_strides[i];
+    if (extent == 1) continue;
+    if (num_loops > 0) {
+      Loop& inner = loops[num_loops - 1];
+      if (inner.role == dim.role && inner.outermost == i + 1 &&
+          args.hi[op.dims[i + 1].axis] - at[i + 1] == op.dims[i + 1].extent && op.epilogue.runs_on(i + 1) &&
+          dim.row_stride == inner.extent * inner.row_stride && dim.column_stride == inner.extent * inner.column_stride) {
+        inner.extent *= extent;
+        inner.outermost = i;
+        continue;
+      }
+    }
+    Loop& loop = loops[num_loops++];
+    static_cast<Dim&>(loop) = dim;
+    loop.axis = i;
+    loop.extent = extent;
+    loop.outermost = i;
+  }
+  // The innermost loop gives columns, unless the box has only one; the longest loop over rows gives rows.
+  const bool has_columns = num_loops > 0 && loops[0].role == Dim::kColumn && loops[0].axis == rank - 1;
+  const Loop* rows = nullptr;
+  for (int i = has_columns; i < num_loops; ++i) {
+    if (loops[i].role == Dim::kRow && (rows == nullptr || loops[i].extent > rows->extent)) rows = &loops[i];
+  }
+  const auto is_outer = [&](const Loop& loop) { return &loop != rows && !(has_columns && &loop == loops); };
+  int64_t steps[kMaxRank] = {};
+  // Moves to the next combination of the other loops; false after the last.
+  const auto next = [&] {
+    for (int i = 0; i < num_loops; ++i) {
+      const Loop& loop = loops[i];
+      if (!is_outer(loop)) continue;
+      const bool ends = ++steps[i] == loop.extent;
+      const int64_t move = ends ? 1 - loop.extent : 1;
+      at[loop.axis] += move;
+      row_at += move * loop.row_stride;
+      column_at += move * loop.column_stride;
+      out_at += move * op.out_strides[loop.axis];
+      if (!ends) return true;
+      steps[i] = 0;
+    }
+    return false;
+  };
+  do {
+    const Rows source{
         .op = op,
         .args = args,
-        .a = static_cast<const float*>(args.inputs[0]) + batch * op.a_strides[kBatch] + lo[kRow] * op.a_strides[kRow],
-        .b = static_cast<const float*>(args.inputs[1]) + batch * op.b_strides[kBatch] + lo[kColumn] * op.b_strides[kColumn],
-        .out = op.epilogue.empty()
-                   ? static_cast<float*>(args.output) + (batch * op.out_rows + lo[kRow]) * op.out_columns + lo[kColumn]
-                   : nullptr,
-        .batch = batch,
+        .a = static_cast<const float*>(args.inputs[op.rows_input]) + row_at,
+        .b = static_cast<const float*>(args.inputs[1 - op.rows_input]) + column_at,
+        .out = op.epilogue.empty() ? static_cast<float*>(args.output) + out_at : nullptr,
+        .row = rows,
+        .column_step = has_columns ? loops[0].column_stride : 1,
+        .at = at,
         .epilogue_scratch = args.scratch + op.plan.scratch_bytes(),
     };
-    op.plan.run(rows, hi[kRow] - lo[kRow], hi[kColumn] - lo[kColumn], args.scratch);
-  }
+    op.plan.run(source, rows != nullptr ? rows->extent : 1, has_columns ? loops[0].extent : 1, args.scratch);
+  } while (next());
   return nullptr;
+}
+
+// One index of the whole product as the operands see it.
+struct Index {
+  int64_t extent = -1;
+  bool present[2] = {};
+  int64_t strides[2] = {};
+};
+
+// The indices of the output and the summed ones, from the operands' shapes and their lists of labels: label l >= 0 is the
+// output's dimension l, label -1 - j the j-th summed one.
+struct Indices {
+  Index of_output[kMaxRank];
+  Index summed[kMaxRank];
+};
+
+Indices read_indices(WordReader& words, const OpSpec& spec) {
+  Indices indices;
+  for (int d = 0; d < spec.output.rank; ++d) indices.of_output[d].extent = spec.output.shape[d];
+  for (int operand = 0; operand < 2; ++operand) {
+    const TensorView& view = spec.inputs[operand];
+    const auto labels = words.list(static_cast<size_t>(view.rank), "matmul's list of an operand's labels");
+    for (int d = 0; d < view.rank; ++d) {
+      if (labels[d] < -kMaxRank || labels[d] >= spec.output.rank) {
+        throw GraphError("matmul's label " + std::to_string(labels[d]) + " is neither a dimension of its output " +
+                         describe(spec.output) + " nor one of " + std::to_string(kMaxRank) + " summed ones");
+      }
+      Index& index = labels[d] < 0 ? indices.summed[-1 - labels[d]] : indices.of_output[labels[d]];
+      if (index.present[operand])
+        throw GraphError("matmul's label " + std::to_string(labels[d]) + " is on two dimensions of an operand");
+      if (index.extent >= 0 && index.extent != view.shape[d]) {
+        throw GraphError("matmul's shapes " + describe(spec.inputs[0]) + " and " + describe(spec.inputs[1]) +
+                         " and its output's " + describe(spec.output) + " disagree on label " + std::to_string(labels[d]));
+      }
+      index.extent = view.shape[d];
+      index.present[operand] = true;
+      index.strides[operand] = used_stride(view, d);
+    }
+  }
+  for (int d = 0; d < spec.output.rank; ++d) {
+    if (!indices.of_output[d].present[0] && !indices.of_output[d].present[1]) {
+      throw GraphError("dimension " + std::to_string(d) + " of matmul's output is in neither operand");
+    }
+  }
+  for (const Index& index : indices.summed) {
+    if (index.present[0] != index.present[1]) throw GraphError("matmul sums a dimension that only one operand has");
+  }
+  return indices;
+}
+
+// The summed dimensions, those that one walk serves joined; the last is the innermost, along which rows are adjacent if ever.
+std::vector<Dim> summed_dims(const Indices& indices, int rows_input) {
+  constexpr int64_t kMostProducts = int64_t{1} << 40;
+  std::vector<Dim> dims;
+  int64_t total = 1;
+  for (const Index& index : indices.summed) {
+    if (index.extent == 0) return {{.extent = 0}};
+    if (index.extent <= 1) continue;
+    dims.push_back(
+        {.extent = index.extent, .row_stride = index.strides[rows_input], .column_stride = index.strides[1 - rows_input]});
+    if (index.extent > kMostProducts / total) throw GraphError("matmul sums more than 2^40 products for one output");
+    total *= index.extent;
+  }
+  std::ranges::stable_sort(dims, std::greater{},
+                           [](const Dim& dim) { return std::pair(std::abs(dim.row_stride), std::abs(dim.column_stride)); });
+  std::vector<Dim> joined;
+  for (const Dim& dim : dims) {
+    if (!joined.empty() && joined.back().row_stride == dim.row_stride * dim.extent &&
+        joined.back().column_stride == dim.column_stride * dim.extent) {
+      joined.back() = {
+          .extent = joined.back().extent * dim.extent, .row_stride = dim.row_stride, .column_stride = dim.column_stride};
+    } else {
+      joined.push_back(dim);
+    }
+  }
+  if (joined.empty()) joined.emplace_back();
+  return joined;
+}
+
+// A view without the output's dimensions of one element.
+TensorView without_units(const TensorView& view, const TensorView& output) {
+  TensorView kept;
+  kept.dtype = view.dtype;
+  for (int d = 0; d < output.rank; ++d) {
+    if (output.shape[d] == 1) continue;
+    kept.shape[kept.rank] = view.shape[d];
+    kept.strides[kept.rank++] = view.strides[d];
+  }
+  return kept;
 }
 
 }  // namespace
 
 PreparedOp prepare_matmul(const OpSpec& spec) {
   if (spec.inputs.size() < 2) throw GraphError("matmul needs two inputs, a and b");
-  const TensorView& a = spec.inputs[0];
-  const TensorView& b = spec.inputs[1];
-  check_rank(a, 3, "matmul's input a");
-  check_rank(b, 3, "matmul's input b");
-  check_rank(spec.output, 3, "matmul's output");
-  check_float32(a, "matmul's input a");
-  check_float32(b, "matmul's input b");
+  for (int i = 0; i < 2; ++i) {
+    check_rank(spec.inputs[i], spec.inputs[i].rank, "matmul's operand");
+    check_float32(spec.inputs[i], "matmul's operand");
+  }
+  check_rank(spec.output, spec.output.rank, "matmul's output");
   check_dense(spec.output, "matmul's output");
-  const int64_t inner = a.shape[kColumn];
-  if (b.shape[kBatch] != a.shape[kBatch] || b.shape[kRow] != inner || spec.output.shape[kBatch] != a.shape[kBatch] ||
-      spec.output.shape[kRow] != a.shape[kRow] || spec.output.shape[kColumn] != b.shape[kColumn]) {
-    throw GraphError("matmul's shapes " + describe(a) + " and " + describe(b) + " do not give its output's shape " +
-                     describe(spec.output));
-  }
-  auto op = std::make_unique<Matmul>();
-  for (int i = 0; i < 3; ++i) {
-    op->a_strides[i] = used_stride(a, i);
-    op->b_strides[i] = used_stride(b, i);
-  }
-  // A single element is adjacent to itself: what is never stepped over need not be gathered.
-  if (inner <= 1) op->a_strides[kColumn] = 1;
-  if (b.shape[kColumn] <= 1) op->b_strides[kColumn] = 1;
-  op->out_rows = spec.output.shape[kRow];
-  op->out_columns = spec.output.shape[kColumn];
-  op->plan = ProductPlan(1, inner, op->out_columns, op->a_strides[kColumn] != 1);
   WordReader words(spec.params);
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  const Indices indices = read_indices(words, spec);
+
+  // The output's columns come from the operand that has its last dimension.
+  auto op = std::make_unique<Matmul>();
+  op->rows_input = 0;
+  op->out_rank = spec.output.rank;
+  int64_t columns = 1;
+  for (int d = 0; d < spec.output.rank; ++d) {
+    const Index& index = indices.of_output[d];
+    if (index.extent != 1) op->rows_input = index.present[0] && !index.present[1] ? 1 : 0;
+  }
+  for (int d = 0; d < spec.output.rank; ++d) {
+    const Index& index = indices.of_output[d];
+    if (index.extent == 1) continue;
+    const bool in_rows = index.present[op->rows_input], in_columns = index.present[1 - op->rows_input];
+    op->dims.push_back({.role = !in_rows     ? Dim::kColumn
+                                : in_columns ? Dim::kBatch
+                                             : Dim::kRow,
+                        .axis = d,
+                        .extent = index.extent,
+                        .row_stride = index.strides[op->rows_input],
+                        .column_stride = index.strides[1 - op->rows_input]});
+    op->out_strides.push_back(spec.output.strides[d]);
+    if (!in_rows) columns = std::min(columns * index.extent, kMaxExtent);
+  }
+  op->runs = summed_dims(indices, op->rows_input);
+  op->depth = op->runs.back();
+  op->runs.pop_back();
+  // A single element is adjacent to itself: what is never stepped over need not be gathered.
+  op->rows_adjacent = op->depth.row_stride == 1 || op->depth.extent <= 1;
+  op->columns_uniform = true;
+  int64_t num_runs = 1, reach = op->depth.column_stride * op->depth.extent;
+  for (auto dim = op->runs.rbegin(); dim != op->runs.rend(); ++dim) {
+    op->columns_uniform &= dim->column_stride == reach;
+    reach = dim->column_stride * dim->extent;
+    num_runs *= dim->extent;
+  }
+  op->plan = ProductPlan(num_runs, op->depth.extent, columns, !op->rows_adjacent);
+
+  for (size_t i = 2; i < spec.inputs.size(); ++i) {
+    const TensorView& input = spec.inputs[i];
+    if (input.rank != spec.output.rank || !std::equal(input.shape, input.shape + input.rank, spec.output.shape)) {
+      throw GraphError("input " + std::to_string(i) + " belongs to the epilogue but has not the output's shape");
+    }
+  }
+  std::vector<TensorView> inputs(spec.inputs.begin(), spec.inputs.end());
+  for (size_t i = 2; i < inputs.size(); ++i) inputs[i] = without_units(inputs[i], spec.output);
+  const TensorView output = without_units(spec.output, spec.output);
+  op->epilogue = Epilogue::parse(words, OpSpec{inputs, output, spec.params}, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run;
   prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();

@@ -29,11 +29,45 @@ inline void visit_size(int64_t bytes, Visitor visit) {
   }
 }
 
+// Up to kLanes adjacent elements; the other lanes are zero.
+template <class T>
+ASPEN_INLINE Ints to_some_lanes(const T* from, int n) {
+  if (n == kLanes) return to_lanes(from);
+  if constexpr (std::is_same_v<T, int32_t>) return load_partial(from, n);
+  if constexpr (Narrow<T>) return as_ints(load_partial(from, n));
+  T padded[kLanes] = {};
+  std::memcpy(padded, from, static_cast<size_t>(n) * sizeof(T));
+  return to_lanes(padded);
+}
+
+// Elements as lanes by squares, at most kLanes rows and columns, whose columns are each in adjacent memory.
+template <class T>
+inline void load_transposed(const T* from, int64_t col_stride, int rows, int cols, int32_t* to, int64_t to_row_stride) {
+  Ints square[kLanes];
+#pragma GCC unroll 16
+  for (int col = 0; col < kLanes; ++col) {
+    square[col] = col < cols ? to_some_lanes(from + col * col_stride, rows) : Ints{};
+  }
+  transpose(square);
+#pragma GCC unroll 16
+  for (int row = 0; row < kLanes; ++row) {
+    if (row < rows) store_partial(to + row * to_row_stride, square[row], cols);
+  }
+}
+
 // Elements as lanes.
 template <class T>
 inline void load_lanes_of(const T* from, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols, int32_t* to,
                           int64_t to_row_stride) {
-  if (col_stride == 1) {
+  constexpr int64_t kFew = 3;  // rows or columns that are not worth a square
+  if (row_stride == 1 && col_stride != 1 && rows > kFew && cols > kFew) {
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      for (int64_t col = 0; col < cols; col += kLanes) {
+        load_transposed(from + row + col * col_stride, col_stride, static_cast<int>(std::min<int64_t>(kLanes, rows - row)),
+                        static_cast<int>(std::min<int64_t>(kLanes, cols - col)), to + row * to_row_stride + col, to_row_stride);
+      }
+    }
+  } else if (col_stride == 1) {
     for (int64_t row = 0; row < rows; ++row, from += row_stride, to += to_row_stride) {
       int64_t col = 0;
       for (; col + kLanes <= cols; col += kLanes) store(to + col, to_lanes(from + col));

@@ -54,6 +54,8 @@ class ProductPlan {
   //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
   //   const float* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
   //     nullptr where their columns are not adjacent or their rows not equally far apart;
+  //   optionally const float* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
+  //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
   //   float* direct(int64_t row, int rows, int64_t column) const, int64_t direct_stride() const: where the block goes if it is to
   //     be left as it is and its rows are equally far apart, or nullptr;
   //   void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const.
@@ -64,7 +66,8 @@ class ProductPlan {
     auto* const gathered = reinterpret_cast<float*>(scratch + pointers_bytes_);
     auto* const packed = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_);
     auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
-    const bool in_place = source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
+    const bool by_columns = reads_columns(source, rows);
+    const bool in_place = by_columns || source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
     const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kPanel);
@@ -94,7 +97,13 @@ class ProductPlan {
             float* direct = one_chunk() && (!is_packed || width % kLanes == 0) ? source.direct(row, block.rows, column) : nullptr;
             block.out = direct != nullptr ? direct : one_chunk() ? sums : sums + (row - top) * stride;
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
-            if (is_packed) {
+            if (by_columns) {
+              if constexpr (kMayReadColumns<Source>) {
+                block.weights = source.weight_columns(column, chunk);
+                block.weights_stride = source.weight_columns_stride();
+                multiply_columns(block, width);
+              }
+            } else if (is_packed) {
               block.weights = packed;
               multiply_packed(block, width);
             } else {
@@ -120,6 +129,17 @@ class ProductPlan {
   // Where the inner dimension must be cut: long enough to hide the cost of adding to the sums.
   static constexpr int64_t kLongChunk = 1536;
   static_assert(kSumFloats >= kMaxColumns * kBlockRows);
+
+  template <class Source>
+  static constexpr bool kMayReadColumns = requires(const Source& source) { source.weight_columns_stride(); };
+
+  template <class Source>
+  static bool reads_columns(const Source& source, int64_t rows) {
+    if constexpr (kMayReadColumns<Source>) {
+      return rows <= kFewRows && source.weight_columns(0, Chunk{0, 1, 0, 0}) != nullptr;
+    }
+    return false;
+  }
 
   void advance(Chunk& chunk) const {
     chunk.begin += chunk.depth;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -111,6 +112,38 @@ ASPEN_INLINE Floats permute(Floats x, Ints lanes) {
   for (int i = 0; i < kLanes; ++i) y[i] = x[lanes[i]];
   return y;
 #endif
+}
+
+// Transposes a square of vectors: of each pair of rows `kDistance` apart, the odd blocks of that many lanes of the upper change
+// places with the even ones of the lower; once for each power of two.
+template <int kDistance = 1>
+ASPEN_INLINE void transpose(Ints (&rows)[kLanes]) {
+  if constexpr (kDistance < kLanes) {
+    [&]<int... lane>(std::integer_sequence<int, lane...>) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if ((i & kDistance) != 0) continue;
+        const Ints upper = rows[i], lower = rows[i + kDistance];
+        rows[i] = __builtin_shufflevector(upper, lower, ((lane & kDistance) != 0 ? kLanes + lane - kDistance : lane)...);
+        rows[i + kDistance] =
+            __builtin_shufflevector(upper, lower, ((lane & kDistance) != 0 ? kLanes + lane : lane + kDistance)...);
+      }
+    }(std::make_integer_sequence<int, kLanes>());
+    transpose<2 * kDistance>(rows);
+  }
+}
+
+// The sum of all lanes, by halves.
+template <int kDistance = kLanes / 2>
+ASPEN_INLINE float sum_of_lanes(Floats x) {
+  if constexpr (kDistance > 0) {
+    const Floats other = [&]<int... lane>(std::integer_sequence<int, lane...>) {
+      return __builtin_shufflevector(x, x, (lane ^ kDistance)...);
+    }(std::make_integer_sequence<int, kLanes>());
+    return sum_of_lanes<kDistance / 2>(x + other);
+  } else {
+    return x[0];
+  }
 }
 
 // a * b + c; the compiler fuses it where the target can (-ffp-contract=fast).

@@ -17,7 +17,7 @@ from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.cumulative import CUMULATIVE, CumulativeAttrs
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER, GatherAttrs
-from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
@@ -103,11 +103,7 @@ class _Author:
             attrs = ConvAttrs((self.integer(1, 3), self.integer(1, 2)), tuple(pad), (self.integer(1, 2), 1), groups)
             return self.op(CONV2D, attrs, [x, w])
         if kind == 1:
-            a = self.operand(3)
-            b = self.operand(3)
-            if b.shape[:2] != (a.shape[0], a.shape[2]):
-                b = self.input((a.shape[0], a.shape[2], self.integer(1, 5)))
-            return self.op(MATMUL, None, [a, b])
+            return self.product(self.operand())
         if kind == 2:
             x = self.operand(self.integer(1, 4))
             draw = [
@@ -169,6 +165,25 @@ class _Author:
         updates = self.input(tuple(lengths[axis] for axis in range(rank)))
         attrs = ScatterAttrs(1, tuple(walks), tuple(components), tuple(starts), points, bool(self.integer(0, 1)))
         return self.op(SCATTER, attrs, [x, updates, *indices])
+
+    def product(self, a: Operand) -> Operand | None:
+        """Some dimensions of `a` are summed, some shared, some its own; the other operand has some more."""
+        kinds = self.rng.choice(["summed", "batch", "free"], a.view.rank)
+        kept = [d for d in range(a.view.rank) if kinds[d] != "summed"]
+        rank = len(kept) + self.integer(0, 2)
+        order = self.rng.permutation(rank).tolist()
+        a_labels = [0] * a.view.rank
+        sizes: dict[int, int] = {}
+        for d, label in zip(kept, order, strict=False):
+            a_labels[d] = label
+        for j, d in enumerate(d for d in range(a.view.rank) if kinds[d] == "summed"):
+            a_labels[d] = -1 - j
+        sizes = dict(zip(a_labels, a.shape, strict=True))
+        sizes |= {label: self.integer(1, 4) for label in order[len(kept) :]}
+        own = {a_labels[d] for d in kept if kinds[d] == "free"}
+        b_labels = [int(label) for label in self.rng.permutation([label for label in sizes if label not in own])]
+        b = self.input(tuple(sizes[label] for label in b_labels))
+        return self.op(MATMUL, MatmulAttrs(tuple(a_labels), tuple(b_labels)), [a, b])
 
     def op(self, family, attrs, inputs) -> Operand | None:
         shape, _ = family.infer(attrs, [(item.shape, item.dtype) for item in inputs])
@@ -235,9 +250,12 @@ def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
 
 
 def _matmul_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
-    for k in range(op.inputs[0].shape[2]):
-        inner = np.full_like(at[0], k)
-        yield np.stack([at[0], at[1], inner] if index == 0 else [at[0], inner, at[2]]), np.ones(at.shape[1], bool)
+    labels = (op.attrs.a, op.attrs.b)[index]
+    extents = {label: extent for label, extent in zip(labels, op.inputs[index].shape, strict=True) if label < 0}
+    for summed in itertools.product(*map(range, extents.values())):
+        inner = dict(zip(extents, summed, strict=True))
+        position = [np.full(at.shape[1], inner[label]) if label < 0 else at[label] for label in labels]
+        yield np.array(position, int).reshape(len(labels), at.shape[1]), np.ones(at.shape[1], bool)
 
 
 def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:

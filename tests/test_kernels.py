@@ -16,6 +16,7 @@ from jax.extend import core
 
 from aspen_jax import apu, frontend
 from aspen_jax.apu.machine import Machine
+from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.winograd import TILE
 from aspen_jax.passes import PASSES, run_passes, winograd
 from aspen_jax.program import Value
@@ -174,6 +175,58 @@ def test_matmul(batch, m, k, n, order, seed):
         return jnp.einsum(f"b{left},b{right}->bmn", a, b, precision=lax.Precision.HIGHEST) + residual
 
     check(function, a, b, residual)
+
+
+# Of attention and its gradients, of dense layers on many dimensions, of matrices and vectors; letters out of order on purpose.
+PRODUCTS = (
+    "btnh,bsnh->bnts", "bnts,bsnh->btnh", "btkgh,bskh->bkgts", "bkgts,bskh->btkgh", "btd,dnh->btnh", "btnh,nhd->btd",
+    "btf,btd->fd", "ij,j->i", "j,ij->i", "j,ji->i", "ij,kj->ki", "ij,ij->j", "ij,ij->", "i,j->ij", "i,i->", "ij,k->kij",
+    "bijk,bkl->lbij", "aibj,cjaid->bcd",
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(PRODUCTS), st.data(), st.integers(0, 2**31))
+def test_products_of_any_dimensions(equation, data, seed):
+    rng = np.random.default_rng(seed)
+    left, rest = equation.split(",")
+    right, out = rest.split("->")
+    sizes = {letter: data.draw(st.sampled_from([1, 2, 3, 7, 17, 36])) for letter in sorted(set(left + right))}
+    while np.prod([float(size) for size in sizes.values()]) > 3e6:
+        sizes[max(sizes, key=sizes.__getitem__)] = 2
+    a, b = (rng.standard_normal([sizes[letter] for letter in letters], np.float32) for letters in (left, right))
+    bias = rng.standard_normal([sizes[letter] for letter in out[-2:]], np.float32)
+
+    def function(a, b, bias):
+        product = jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)
+        return product, jnp.maximum(jnp.einsum(equation, a[::-1], b, precision=lax.Precision.HIGHEST), 0) + bias
+
+    check(function, a, b, bias, tolerance=2e-5)
+
+
+def copies(function, *arguments) -> int:
+    """Block ops that are left when all passes have run."""
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    return sum(op.family is BLOCK for op in run_passes(part).ops)
+
+
+def test_the_products_of_attention_copy_nothing():
+    x = np.zeros((2, 9, 3, 4), np.float32)
+    w = np.zeros((3, 4, 5), np.float32)
+
+    def attention(q, k, v, w):
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k)
+        values = jnp.einsum("bnts,bsnh->btnh", scores, v)
+        return values.reshape(2, 9, 12) @ w.reshape(12, 5)
+
+    def grouped(q, k, v):
+        q = q.reshape(2, 9, 3, 2, 2)
+        return jnp.einsum("bkgts,bskh->btkgh", jnp.einsum("btkgh,bskh->bkgts", q, k[..., :2]), v)
+
+    assert copies(attention, x, x, x, w) == 0
+    assert copies(grouped, x, x, x) == 0
+    assert copies(lambda x, y: (x.reshape(18, 12) @ y.reshape(18, 12).T).T, x, x) == 0
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -373,17 +373,18 @@ def is_safe_by_definition(graph: TileGraph) -> bool:
     used: dict[Value, list[tuple[int, set[int], bool]]] = {}
     for number, op in enumerate(program.ops):
         tiles, boxes = graph.tiles_of(number)
-        accesses = [(op.output, boxes, True)]
+        accesses = [(op.output, tiles, boxes, True)]
         for index, operand in enumerate(op.inputs):
             region = op.family.region(op, index, boxes)
-            region[(region[:, :, 1] <= region[:, :, 0]).any(axis=1)] = 0
-            accesses.append((operand.value, operand.view.region(operand.value.shape, region), False))
-        for value, value_boxes, writes in accesses:
+            used_by = (region[:, :, 1] > region[:, :, 0]).all(axis=1)
+            value_boxes = operand.view.region(operand.value.shape, region[used_by])
+            accesses.append((operand.value, tiles[used_by], value_boxes, False))
+        for value, touching, value_boxes, writes in accesses:
             buffer, offset = graph.values[numbers[value], :2].tolist()
             if buffer != len(graph.operands) + len(graph.results):
                 continue
             elements = np.arange(value.size).reshape(value.shape)
-            for tile, box in zip(tiles.tolist(), value_boxes, strict=True):
+            for tile, box in zip(touching.tolist(), value_boxes, strict=True):
                 part = elements[tuple(slice(lo, hi) for lo, hi in box)].reshape(-1).tolist()
                 used.setdefault(value, []).append((tile, {offset + e * value.dtype.itemsize for e in part}, writes))
 

@@ -76,6 +76,10 @@ class OpFamily(abc.ABC):
         """
         return None
 
+    def written_as(self, op: Op, permutation: Sequence[int]) -> Any | None:
+        """Attributes with which the op writes its output transposed by `permutation`; None where it cannot."""
+        return None
+
     @abc.abstractmethod
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         """Floating-point operations and bytes moved for each output box, epilogue included."""

@@ -1,7 +1,8 @@
 """Turns layout changes into views, and lets ops work in the layout that their data is in.
 
-One sweep in program order does both. A copy that only shows its operand through a view disappears into its readers where they
-read well through the composed view. An op that does not care about the order of dimensions (element-wise ops, pooling,
+Ops that may write their output in any order of dimensions (products) first take that in which it is read. Then one sweep
+in program order does both. A copy that only shows its operand through a view disappears into its readers where they read
+well through the composed view. An op that does not care about the order of dimensions (element-wise ops, pooling,
 reductions, ...) adopts the order in which most of its data lies, so the two transposes around an NCHW network meet and vanish.
 """
 
@@ -19,9 +20,36 @@ from aspen_jax.view import View
 def run(program: Program) -> Program:
     """Forward views through the program."""
     sweep = _Sweep()
-    for op in program.ops:
+    for op in _written_as_read(program):
         sweep.visit(op)
     return program.replace(ops=tuple(sweep.ops), outputs=tuple(sweep.resolve(item) or item for item in program.outputs))
+
+
+def _written_as_read(program: Program) -> list[Op]:
+    """The ops, where those that only a transpose reads write the transpose, if they can."""
+    uses = program.uses()
+    ops: list[Op] = []
+    dropped: set[Value] = set()
+    for op in program.ops:
+        if op.output in dropped:
+            continue
+        transpose = _only_transpose(uses.get(op.output, []))
+        if transpose is not None and op.program is None:
+            permutation = _permutation(transpose.inputs[0])
+            attrs = None if permutation is None else op.family.written_as(op, permutation)
+            if attrs is not None:
+                dropped.add(transpose.output)
+                op = op.replace(attrs=attrs, output=transpose.output)
+        ops.append(op)
+    return ops
+
+
+def _only_transpose(uses: list[tuple[Op | None, int]]) -> Op | None:
+    """The copy that is the only reader of a value and shows all of it in its own shape."""
+    reader = uses[0][0] if len(uses) == 1 else None
+    if reader is None or reader.family is not BLOCK or reader.program is None or not reader.program.is_copy:
+        return None
+    return reader if reader.inputs[0].shape == reader.output.shape else None
 
 
 class _Sweep:

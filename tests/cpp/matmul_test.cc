@@ -12,23 +12,54 @@ constexpr int64_t kCases = 60;
 constexpr int64_t kCases = 400;
 #endif
 
-double product(const std::vector<Operand>& inputs, const Index& at) {
-  double sum = 0;
-  const int64_t inner = inputs[0].view.shape[2];
-  for (int64_t k = 0; k < inner; ++k) {
-    sum += static_cast<double>(inputs[0].at({at[0], at[1], k})) * inputs[1].at({at[0], k, at[2]});
+// What docs/graph_format.md says: a label for each dimension of an operand.
+struct Labels {
+  Index a, b;
+
+  std::vector<int64_t> words() const {
+    std::vector<int64_t> words;
+    for (const Index* labels : {&a, &b}) {
+      words.push_back(static_cast<int64_t>(labels->size()));
+      words.insert(words.end(), labels->begin(), labels->end());
+    }
+    return words;
   }
-  return sum;
+};
+
+const Labels kPlain = {{0, 1, -1}, {0, -1, 2}};
+
+Case make_case(std::string name, const Labels& labels, Index output, Operand a, Operand b) {
+  Case test;
+  test.name = "matmul " + name;
+  test.kernel = "matmul";
+  test.params = labels.words();
+  test.inputs = {std::move(a), std::move(b)};
+  test.output = std::move(output);
+  test.reference = [labels](const std::vector<Operand>& inputs, const Index& at) {
+    Index extents;
+    for (size_t d = 0; d < labels.a.size(); ++d) {
+      if (labels.a[d] >= 0) continue;
+      extents.resize(std::max(extents.size(), static_cast<size_t>(-labels.a[d])), 1);
+      extents[static_cast<size_t>(-1 - labels.a[d])] = inputs[0].view.shape[d];
+    }
+    if (size_of_shape(extents) == 0) return 0.0;
+    Index summed(extents.size(), 0), from_a(labels.a.size()), from_b(labels.b.size());
+    double sum = 0;
+    do {
+      const auto value = [&](int64_t label) {
+        return label < 0 ? summed[static_cast<size_t>(-1 - label)] : at[static_cast<size_t>(label)];
+      };
+      std::ranges::transform(labels.a, from_a.begin(), value);
+      std::ranges::transform(labels.b, from_b.begin(), value);
+      sum += static_cast<double>(inputs[0].at(from_a)) * inputs[1].at(from_b);
+    } while (next(summed, Index(extents.size(), 0), extents));
+    return sum;
+  };
+  return test;
 }
 
-Case make_case(int64_t batch, int64_t rows, int64_t inner, int64_t columns, Operand a, Operand b) {
-  Case test;
-  test.name = "matmul " + show({batch, rows, inner, columns});
-  test.kernel = "matmul";
-  test.inputs = {std::move(a), std::move(b)};
-  test.output = {batch, rows, columns};
-  test.reference = product;
-  return test;
+Case make_plain(int64_t batch, int64_t rows, int64_t inner, int64_t columns, Operand a, Operand b) {
+  return make_case(show({batch, rows, inner, columns}), kPlain, {batch, rows, columns}, std::move(a), std::move(b));
 }
 
 int random_case(uint64_t seed) {
@@ -38,19 +69,51 @@ int random_case(uint64_t seed) {
   const int64_t inner = random.pick<int64_t>({0, 1, random.integer(1, 9), random.integer(1, 200), random.integer(1, 200)});
   const int64_t columns = random.pick<int64_t>({1, random.integer(1, 20), random.integer(1, 150), random.integer(100, 700)});
   if (columns > 200) rows = std::min<int64_t>(rows, 9);
-  return check(make_case(batch, rows, inner, columns, Operand::any({batch, rows, inner}, random),
-                         Operand::any({batch, inner, columns}, random)),
+  return check(make_plain(batch, rows, inner, columns, Operand::any({batch, rows, inner}, random),
+                          Operand::any({batch, inner, columns}, random)),
                random, random.chance(0.5));
 }
 
-// Sums too long for one chunk, of numbers of one sign, where rounding errors pile up.
-int long_case(int64_t rows, int64_t inner, int64_t columns) {
+// Any number of dimensions of each kind, in any order everywhere.
+int many_dimensions(uint64_t seed) {
+  Random random(seed);
+  Index output, summed;
+  Labels labels;
+  const auto extent = [&] { return random.pick<int64_t>({1, 2, random.integer(1, 5), random.integer(1, 20)}); };
+  for (int64_t rank = random.integer(0, 5); static_cast<int64_t>(output.size()) < rank && size_of_shape(output) < 2000;) {
+    const auto label = static_cast<int64_t>(output.size());
+    output.push_back(extent());
+    const auto kind = random.integer(0, 2);
+    if (kind != 1) labels.a.push_back(label);
+    if (kind != 0) labels.b.push_back(label);
+  }
+  for (int64_t rank = random.integer(0, 3); static_cast<int64_t>(summed.size()) < rank;) {
+    summed.push_back(random.chance(0.05) ? 0 : extent());
+    labels.a.push_back(-static_cast<int64_t>(summed.size()));
+    labels.b.push_back(-static_cast<int64_t>(summed.size()));
+  }
+  const auto operand = [&](Index& of) {
+    std::shuffle(of.begin(), of.end(), random.engine());
+    Index shape;
+    for (const int64_t label : of)
+      shape.push_back(label < 0 ? summed[static_cast<size_t>(-1 - label)] : output[static_cast<size_t>(label)]);
+    return Operand::any(shape, random);
+  };
+  Operand a = operand(labels.a), b = operand(labels.b);
+  return check(
+      make_case(show(labels.a) + " by " + show(labels.b) + " to " + show(output), labels, output, std::move(a), std::move(b)),
+      random, !output.empty() && random.chance(0.5));
+}
+
+// Sums too long for one chunk, of numbers of one sign, where rounding errors pile up; b by rows or by columns.
+int long_case(int64_t rows, int64_t inner, int64_t columns, bool by_columns) {
   Random random(7);
-  Operand a = Operand::dense({1, rows, inner}, random), b = Operand::dense({1, inner, columns}, random);
+  Operand a = Operand::dense({1, rows, inner}, random);
+  Operand b = Operand::stored({1, inner, columns}, by_columns ? Index{0, 2, 1} : Index{0, 1, 2}, {1, 1, 1}, random);
   for (Operand* operand : {&a, &b}) {
     for (float& value : operand->buffer) value = std::abs(value);
   }
-  return check(make_case(1, rows, inner, columns, std::move(a), std::move(b)), random, rows % 2 == 0);
+  return check(make_plain(1, rows, inner, columns, std::move(a), std::move(b)), random, rows % 2 == 0);
 }
 
 int hostile_cases() {
@@ -61,24 +124,44 @@ int hostile_cases() {
     ++failures;
   };
   const auto a = dense_view({1, 3, 4}), b = dense_view({1, 4, 5}), out = dense_view({1, 3, 5});
-  expect(refuses("matmul", {a}, out, {0}), "one input");
+  const auto with = [](const Labels& labels, std::vector<int64_t> rest) {
+    std::vector<int64_t> words = labels.words();
+    words.insert(words.end(), rest.begin(), rest.end());
+    return words;
+  };
+  const auto plain = with(kPlain, {0});
+  expect(refuses("matmul", {a}, out, plain), "one input");
   expect(refuses("matmul", {a, b}, out, {}), "missing words");
-  expect(refuses("matmul", {a, b}, out, {0, 0}), "words after the end");
-  expect(refuses("matmul", {a, b}, out, {2}), "an epilogue mark of 2");
-  expect(refuses("matmul", {a, dense_view({1, 5, 5})}, out, {0}), "unequal inner dimensions");
-  expect(refuses("matmul", {a, dense_view({2, 4, 5})}, out, {0}), "unequal batches");
-  expect(refuses("matmul", {a, b}, dense_view({1, 3, 6}), {0}), "an output too wide");
-  expect(refuses("matmul", {a, b}, dense_view({3, 5}), {0}), "an output of rank 2");
-  expect(refuses("matmul", {dense_view({1, 3, 4}, DType::kI32), dense_view({1, 4, 5}, DType::kI32)}, out, {0}), "int32");
-  expect(refuses("matmul", {a, b}, dense_view({1, 3, 5}, DType::kI32), {0}), "an int32 output");
-  expect(refuses("matmul", {a, b, out}, out, {0}), "an input too many");
+  expect(refuses("matmul", {a, b}, out, kPlain.words()), "a missing epilogue mark");
+  expect(refuses("matmul", {a, b}, out, with(kPlain, {0, 0})), "words after the end");
+  expect(refuses("matmul", {a, b}, out, with(kPlain, {2})), "an epilogue mark of 2");
+  expect(refuses("matmul", {a, dense_view({1, 5, 5})}, out, plain), "unequal inner dimensions");
+  expect(refuses("matmul", {a, dense_view({2, 4, 5})}, out, plain), "unequal batches");
+  expect(refuses("matmul", {a, b}, dense_view({1, 3, 6}), plain), "an output too wide");
+  expect(refuses("matmul", {a, b}, dense_view({3, 5}), plain), "an output of rank 2");
+  expect(refuses("matmul", {a, b}, dense_view({1, 3, 5, 1}), plain), "an output's dimension from nowhere");
+  expect(refuses("matmul", {a, b}, out, with({{0, 1}, {0, -1, 2}}, {0})), "too few labels");
+  expect(refuses("matmul", {a, b}, out, with({{0, 1, -1, -2}, {0, -1, 2}}, {0})), "too many labels");
+  expect(refuses("matmul", {a, b}, out, with({{0, 1, -9}, {0, -9, 2}}, {0})), "a ninth summed dimension");
+  expect(refuses("matmul", {a, b}, out, with({{0, 1, int64_t{1} << 62}, {0, -1, 2}}, {0})), "an absurd label");
+  expect(refuses("matmul", {a, b}, out, with({{0, 1, -1}, {0, -2, 2}}, {0})), "summed dimensions of one operand");
+  expect(refuses("matmul", {dense_view({3, 3}), b}, out, with({{1, 1}, {0, -1, 2}}, {0})), "a label twice on an operand");
+  expect(refuses("matmul", {dense_view({1, 3, 4}, DType::kI32), dense_view({1, 4, 5}, DType::kI32)}, out, plain), "int32");
+  expect(refuses("matmul", {a, b}, dense_view({1, 3, 5}, DType::kI32), plain), "an int32 output");
+  expect(refuses("matmul", {a, b, out}, out, plain), "an input too many");
+  TensorView vast[2];
+  for (TensorView& view : vast) {
+    view.rank = 3;
+    for (int d = 0; d < 3; ++d) view.shape[d] = INT32_MAX;
+  }
+  expect(refuses("matmul", {vast[0], vast[1]}, dense_view({}), with({{-1, -2, -3}, {-1, -2, -3}}, {0})), "sums of 2^93 products");
   auto turned = dense_view({1, 3, 5});
   std::swap(turned.strides[1], turned.strides[2]);
-  expect(refuses("matmul", {a, b}, turned, {0}), "an output that is not dense");
+  expect(refuses("matmul", {a, b}, turned, plain), "an output that is not dense");
   auto huge = a;
   huge.shape[2] = int64_t{1} << 40;
   huge.strides[2] = 0;
-  expect(refuses("matmul", {huge, b}, out, {0}), "an extent of 2^40");
+  expect(refuses("matmul", {huge, b}, out, plain), "an extent of 2^40");
   return failures;
 }
 
@@ -89,12 +172,14 @@ int main(int argc, char** argv) {
   const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
   int failures = hostile_cases();
   for (int64_t seed = first; seed < first + cases; ++seed) {
-    const int failed = random_case(static_cast<uint64_t>(seed));
+    const int failed = random_case(static_cast<uint64_t>(seed)) + many_dimensions(static_cast<uint64_t>(seed));
     if (failed > 0) std::fprintf(stderr, "  (seed %lld, %d elements)\n", static_cast<long long>(seed), failed);
     failures += failed > 0;
   }
-  for (const int64_t rows : {1, 4, 30}) failures += long_case(rows, 25088, 33) > 0;
-  failures += long_case(50, 4000, 70) > 0;
+  for (const bool by_columns : {false, true}) {
+    for (const int64_t rows : {1, 4, 30}) failures += long_case(rows, 25088, 33, by_columns) > 0;
+    failures += long_case(50, 4000, 70, by_columns) > 0;
+  }
   std::printf("matmul: %lld random cases, %d failures\n", static_cast<long long>(cases), failures);
   return failures == 0 ? 0 : 1;
 }
