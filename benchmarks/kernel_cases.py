@@ -37,19 +37,34 @@ class KernelCase:
         return 4 * sum(math.prod(item.shape) for item in (*inputs, jax.eval_shape(self.function, *inputs)))
 
 
-def _conv(model: str, size: int, channels: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> KernelCase:
+def _conv(
+    model: str,
+    size: int,
+    channels: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    precision: str | None = None,
+) -> KernelCase:
     function = functools.partial(
         jax.lax.conv_general_dilated,
         window_strides=(stride, stride),
         padding="SAME",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
+        precision=precision,
     )
     weights = (kernel, kernel, channels // groups, outputs)
     flops = 2 * math.prod(weights) * (-(-size // stride)) ** 2
     kind = f"depthwise {kernel}x{kernel}" if groups > 1 else f"conv {kernel}x{kernel}"
-    name = f"{model} {kind}/{stride} {size}x{size}x{channels}->{outputs}"
+    name = f"{model} {kind}/{stride} {size}x{size}x{channels}->{outputs}{' ' + precision if precision else ''}"
     return KernelCase(name, function, ((1, size, size, channels), weights), flops)
+
+
+def _conv3x3(model: str, size: int, channels: int) -> tuple[KernelCase, KernelCase]:
+    """By the direct algorithm, and as the default precision allows; flops are those of the direct one."""
+    return _conv(model, size, channels, channels, 3, precision="highest"), _conv(model, size, channels, channels, 3)
 
 
 def _matmul(model: str, m: int, k: int, n: int) -> KernelCase:
@@ -72,18 +87,19 @@ _BIG = (1, 56, 56, 256)
 CASES = (
     _conv("resnet", 224, 3, 64, 7, 2),
     _conv("resnet", 56, 64, 64, 1),
-    _conv("resnet", 56, 64, 64, 3),
+    *_conv3x3("resnet", 56, 64),
     _conv("resnet", 56, 64, 256, 1),
-    _conv("resnet", 28, 128, 128, 3),
+    *_conv3x3("resnet", 28, 128),
     _conv("resnet", 28, 512, 128, 1),
-    _conv("resnet", 14, 256, 256, 3),
+    *_conv3x3("resnet", 14, 256),
     _conv("resnet", 14, 1024, 256, 1),
-    _conv("resnet", 7, 512, 512, 3),
+    *_conv3x3("resnet", 7, 512),
     _conv("resnet", 7, 512, 2048, 1),
-    _conv("vgg", 224, 64, 64, 3),
-    _conv("vgg", 112, 128, 128, 3),
-    _conv("vgg", 56, 256, 256, 3),
-    _conv("vgg", 28, 512, 512, 3),
+    _conv("vgg", 224, 3, 64, 3),
+    *_conv3x3("vgg", 224, 64),
+    *_conv3x3("vgg", 112, 128),
+    *_conv3x3("vgg", 56, 256),
+    *_conv3x3("vgg", 28, 512),
     _conv("mobilenet", 56, 24, 144, 1),
     _conv("mobilenet", 14, 384, 64, 1),
     _matmul("bert", 128, 768, 768),
