@@ -15,6 +15,7 @@ from aspen_jax.apu import memory as apu_memory
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping
 from aspen_jax.apu.tiling import cut_points
+from aspen_jax.ops import windows
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
@@ -23,6 +24,7 @@ from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.winograd import WINOGRAD, WinogradAttrs
 from aspen_jax.program import Op, Operand, Program, Value
@@ -333,6 +335,17 @@ def test_a_grid_finds_the_cells_that_boxes_meet():
     row, cell = grid.touched(np.array([[[1, 3], [0, 4]], [[2, 2], [0, 6]], [[4, 5], [5, 6]]]))
     assert row.tolist() == [0, 0, 0, 0, 2]
     assert grid.tiles[cell].tolist() == [10, 11, 13, 14, 15]
+
+
+def test_pooling_is_cut_between_pixels_not_through_them():
+    """Channels read apart from their neighbours cost more than the rows that neighbouring windows share."""
+    x = Value((1, 112, 112, 64), np.dtype(np.float32))
+    ones, sides = (1, 1, 1, 1), (0, 1, 1, 0)
+    builder = Builder()
+    builder.op(POOL, PoolAttrs(windows.MAX, (1, 3, 3, 1), (1, 2, 2, 1), sides, sides, ones, ones), [Operand.whole(x)])
+    rows, channels = cut_points(builder.ops[0], 2, Machine())[1::2]
+    assert len(rows) > 2
+    assert channels.tolist() == [0, 64]
 
 
 def test_a_hundred_thousand_tiles_take_seconds():
