@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elements.h"
@@ -302,11 +303,9 @@ PreparedOp prepare_conv2d(const OpSpec& spec) {
   if (is_depthwise(shape)) return prepare_depthwise(shape, words, spec);
   auto op = std::make_unique<Conv2d>(shape);
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
-  PreparedOp prepared;
-  prepared.run = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
-  prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
-  prepared.state = std::move(op);
-  return prepared;
+  const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
+  const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
+  return {std::move(op), run_tile, scratch_bytes};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

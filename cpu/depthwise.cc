@@ -343,11 +343,9 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
     op->block_channels = std::clamp(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
   }
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
-  PreparedOp prepared;
-  prepared.run = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
-  prepared.scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
-  prepared.state = std::move(op);
-  return prepared;
+  const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
+  const size_t scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
+  return {std::move(op), run_tile, scratch_bytes};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

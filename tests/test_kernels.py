@@ -295,6 +295,26 @@ def test_movement(data, seed):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
+def test_convolution_of_16_bits_gives_float32_where_that_is_preferred(dtype):
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.standard_normal((1, 9, 11, 8), np.float32).astype(dtype),
+        rng.standard_normal((3, 3, 8, 20), np.float32).astype(dtype),
+    )
+
+    def function(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=numbers, preferred_element_type=np.float32, precision=lax.Precision.HIGHEST
+        )
+
+    (ours,) = run_tiled(function, (x, w))
+    exact = np.asarray(jax.jit(function)(x.astype(np.float32), w.astype(np.float32)))
+    assert ours.dtype == np.float32
+    assert np.abs(ours - exact).max() <= 1e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
 def test_conversions_round_inside_a_fused_program(dtype):
     x = np.random.default_rng(0).standard_normal((7, 45), np.float32)
     for function in (lambda x: x.astype(dtype).astype(np.float32) - x, lambda x: lax.reduce_precision(x, 8, 7) - x):

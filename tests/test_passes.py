@@ -98,6 +98,20 @@ def test_fuse_makes_a_chain_one_program_but_keeps_shared_results():
     assert len(shared) == 1
 
 
+def test_kernels_and_programs_read_16_bits_without_a_conversion_before():
+    def function(x, w):
+        wide = x.astype(jnp.float32)
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(wide, w.astype(jnp.float32), (1, 1), "SAME", dimension_numbers=numbers)
+        return y, wide.max((0, 1)), wide * 2.0
+
+    x, w = np.ones((1, 5, 6, 4), jnp.bfloat16), np.ones((3, 3, 4, 2), jnp.bfloat16)
+    program, inputs = traced(function, x, w)
+    result = run_passes(program)
+    assert sorted(kinds(result)) == ["block", "conv2d", "reduce"]
+    assert_same(program, result, inputs)
+
+
 def test_fuse_does_not_repeat_work_across_a_broadcast():
     def function(x, v):
         return x * jnp.exp(v)
