@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from aspen_jax.ops import windows
-from aspen_jax.ops.block_program import single
+from aspen_jax.ops.block_program import BlockProgram, single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
@@ -21,6 +21,8 @@ from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
+from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
+from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
 from aspen_jax.passes import outputs
 from aspen_jax.program import Op, Operand, Program, Value
@@ -93,7 +95,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 8)
+        kind = self.integer(0, 9)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -132,6 +134,11 @@ class _Author:
             x = self.operand(self.integer(1, 4))
             attrs = CumulativeAttrs(windows.SUM, self.integer(0, x.view.rank - 1), bool(self.integer(0, 1)))
             return self.op(CUMULATIVE, attrs, [x])
+        if kind == 9:
+            x = self.operand(self.integer(1, 4))
+            y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
+            axes = tuple(d for d in range(x.view.rank) if self.integer(0, 1)) or (self.integer(0, x.view.rank - 1),)
+            return self.op(ROWS, RowsAttrs(axes, _sums(self.integer(ROW, NUMBER))), [x, y])
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
         return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
@@ -204,6 +211,11 @@ class _Author:
         results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 4))]
         program = Program(tuple(self.inputs), (), tuple(ops), tuple(map(Operand.whole, results)))
         return outputs.run(program)
+
+
+def _sums(kind: int) -> RowProgram:
+    """The sum of two inputs along each row, for each of its elements or once."""
+    return RowProgram(2, (Stage(windows.SUM, _FLOAT, single("add_f")), Stage(kind, _FLOAT, BlockProgram(3, (), (), 2))))
 
 
 def random_program(seed: int, steps: int = 8) -> Program:
@@ -279,6 +291,16 @@ def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         yield position, np.ones(at.shape[1], bool)
 
 
+def _rows_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    shape, axes = op.inputs[index].shape, op.attrs.axes
+    kept = [d for d in range(len(shape)) if d not in axes]
+    for along in itertools.product(*(range(shape[axis]) for axis in axes)):
+        position = np.empty((len(shape), at.shape[1]), int)
+        position[kept] = at[kept] if op.attrs.rows.gives_rows else at
+        position[list(axes)] = np.array(along, int).reshape(-1, 1)
+        yield position, np.ones(at.shape[1], bool)
+
+
 def _concatenate_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     axis = op.attrs.axis
     position = at.copy()
@@ -346,6 +368,7 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     MATMUL: _matmul_elements,
     POOL: _pool_elements,
     REDUCE: _reduce_elements,
+    ROWS: _rows_elements,
     CONCATENATE: _concatenate_elements,
     PAD: _pad_elements,
     GATHER: _gather_elements,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aspen_jax.ops.attrs import Words
 
 _ZERO = 0
+_TRUE, _FALSE = -1, 0  # masks
 _MINUS_INFINITY = int(np.float32(-np.inf).view(np.int32))
 _ARGUMENTS = 3  # every instruction is encoded with this many argument words
 
@@ -156,6 +157,10 @@ class BlockBuilder:
     def _constant_bits(self, bits: int) -> Ref:
         return self._constants.setdefault(bits, Ref("constant", len(self._constants)))
 
+    def constants(self, bits: Sequence[int]) -> list[Ref]:
+        """Constants from the bits that a program holds of them."""
+        return [self._constant_bits(one) for one in bits]
+
     def emit(self, opcode: str, *args: Ref) -> Ref:
         if opcode == "max_f":
             for one, other in (args, args[::-1]):
@@ -164,11 +169,15 @@ class BlockBuilder:
                     break
                 if one == self._constants.get(_MINUS_INFINITY):
                     return other
+        if opcode == "select":
+            for mask, case in ((_TRUE, args[1]), (_FALSE, args[2])):
+                if args[0] == self._constants.get(mask):
+                    return case
         return self._instructions.setdefault((opcode, args), Ref("instruction", len(self._instructions)))
 
     def splice(self, program: BlockProgram, inputs: Sequence[Ref]) -> Ref:
         """Write `program` with its inputs bound to `inputs`; returns its result."""
-        registers = [*inputs, *(self._constant_bits(bits) for bits in program.constants)]
+        registers = [*inputs, *self.constants(program.constants)]
         for opcode, args in program.instructions:
             registers.append(self.emit(opcode, *(registers[arg] for arg in args)))
         return registers[program.result]

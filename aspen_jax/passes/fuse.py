@@ -39,7 +39,7 @@ def _absorb(op: Op, blocks: dict[Value, Op], ops: dict[Value, Op], readers: dict
         if value is None:
             return op
         producer = blocks[value]
-        merged = _merge(op, producer) if _is_free(producer) or readers[value] == {op.output} else None
+        merged = with_producer(op, producer) if _is_free(producer) or readers[value] == {op.output} else None
         if merged is None:
             rejected.add(value)
             continue
@@ -53,8 +53,11 @@ def _absorb(op: Op, blocks: dict[Value, Op], ops: dict[Value, Op], readers: dict
                 readers[item.value].discard(value)
 
 
-def _merge(op: Op, producer: Op) -> Op | None:
-    """`op` with `producer` computed inside it, or None where a view cannot be seen through or the program would be too large."""
+def with_producer(op: Op, producer: Op, repeated: bool = False) -> Op | None:
+    """`op` with `producer` computed inside it, or None where a view cannot be seen through or the program would be too large.
+
+    Only where `repeated` may it be computed several times, for `op` reads it through a broadcast.
+    """
     assert op.program is not None
     assert producer.program is not None
     inputs: dict[Operand, int] = {}
@@ -63,7 +66,7 @@ def _merge(op: Op, producer: Op) -> Op | None:
         if item.value is not producer.output:
             sources.append(inputs.setdefault(item, len(inputs)))
             continue
-        if not _is_free(producer) and (item.view.value_size != op.output.size or not _reads_each_once(item)):
+        if not (repeated or _is_free(producer)) and (item.view.value_size != op.output.size or not _reads_each_once(item)):
             return None
         seen = []
         for source in producer.inputs:

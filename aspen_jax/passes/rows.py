@@ -19,10 +19,11 @@ import numpy as np
 
 from aspen_jax.ops.block import BLOCK, program_flops
 from aspen_jax.ops.block_program import COPY, BlockBuilder, BlockProgram, single
-from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.opcodes import LANE_DTYPES, OPCODES, lane_of
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
+from aspen_jax.passes.fuse import with_producer
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
 
@@ -52,7 +53,10 @@ def run(program: Program) -> Program:
         done.add(seed.output)
         space = _Space.of(seed)
         if space is not None:
-            program = _Search(program, space, seed).rewritten()
+            merged = _without_parts(program, space, seed)
+            program = (
+                _Search(*merged, space, seed).rewritten() or _Search(program, frozenset(), space, seed).rewritten() or program
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,25 +122,66 @@ class _Space:
         return seen == whole if reader == NUMBER else reader == ROW and seen == self.spread(whole)
 
 
+def _without_parts(program: Program, space: _Space, seed: Op) -> tuple[Program, frozenset[Value]]:
+    """The program without the ops between numbers and full rows (the scale of a channel over the deviation of its group).
+
+    They are computed for each element instead, but for what depends on the row alone (`_Writer`). Returned too are the results of
+    the ops that compute them, which see their inputs over all elements of the rows and so must become part of a row program.
+    """
+    uses = program.uses()
+    below = {seed.output}
+    parts: list[Op] = []
+    for op in program.ops:
+        if any(item.value in below for item in op.inputs):
+            kind = space.kind_of(op)
+            if kind is None and op.family is BLOCK and op.output.size < space.rows * space.length:
+                parts.append(op)
+            if kind is not None or op in parts[-1:]:
+                below.add(op.output)
+    ops = {op.output: op for op in program.ops}
+    changed: set[Value] = set()
+    for part in reversed(parts):
+        readers = [reader and ops[reader.output] for reader, _ in uses[part.output] if reader is None or reader.output in ops]
+        if any(reader is None or space.kind_of(reader) != ROW for reader in readers):
+            continue
+        seen = [_over_rows(reader, space) for reader in dict.fromkeys(filter(None, readers))]
+        merged = [None if reader is None else with_producer(reader, part, repeated=True) for reader in seen]
+        if all(op is not None for op in merged):
+            ops.update((op.output, op) for op in merged if op is not None)
+            changed.update(op.output for op in merged if op is not None)
+            del ops[part.output]
+            for item in part.inputs:
+                uses[item.value] += [(op, 0) for op in merged]
+    return program.replace(ops=tuple(ops.values())), frozenset(changed)
+
+
+def _over_rows(op: Op, space: _Space) -> Op | None:
+    """A block op with its inputs seen over all elements of the rows; None where no view can say it."""
+    views = [space.seen(ROW, item.view) for item in op.inputs]
+    if any(view is None for view in views):
+        return None
+    return op.replace(inputs=tuple(Operand(item.value, view) for item, view in zip(op.inputs, views, strict=True) if view))
+
+
 class _Search:
     """Finds the ops that can become one row program with a reduction."""
 
-    def __init__(self, program: Program, space: _Space, seed: Op):
-        self.program, self.space, self.seed = program, space, seed
+    def __init__(self, program: Program, needed: frozenset[Value], space: _Space, seed: Op):
+        self.program, self.needed, self.space, self.seed = program, needed | {seed.output}, space, seed
         self.uses = program.uses()
         self.producers = {op.output: op for op in program.ops}
         self.order = {op.output: index for index, op in enumerate(program.ops)}
 
-    def rewritten(self) -> Program:
-        """The program with the largest cluster around the seed as one op."""
+    def rewritten(self) -> Program | None:
+        """The program with the largest cluster around the seed as one op; None where there is none."""
         for last in sorted(self._followers(), key=lambda op: -self.order[op.output]):
             cluster = self._cluster(last)
-            if self.seed.output not in cluster or not self._pays(cluster):
+            if not self.needed <= cluster.keys() or not self._pays(cluster):
                 continue
             op = _Writer(self.space, cluster, self.uses).write()
             if op is not None:
                 return self._replaced(cluster, last, op)
-        return self.program
+        return None
 
     def _followers(self) -> list[Op]:
         """The seed, and the ops on the same rows that depend on it through nothing but such ops."""
@@ -230,7 +275,8 @@ class _Writer:
         assert kind is not None
         if kind < ROW:
             expression, kind = self._kept(kind, expression, dtype), NUMBER
-        self._stages.append((kind, dtype, expression))
+        self._append(kind, dtype, expression)
+        self._drop_unread()
 
         leaves = dict.fromkeys(leaf for _, _, item in self._stages for leaf in item.leaves if isinstance(leaf, Operand))
         inputs = {leaf: index for index, leaf in enumerate(leaves)}
@@ -266,9 +312,60 @@ class _Writer:
         lane = lane_of(dtype)
         if lane == "b":
             expression = _joined(single("i_from_b"), [expression])
-        self._stages.append((kind, np.dtype(np.float32 if lane == "f" else np.int32), expression))
+        self._append(kind, np.dtype(np.float32 if lane == "f" else np.int32), expression)
         stage = _Expression((len(self._stages) - 1,), COPY)
         return _joined(single("b_from_i"), [stage]) if lane == "b" else stage
+
+    def _append(self, kind: int, dtype: np.dtype, expression: _Expression) -> None:
+        """Add a stage; what depends on the row alone becomes a stage of its own, so that it is computed once."""
+        self._stages.append((kind, dtype, expression if kind == NUMBER else self._hoisted(expression)))
+
+    def _hoisted(self, expression: _Expression) -> _Expression:
+        program, leaves = expression.program, expression.leaves
+        first = program.num_inputs + len(program.constants)
+        once = [not isinstance(leaf, Operand) and self._stages[leaf][0] != ROW for leaf in leaves]
+        # Constants belong to whoever reads them.
+        once += [True] * len(program.constants)
+        once_only = list(once)
+        for _, args in program.instructions:
+            once.append(all(once[arg] for arg in args))
+            once_only.append(once[-1] and any(once_only[arg] and not len(leaves) <= arg < first for arg in args))
+        tops = {arg for index, (_, args) in enumerate(program.instructions) if not once[first + index] for arg in args}
+        tops = sorted(top for top in tops | {program.result} if top >= first and once_only[top])
+        if not tops:
+            return expression
+        known: dict[int, int] = {}
+        for top in tops:
+            opcode = program.instructions[top - first].opcode
+            lane = OPCODES[opcode].lanes[-1]
+            if lane not in "fi":
+                continue
+            sub = _joined(dataclasses.replace(program, result=top), [_Expression((leaf,), COPY) for leaf in leaves])
+            self._stages.append((NUMBER, LANE_DTYPES[lane], sub))
+            known[top] = len(self._stages) - 1
+        operands = [*leaves, *known.values()]
+        block = BlockBuilder(len(operands))
+        refs = [block.input(index) for index in range(len(leaves))]
+        refs += block.constants(program.constants)
+        for index, (opcode, args) in enumerate(program.instructions):
+            if first + index in known:
+                refs.append(block.input(operands.index(known[first + index], len(leaves))))
+            else:
+                refs.append(block.emit(opcode, *(refs[arg] for arg in args)))
+        return _joined(block.build(refs[program.result]), [_Expression((leaf,), COPY) for leaf in operands])
+
+    def _drop_unread(self) -> None:
+        """Leave out the stages that no later one reads."""
+        read = {len(self._stages) - 1}
+        for index in reversed(range(len(self._stages))):
+            if index in read:
+                read.update(leaf for leaf in self._stages[index][2].leaves if not isinstance(leaf, Operand))
+        order = {old: new for new, old in enumerate(sorted(read))}
+        stages = [self._stages[index] for index in order]
+        self._stages = []
+        for kind, dtype, item in stages:
+            leaves = tuple(leaf if isinstance(leaf, Operand) else order[leaf] for leaf in item.leaves)
+            self._stages.append((kind, dtype, dataclasses.replace(item, leaves=leaves)))
 
     def _expression(self, op: Op) -> _Expression:
         """The op over leaves, without what a reduction does with it."""
@@ -292,4 +389,9 @@ def _joined(program: BlockProgram, operands: Sequence[_Expression]) -> _Expressi
     leaves = {leaf: index for index, leaf in enumerate(dict.fromkeys(leaf for item in operands for leaf in item.leaves))}
     block = BlockBuilder(len(leaves))
     refs = [block.splice(item.program, [block.input(leaves[leaf]) for leaf in item.leaves]) for item in operands]
-    return _Expression(tuple(leaves), block.build(block.splice(program, refs)))
+    joined = block.build(block.splice(program, refs))
+    read = {joined.result, *(register for instruction in joined.instructions for register in instruction.args)}
+    kept = [leaf for leaf, register in leaves.items() if register in read]
+    block = BlockBuilder(len(kept))
+    result = block.splice(joined, [block.input(kept.index(leaf) if leaf in kept else 0) for leaf in leaves])
+    return _Expression(tuple(kept), block.build(result))

@@ -49,6 +49,12 @@ std::vector<Bytes> seeds() {
   const Words scale = {1, 1, 1, 0x3FC00000, 5, 3, 2, 0, 1, 0, 2};                                      // r0 * 1.5
   const Words select = {1, 3, 0, 5, 112, 3, 0, 1, 2, 3};                                               // r0 ? r1 : r2
   const Words exp_chain = {1, 2, 1, 0x40000000, 15, 21, 3, 0, 0, 0, 4, 4, 3, 1, 0, 7, 5, 4, 2, 0, 5};  // pow(exp(r0) / r1, 2)
+  // Row programs: exp(r0 - max) / sum; log(sum(exp(r0 - max))) + max; r0 * r1 > sum(r0).
+  const Words softmax = {4, 1, 11, 1,  0, 0, 0, 4, 11, 2,  0, 10, 2, 2, 0, 1, 0, 21, 3, 2, 0,
+                         0, 3, 0,  11, 3, 0, 0, 2, 4,  11, 4, 0,  5, 4, 4, 2, 3, 0,  4, 0};
+  const Words logsumexp = {3, 1, 11, 1, 0,  0, 0, 0,  11, 2, 0, 10, 2, 2, 0, 1, 0, 21, 3, 2,
+                           0, 0, 3,  5, 11, 3, 0, 10, 24, 3, 2, 0,  0, 1, 4, 3, 1, 0,  4, 0};
+  const Words above = {2, 0, 3, 2, 0, 0, 0, 4, 0, 3, 0, 10, 66, 3, 0, 1, 0, 85, 4, 3, 2, 0, 4, 0};
   const auto with = [](Words words, const Words& program) {
     words.insert(words.end(), program.begin(), program.end());
     return words;
@@ -74,6 +80,10 @@ std::vector<Bytes> seeds() {
       {"reduce", {{f, {3, 4, 21}}}, f, {4}, with({1, 2, 0, 2}, scale)},
       {"reduce", {{i, {30}}}, i, {}, {3, 1, 0, 0}},
       {"reduce", {{b, {5, 9}}}, b, {5}, {1, 1, 1, 0}},
+      {"rows", {{f, {3, 4, 21}}}, f, {3, 4, 21}, with({1, 2}, softmax)},
+      {"rows", {{f, {9, 20}}}, f, {9, 20}, with({1, 0}, softmax)},
+      {"rows", {{f, {3, 4, 21}}}, f, {4}, with({2, 0, 2}, logsumexp)},
+      {"rows", {{i, {5, 19}}, {i, {19}}}, b, {5, 19}, with({1, 1}, above)},
       {"concatenate", {{f, {2, 3}}, {f, {2, 20}}}, f, {2, 23}, {1, 0}},
       {"concatenate", {{u8, {3, 2}}, {u8, {1, 2}}, {u8, {4, 2}}}, u8, {8, 2}, {0, 0}},
       {"pad", {{f, {3, 4}}, {f, {}}}, f, {6, 5}, {2, 1, -1, 2, 0, 2, 2, 1, 0, 0}},
