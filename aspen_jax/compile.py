@@ -156,7 +156,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
     trace = frontend.trace(jaxpr)
-    refused = [fallback for fallback in trace.fallbacks if not control_flow.is_control_flow(fallback.equation)]
+    refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.strict and refused:
         raise UnsupportedError(_refusal(refused))
     steps = tuple(Part.build(step, options) if isinstance(step, Program) else _tile_bodies(step, options) for step in trace.steps)

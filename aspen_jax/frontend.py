@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.partition import Converted, Fallback, partition
+from aspen_jax.program import Operand, Program, Value
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
 _LARGEST_FOLD_BYTES = 1 << 16
@@ -48,27 +49,6 @@ _CALLS = {
 
 # What jax.shard_map inserts to say over which mesh axes a value varies; they compute nothing and bind only inside it.
 _CASTS = ("pvary", "pcast")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fallback:
-    """An equation that stays with XLA.
-
-    Attributes:
-        equation: the jaxpr equation.
-        inputs: a value for each operand; literals are constants of the trace.
-        outputs: the values it produces.
-        reason: why no tile kernel runs it.
-        name: its named scope and primitive.
-        source: the user's source line; may be empty.
-    """
-
-    equation: core.JaxprEqn
-    inputs: tuple[Value | np.ndarray, ...]
-    outputs: tuple[Value, ...]
-    reason: str
-    name: str
-    source: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,8 +83,8 @@ def trace(jaxpr: core.ClosedJaxpr) -> Trace:
     converter = _Converter()
     inputs = tuple(Value(*_array_type(var.aval)) for var in jaxpr.jaxpr.invars)
     outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
-    steps = _partition(converter, inputs, outputs)
-    return Trace(inputs, tuple(converter.build.constants), tuple(steps), tuple(outputs))
+    constants = tuple(converter.build.constants)
+    return Trace(inputs, constants, tuple(partition(converter.items, constants, outputs)), tuple(outputs))
 
 
 def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -118,7 +98,7 @@ class _Converter:
 
     def __init__(self) -> None:
         self.build = Builder()
-        self.items: list[Op | Fallback] = []
+        self.items: list[Converted | Fallback] = []
         self._known: dict[int, Value] = {}
 
     def inline(
@@ -191,7 +171,7 @@ class _Converter:
             values = [Value(*_array_type(var.aval)) for var in equation.outvars]
             self.items.append(Fallback(equation, tuple(inputs), tuple(values), str(error), name, source))
             return list(values)
-        self.items.extend(self.build.ops[written:])
+        self.items.append(Converted(equation, tuple(inputs), tuple(values), tuple(self.build.ops[written:]), name, source))
         return list(values)
 
     def _operand(self, item: Value | np.ndarray) -> Operand:
@@ -233,57 +213,3 @@ def _is_exact(precision: Any) -> bool:
     """Whether a `precision` parameter asks for more than the default."""
     each = precision if isinstance(precision, tuple) else (precision,)
     return any(item not in (None, jax.lax.Precision.DEFAULT) for item in each)
-
-
-def _partition(
-    converter: _Converter, inputs: Sequence[Value], outputs: Sequence[Value | np.ndarray]
-) -> Iterator[Program | Fallback]:
-    """Cut the items into the largest convex parts.
-
-    Even levels hold ops, odd levels fallbacks, and an item's level is the lowest that is not below any of its producers'. A
-    path that leaves a part through a fallback returns at a higher level, so each even level is convex.
-    """
-    level: dict[Value, int] = {}
-    ops: dict[int, list[Op]] = {}
-    fallbacks: dict[int, list[Fallback]] = {}
-    for item in converter.items:
-        read = [operand.value for operand in item.inputs] if isinstance(item, Op) else item.inputs
-        floor = max((level.get(value, 0) for value in read if isinstance(value, Value)), default=0)
-        parity = 0 if isinstance(item, Op) else 1
-        mine = floor if floor % 2 == parity else floor + 1
-        if isinstance(item, Op):
-            level[item.output] = mine
-            ops.setdefault(mine, []).append(item)
-        else:
-            level.update((value, mine) for value in item.outputs)
-            fallbacks.setdefault(mine, []).append(item)
-
-    wanted: dict[Value, None] = {value: None for value in outputs if isinstance(value, Value)}
-    for fallback in converter.items:
-        if isinstance(fallback, Fallback):
-            wanted.update((value, None) for value in fallback.inputs if isinstance(value, Value))
-    reading: dict[Value, list[int]] = {}
-    for number, members in ops.items():
-        for op in members:
-            for operand in op.inputs:
-                reading.setdefault(operand.value, []).append(number)
-
-    for number in range(max([*ops, *fallbacks], default=-1) + 1):
-        if number % 2:
-            yield from fallbacks.get(number, ())
-            continue
-        if number not in ops:
-            continue
-        produced = {op.output for op in ops[number]}
-        leaving = [value for value in produced if value in wanted or any(n != number for n in reading.get(value, ()))]
-        part = _part(converter, ops[number], [op.output for op in ops[number] if op.output in set(leaving)])
-        if part.ops:
-            yield part
-
-
-def _part(converter: _Converter, ops: Sequence[Op], outputs: Sequence[Value]) -> Program:
-    """The ops that the outputs need, as a Program whose inputs are the values that they read from outside."""
-    part = Program((), tuple(converter.build.constants), tuple(ops), tuple(map(Operand.whole, outputs))).pruned()
-    inside = {op.output for op in part.ops} | {value for value, _ in part.constants}
-    read = dict.fromkeys(operand.value for op in part.ops for operand in op.inputs)
-    return part.replace(inputs=tuple(value for value in read if value not in inside))

@@ -32,7 +32,7 @@ constexpr Signature signature_of(std::string_view name) {
   if (name == "copy") return {};
   if (name == "select") return {{Lane::kBool, Lane::kBits, Lane::kBits}, Lane::kBits};
   const Lane arg = lane_of(name.back());
-  if (name.substr(1, 6) == "_from_") return {{arg, arg, arg}, lane_of(name.front())};
+  if (name.substr(1, 6) == "_from_" || name.substr(1, 6) == "_bits_") return {{arg, arg, arg}, lane_of(name.front())};
   bool is_test = false;
   for (std::string_view test : {"eq_", "ne_", "lt_", "le_", "gt_", "ge_", "is_finite_"})
     is_test |= name.substr(0, test.size()) == test;

@@ -138,6 +138,8 @@ inline constexpr auto u_from_f = [](Floats a) {
 inline constexpr auto i_from_b = [](Ints a) { return a & 1; };
 inline constexpr auto b_from_f = [](Floats a) { return Ints(a != 0.0f); };
 inline constexpr auto b_from_i = [](Ints a) { return Ints(a != 0); };
+inline constexpr auto f_bits_i = [](Ints a) { return as_floats(a); };
+inline constexpr auto i_bits_f = [](Floats a) { return as_ints(a); };
 
 // What the parser makes of pairs of instructions; not part of the graph format. c and d stand for constants that are no NaN.
 inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return max(Floats{}, a + b); };

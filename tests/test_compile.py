@@ -33,7 +33,7 @@ def test_one_jaxpr_closed_over_other_constants_is_another_function():
 
 
 def test_parts_and_fallbacks_run_in_order():
-    x = np.random.default_rng(0).standard_normal((4, 5), np.float32)
+    x = np.random.default_rng(0).standard_normal((100, 500), np.float32)
 
     def function(x):
         return jnp.sort(jnp.exp(x), axis=1)[:, ::2] * 2 + jnp.argmax(x, axis=1)[:, None]

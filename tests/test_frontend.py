@@ -196,11 +196,50 @@ def test_what_no_tile_runs_stays_with_xla_between_the_parts():
         y = jnp.sort(jnp.exp(x))
         return y * 2 + x, jnp.cos(x)
 
-    trace = trace_of(function, normal(5))
+    trace = trace_of(function, normal(20_000))
     assert [type(step).__name__ for step in trace.steps] == ["Program", "Fallback", "Program"]
     assert trace.fallbacks[0].name.endswith("sort")
     assert "test_frontend.py" in trace.fallbacks[0].source, "the line that called what JAX jits by itself"
     assert len(trace.parts[0].ops) == 2, "what does not need the sort is in the first part"
+
+
+def test_what_waits_for_no_fallback_runs_with_what_comes_after_it():
+    """A random mask in the middle of a network leaves one part."""
+
+    def function(key, x, w):
+        h = jax.nn.relu(x @ w)
+        h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), h / 0.9, 0)
+        h = jax.nn.relu(h @ w)
+        return jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h, 0) @ w
+
+    trace = trace_of(function, jax.random.PRNGKey(0), normal(100, 100), normal(100, 100))
+    assert len(trace.parts) == 1
+    assert {item.equation.primitive.name for item in trace.fallbacks if not item.is_tileable} == {
+        item.equation.primitive.name for item in trace.fallbacks if "random" in item.equation.primitive.name
+    }
+
+
+def test_two_branches_with_a_fallback_each_make_two_parts():
+    def function(x, w):
+        a, b = jnp.exp(x @ w), jnp.sin(x @ w.T)
+        return (jnp.sort(a) @ w + jnp.sort(b) @ w).sum(0), jnp.cos(a)
+
+    trace = trace_of(function, normal(100, 100), normal(100, 100))
+    assert [type(step).__name__ for step in trace.steps] == ["Program", "Fallback", "Fallback", "Program"]
+
+
+def test_small_work_beside_a_fallback_gets_no_custom_call():
+    def function(x, w, i):
+        h = jnp.tanh(x @ w)
+        k = jnp.sort(i * 3 + 1)[0] * 2  # scalars and a few integers around a sort
+        return h[k % 100] @ w + k
+
+    trace = trace_of(function, normal(100, 100), normal(100, 100), np.arange(5, dtype=np.int32))
+    assert len(trace.parts) == 1
+    assert all(item.reason for item in trace.fallbacks)
+    tiny = trace_of(lambda x: jnp.sort(x + 1) * 2, normal(5))
+    assert not tiny.parts
+    assert trace_of(lambda x: x * 2, normal(5)).parts, "what has no fallback is never too small"
 
 
 @pytest.mark.parametrize(
@@ -230,4 +269,4 @@ def test_loops_over_constants_do_not_run_while_tracing():
     def function(x):
         return x + lax.while_loop(lambda i: i < 10, lambda i: i + 1, 0)
 
-    assert [item.equation.primitive.name for item in trace_of(function, normal(2)).fallbacks] == ["while"]
+    assert [item.equation.primitive.name for item in trace_of(function, normal(2)).fallbacks if not item.is_tileable] == ["while"]

@@ -27,7 +27,7 @@ _INT_NAMES = {
     "add": "add_i", "add_any": "add_i", "sub": "sub_i", "mul": "mul_i", "div": "div_i", "rem": "rem_i", "max": "max_i",
     "min": "min_i", "neg": "neg_i", "abs": "abs_i", "sign": "sign_i", "and": "and_i", "or": "or_i", "xor": "xor_i",
     "not": "not_i", "shift_left": "shl_i", "shift_right_arithmetic": "shra_i", "shift_right_logical": "shrl_i", "eq": "eq_i",
-    "ne": "ne_i", "lt": "lt_i", "le": "le_i", "gt": "gt_i", "ge": "ge_i",
+    "ne": "ne_i", "lt": "lt_i", "le": "le_i", "gt": "gt_i", "ge": "ge_i", "square": "mul_i",
 }  # fmt: skip
 _BOOL_NAMES = {
     "and": "and_b", "or": "or_b", "xor": "xor_b", "not": "not_b", "eq": "eq_b", "ne": "ne_b", "max": "or_b", "min": "and_b",
@@ -81,7 +81,7 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
         raise Unsupported(f"no block instruction for {equation.primitive} of {', '.join(sorted(names))}")
     if equation.params.get(_ACCURACY) is not None:
         raise Unsupported(f"{equation.primitive} with accuracy={equation.params[_ACCURACY]}")
-    assert OPCODES[opcode].arity == len(operands)
+    repeats = OPCODES[opcode].arity // len(operands)  # an integer's square is its product with itself
     dtype = operands[0].dtype
     is_int = lane_of(dtype) == "i"
 
@@ -91,7 +91,7 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
         # A right shift brings in the sign or zeros by its name, not by the dtype.
         if opcode in ("shra_i", "shrl_i"):
             refs = (_wrapped(block, refs[0], np.dtype(f"{'i' if opcode == 'shra_i' else 'u'}{dtype.itemsize}")), refs[1])
-        result = block.emit(opcode, *refs)
+        result = block.emit(opcode, *refs * repeats)
         return _wrapped(block, result, dtype) if is_int and equation.primitive not in _IN_RANGE else result
 
     return scalar_block(build, equation, operands, write, equation.shape, equation.dtype)
@@ -162,15 +162,30 @@ def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Opera
 
 @converts("select_n")
 def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: Operand) -> Operand:
-    if which.dtype != np.bool_ or len(cases) != 2:
-        raise Unsupported("select_n by an integer index")
     if lane_of(equation.dtype) is None:
         raise Unsupported(f"no block instruction for select_n of {equation.dtype.name}")
 
-    def write(block: BlockBuilder, condition: Ref, no: Ref, yes: Ref) -> Ref:
-        return block.emit("select", condition, yes, no)
+    def write(block: BlockBuilder, index: Ref, *cases: Ref) -> Ref:
+        chosen = cases[0]
+        for k, case in enumerate(cases[1:], 1):
+            condition = index if which.dtype == np.bool_ else block.emit("ge_i", index, block.constant(np.int32(k)))
+            chosen = block.emit("select", condition, case, chosen)
+        return chosen
 
     return scalar_block(build, equation, [which, *cases], write, equation.shape, equation.dtype)
+
+
+@converts("bitcast_convert_type")
+def _convert_bitcast(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    source, target = operand.dtype, equation.dtype
+    lanes = f"{lane_of(target)}{lane_of(source)}"
+    opcode = {"ii": "copy", "fi": "f_bits_i", "if": "i_bits_f"}.get(lanes)
+    if source == target:
+        return operand
+    # Lanes hold integers of fewer bits by value, whose low bits are stored; but floats of 16 bits as float32.
+    if opcode is None or source.itemsize != target.itemsize or (lanes != "ii" and source.itemsize != 4):
+        raise Unsupported(f"no block instruction takes the bits of {source.name} for {target.name}")
+    return build.block(single(opcode), [operand], equation.shape, target)
 
 
 @converts("clamp")

@@ -136,6 +136,8 @@ OPCODES: dict[str, Opcode] = {
     "b_from_f": Opcode(125, "f>b", lambda x: x != 0),
     "b_from_i": Opcode(126, "i>b", lambda x: x != 0),
     "u_from_f": Opcode(127, "f>i", lambda x: lax.bitcast_convert_type(x.astype(jnp.uint32), jnp.int32)),
+    "f_bits_i": Opcode(128, "i>f", lambda x: lax.bitcast_convert_type(x, jnp.float32)),
+    "i_bits_f": Opcode(129, "f>i", lambda x: lax.bitcast_convert_type(x, jnp.int32)),
 }
 
 NAMES: dict[int, str] = {opcode.number: name for name, opcode in OPCODES.items()}

@@ -350,6 +350,8 @@ std::vector<ExactFunction> exact_functions() {
       {"i_from_b", k_i_from_b, {B}, I, [](U a, U, U) { return a; }},
       {"b_from_f", k_b_from_f, {F}, B, [=](U a, U, U) -> U { return f(a) != 0; }},
       {"b_from_i", k_b_from_i, {I}, B, [](U a, U, U) -> U { return a != 0; }},
+      {"f_bits_i", k_f_bits_i, {I}, F, [](U a, U, U) { return a; }},
+      {"i_bits_f", k_i_bits_f, {F}, I, [](U a, U, U) { return a; }},
   };
 }
 
