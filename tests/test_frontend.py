@@ -115,6 +115,14 @@ def test_layout_operations(function):
     check(function, normal(2, 3, 4))
 
 
+@pytest.mark.parametrize("length", [1, 4096, 4097, 20_001])
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.uint8])
+def test_long_ramps_hold_no_long_constants(length, dtype):
+    trace = check(lambda x: lax.iota(dtype, length)[::-1] + x, np.ones((), dtype))
+    if dtype != np.uint8:
+        assert all(array.size <= 4096 for part in trace.parts for _, array in part.constants)
+
+
 CONVOLUTIONS = [
     ((2, 9, 8, 4), (3, 3, 4, 6), {"window_strides": (2, 1), "padding": ((1, 2), (0, 3))}),
     ((1, 9, 8, 4), (3, 2, 4, 6), {"window_strides": (1, 1), "padding": ((-1, 2), (3, -2)), "rhs_dilation": (2, 3)}),

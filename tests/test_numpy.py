@@ -35,64 +35,65 @@ ANYWHERE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {}
 
 
 def _add(table: dict, arguments: tuple[np.ndarray, ...], *functions: Callable[..., Any] | str) -> None:
+    """Enter functions, or names in jax.numpy with blanks between."""
     for function in functions:
-        name = function if isinstance(function, str) else getattr(function, "__name__", str(function))
-        found = getattr(jnp, function) if isinstance(function, str) else function
-        table[f"{len(table)} {name}"] = (found, arguments)
+        found = [getattr(jnp, name) for name in function.split()] if isinstance(function, str) else [function]
+        for each in found:
+            table[f"{len(table)} {getattr(each, '__name__', each)}"] = (each, arguments)
 
 
 _add(
     TILED,
     (X,),
-    *"""
+    """
     abs absolute ceil cos deg2rad degrees exp exp2 expm1 fabs floor isfinite isinf isnan isneginf isposinf
     logical_not negative positive rad2deg radians rint round sign signbit sin square tan tanh trunc sinc
     nan_to_num cbrt real conj
-    """.split(),
+    """,
 )
 _add(TILED, (P,), "log", "log1p", "log2", "log10", "sqrt", "reciprocal")
 _add(
     TILED,
     (X, Y),
-    *"""
+    """
     add arctan2 divide equal fmax fmin fmod greater greater_equal heaviside hypot less less_equal logaddexp
     logical_and logical_or logical_xor maximum minimum mod multiply not_equal remainder subtract true_divide
     float_power floor_divide divmod copysign isclose array_equal allclose
-    """.split(),
+    """,
 )
 _add(TILED, (P, Y), "power")
 _add(
     TILED,
     (INTS, J),
-    *"""
+    """
     add bitwise_and bitwise_or bitwise_xor equal floor_divide greater left_shift less logical_and maximum minimum
     mod multiply not_equal right_shift subtract divide fmod divmod
-    """.split(),
+    """,
 )
 _add(
     TILED,
     (INTS,),
-    *"""
+    """
     abs bitwise_not invert negative sign square sum max min prod mean cumsum argmax any all exp count_nonzero
-    """.split(),
+    """,
 )
 _add(TILED, (B, C), "logical_and", "logical_or", "logical_xor", "bitwise_and", "equal", "not_equal", "add", "multiply", "maximum")
 _add(TILED, (B,), "logical_not", "any", "all", "sum", "argmax", "cumsum", "mean", "count_nonzero")
 _add(
     TILED,
     (X,),
-    *"""
+    """
     all any amax amin argmax argmin average max mean min nanargmax nanmax nanmean nanmin nansum nanstd prod ptp
     std sum var cumsum cumprod count_nonzero nancumsum
-    """.split(),
+    """,
 )
 _add(
     TILED,
     (X,),
-    *"""
+    """
     atleast_3d copy diff ediff1d flip fliplr flipud ravel rot90 squeeze transpose zeros_like ones_like tril triu
     trace diagonal gradient matrix_transpose unstack
-    """.split(),
+    """,
 )
 _add(TILED, (X, Y), "append", "vecdot", "vdot")
 _add(TILED, (V, V), "outer", "dot", "inner", "kron", "meshgrid")
@@ -197,9 +198,9 @@ _add(
 _add(
     ANYWHERE,
     (X,),
-    *"""
+    """
     sort argsort median arcsinh arctan sinh cosh nanmedian unwrap frexp modf imag angle spacing i0 cov corrcoef
-    """.split(),
+    """,
 )
 _add(ANYWHERE, (U,), "arccos", "arcsin", "arctanh")
 _add(ANYWHERE, (P,), "arccosh")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax.ops.block_program import BlockBuilder
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
 from aspen_jax.program import Operand
 from aspen_jax.view import View
@@ -107,8 +109,33 @@ def _convert_reverse(build: Builder, equation: Equation, operand: Operand) -> Op
     return viewed(build, operand, operand.view.reverse(tuple(equation.params["dimensions"])))
 
 
+# Longer ramps are computed from two shorter ones: a constant is copied into each executable.
+_LONGEST_RAMP = 1 << 12
+
+
+def ramp(build: Builder, length: int, dtype: np.dtype) -> Operand:
+    """0, 1, 2, ... as a constant; equal ones are written once."""
+    array = np.arange(length).astype(dtype)
+    for value, known in build.constants:
+        if known.dtype == array.dtype and np.array_equal(known, array):
+            return Operand.whole(value)
+    return build.constant(array)
+
+
 @converts("iota")
 def _convert_iota(build: Builder, equation: Equation) -> Operand:
-    dimension, shape = equation.params["dimension"], equation.shape
-    ramp = build.constant(np.arange(shape[dimension]).astype(equation.dtype))
-    return viewed(build, ramp, ramp.view.broadcast_in_dim(shape, (dimension,)))
+    dimension, shape, dtype = equation.params["dimension"], equation.shape, equation.dtype
+    length = shape[dimension]
+    if length <= _LONGEST_RAMP or dtype.name not in ("int32", "float32"):
+        row = ramp(build, length, dtype)
+    else:
+        grid = (-(-length // _LONGEST_RAMP), _LONGEST_RAMP)
+        digits = [ramp(build, extent, np.dtype(np.int32)) for extent in grid]
+        block = BlockBuilder(2)
+        high = block.emit("mul_i", block.input(0), block.constant(np.int32(_LONGEST_RAMP)))
+        index = block.emit("add_i", high, block.input(1))
+        program = block.build(index if dtype == np.int32 else block.emit("f_from_i", index))
+        inputs = [Operand(item.value, item.view.broadcast_in_dim(grid, (axis,))) for axis, item in enumerate(digits)]
+        flat = reshaped(build, build.block(program, inputs, grid, dtype), (math.prod(grid),))
+        row = viewed(build, flat, flat.view.slice((0,), (length,)))
+    return viewed(build, row, row.view.broadcast_in_dim(shape, (dimension,)))
