@@ -202,14 +202,23 @@ class _Search:
     def _cluster(self, last: Op) -> dict[Value, Op]:
         """The most ops whose results nothing reads but `last`, through each other; in program order."""
         cluster: dict[Value, Op] = {last.output: last}
-        for op in reversed(self.program.ops[: self.order[last.output]]):
-            uses = self.uses.get(op.output, ())
+        waiting = self._feeding(last)
+        while waiting:  # the latest first: then all its readers have been judged
+            latest = max(waiting)
+            waiting.remove(latest)
+            op = self.program.ops[latest]
             inside = all(
-                reader is not None and reader.output in cluster and self._connects(op, reader, index) for reader, index in uses
+                reader is not None and reader.output in cluster and self._connects(op, reader, index)
+                for reader, index in self.uses[op.output]
             )
-            if uses and inside and self._fits(op) and not self._is_epilogue(op):
+            if inside and self._fits(op) and not self._is_epilogue(op):
                 cluster[op.output] = op
+                waiting |= self._feeding(op)
         return dict(reversed(cluster.items()))
+
+    def _feeding(self, op: Op) -> set[int]:
+        """Positions of the ops whose results the op reads."""
+        return {self.order[item.value] for item in op.inputs if item.value in self.order}
 
     def _fits(self, op: Op) -> bool:
         kind = self.space.kind_of(op)
