@@ -184,13 +184,16 @@ class _Search:
         return None
 
     def _followers(self) -> list[Op]:
-        """The seed, and the ops on the same rows that depend on it through nothing but such ops."""
+        """The seed, and the ops on the same rows that depend on it through nothing but ops that only such ops read."""
         found = {self.seed.output: self.seed}
         pending = [self.seed]
         while pending:
             op = pending.pop()
-            for reader, index in self.uses.get(op.output, ()):
-                if reader is not None and reader.output not in found and self._connects(op, reader, index):
+            readers = [reader for reader, index in self.uses.get(op.output, ()) if reader and self._connects(op, reader, index)]
+            if len(readers) < len(self.uses.get(op.output, ())):
+                continue  # who reads it from outside needs it to be the last
+            for reader in readers:
+                if reader.output not in found:
                     found[reader.output] = reader
                     pending.append(reader)
         return list(found.values())
