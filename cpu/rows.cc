@@ -232,6 +232,9 @@ struct RowProgram::Group {
   int64_t rows;
   bool across;
   bool whole;  // a plane holds whole rows
+  // Of the inputs and the stages; made once for all groups.
+  RowOperand* operands;
+  Plane* planes;
 };
 
 void RowProgram::run(const RowNest& nest, const RowOperand* inputs, const RowOperand& out, int64_t rows, bool across,
@@ -239,15 +242,17 @@ void RowProgram::run(const RowNest& nest, const RowOperand* inputs, const RowOpe
   const int64_t length = nest.length();
   const bool whole = !across && nest.depth == 1 && length <= kChunk;
   const int64_t most = across || whole ? rows_of_group(length, across) : 1;
+  RowOperand operands[BlockProgram::kMaxInputs];
+  Plane planes[BlockProgram::kMaxInputs];
   for (int64_t row = 0; row < rows; row += most) {
-    run_group({nest, inputs, out, row, std::min(most, rows - row), across, whole}, scratch);
+    run_group({nest, inputs, out, row, std::min(most, rows - row), across, whole, operands, planes}, scratch);
   }
 }
 
 void RowProgram::run_group(const Group& group, std::byte* scratch) const noexcept {
   const RowNest& nest = group.nest;
   const Scratch parts(*this, nest.length(), group.across);
-  RowOperand operands[BlockProgram::kMaxInputs + 1];
+  RowOperand* const operands = group.operands;
   const auto first_row = [&](RowOperand operand, DType dtype) {
     operand.data = static_cast<const std::byte*>(operand.data) + group.first * operand.row_stride * size_of(dtype);
     return operand;
@@ -282,13 +287,13 @@ void RowProgram::run_group(const Group& group, std::byte* scratch) const noexcep
         }
         continue;
       }
-      Plane planes[BlockProgram::kMaxInputs];
+      Plane* const planes = group.planes;
       for (size_t reg = 0; reg < num_inputs_ + i; ++reg) planes[reg] = {operands[reg].data, 0, operands[reg].row_stride};
       const RowOperand& out = operands[num_inputs_ + i];
       stage.program.run(planes, writable(out), 0, out.row_stride, 1, group.rows, scratch + parts.block);
     }
     if (!has_walk) continue;
-    sweep(group, operands, number, scratch);
+    sweep(group, number, scratch);
     for (size_t i = 0; i < stages_.size(); ++i) {
       const Stage& stage = stages_[i];
       if (stage.sweep != number || stage.reduction == nullptr || group.whole) continue;
@@ -304,7 +309,7 @@ void RowProgram::run_group(const Group& group, std::byte* scratch) const noexcep
 }
 
 // Walks along the rows once, plane by plane, and computes the stages of the sweep on each plane.
-void RowProgram::sweep(const Group& group, const RowOperand* operands, int number, std::byte* scratch) const noexcept {
+void RowProgram::sweep(const Group& group, int number, std::byte* scratch) const noexcept {
   const RowNest& nest = group.nest;
   const Scratch parts(*this, nest.length(), group.across);
   // What the rows and the columns of planes walk: a loop of the nest, the group's rows, or nothing.
@@ -325,9 +330,9 @@ void RowProgram::sweep(const Group& group, const RowOperand* operands, int numbe
       for (int64_t col = 0; col < extent(col_axis); col += plane_cols) {
         const int64_t rows = std::min(plane_rows, extent(row_axis) - row);
         const int64_t cols = std::min(plane_cols, extent(col_axis) - col);
-        Plane planes[BlockProgram::kMaxInputs + 1];
+        Plane* const planes = group.planes;
         for (size_t reg = 0; reg < dtypes_.size(); ++reg) {
-          const RowOperand& operand = operands[reg];
+          const RowOperand& operand = group.operands[reg];
           int64_t offset = row * stride(operand, row_axis) + col * stride(operand, col_axis);
           for (int loop = 0; loop < nest.depth; ++loop) offset += index[loop] * operand.strides[loop];
           planes[reg] = {static_cast<const std::byte*>(operand.data) + offset * size_of(dtypes_[reg]), stride(operand, row_axis),

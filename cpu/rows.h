@@ -71,7 +71,7 @@ class RowProgram {
 
   static const Reduction* reduction_of(int kind, DType dtype);
   void run_group(const Group& group, std::byte* scratch) const noexcept;
-  void sweep(const Group& group, const RowOperand* operands, int number, std::byte* scratch) const noexcept;
+  void sweep(const Group& group, int number, std::byte* scratch) const noexcept;
 
   size_t num_inputs_ = 0;
   std::vector<DType> dtypes_;  // of the inputs, then of the stages' results
