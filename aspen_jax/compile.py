@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from aspen_jax import apu, control_flow, frontend, runtime
+from aspen_jax import apu, control_flow, frontend, runtime, sharding
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
@@ -48,6 +48,8 @@ class Part:
         program: its program after all passes.
         graph: its tile graph.
         graph_bytes: the graph as the custom call's attribute.
+        traced: its program before all passes.
+        options: how it was built.
     """
 
     inputs: tuple[Value, ...]
@@ -55,6 +57,8 @@ class Part:
     program: Program
     graph: TileGraph
     graph_bytes: np.ndarray
+    traced: Program
+    options: Options
 
     @classmethod
     def build(cls, traced: Program, options: Options) -> Part:
@@ -62,14 +66,23 @@ class Part:
         program = run_passes(traced, options.disabled_passes)
         graph = apu.build(program, options.num_workers)
         outputs = tuple(operand.value for operand in traced.outputs)
-        return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8))
+        return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)
 
-    def call(self, environment: dict[Value, Any]) -> None:
-        """Run the custom call on the environment's arrays and add its results."""
-        operands = [environment[value] for value in self.inputs] + [array for _, array in self.program.constants]
+    def call(self, *operands: Any) -> list[Any]:
+        """The custom call."""
+        constants = [array for _, array in self.program.constants]
         results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
         with jax.named_scope(self.scope):
-            environment.update(zip(self.outputs, runtime.engine_call(self.graph_bytes, results, *operands), strict=True))
+            return runtime.engine_call(self.graph_bytes, results, *operands, *constants)
+
+    def call_partitionable(self, *operands: Any) -> list[Any]:
+        """The custom call where more than one device shares the work: each runs its own entries of the batch, if that can be."""
+
+        def run(program: Program, operands: Sequence[Any]) -> list[Any]:
+            return Part.build(program, self.options).call(*operands)
+
+        operation = sharding.partitionable(self.traced, run)
+        return self.call(*operands) if operation is None else operation(*operands)
 
     @property
     def scope(self) -> str:
@@ -115,13 +128,20 @@ class Compiled:
         ]
         return tuple(body for item in direct for body in (item, *item.bodies))
 
-    def call(self, *arguments: Any) -> list[Any]:
-        """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform."""
+    def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
+        """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform.
+
+        Args:
+            *arguments: arrays.
+            num_devices: how many devices XLA's partitioner may spread the work over.
+        """
         environment: dict[Value, Any] = dict(self.trace.constants)
         environment.update(zip(self.trace.inputs, arguments, strict=True))
         for step in self.steps:
             if isinstance(step, Part):
-                step.call(environment)
+                operands = [environment[value] for value in step.inputs]
+                results = step.call(*operands) if num_devices == 1 else step.call_partitionable(*operands)
+                environment.update(zip(step.outputs, results, strict=True))
             else:
                 _run_fallback(step, environment)
         return [environment[item] if isinstance(item, Value) else item for item in self.trace.outputs]

@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend import core
 
 from aspen_jax import cost
-from aspen_jax.primitive import aspen_call_p, prune, why_inlined
+from aspen_jax.primitive import aspen_call_p, parameters, prune, why_inlined
 
 # Parameters that hold the bodies.
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
@@ -61,7 +61,7 @@ def _tiled(body: Any, strict: bool) -> Any:
         primitive=aspen_call_p,
         invars=list(compress(jaxpr.invars, used)),
         outvars=list(first),
-        params={"jaxpr": called, "strict": strict},
+        params=parameters(called, strict=strict),
         effects=set(),
     )
     tiled = jaxpr.replace(eqns=[equation])

@@ -140,7 +140,10 @@ class _Converter:
             return None
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*inputs, **equation.params)
-        return [np.asarray(item) for item in (results if equation.primitive.multiple_results else [results])]
+        results = list(results) if equation.primitive.multiple_results else [results]
+        if not all(item.is_fully_replicated or item.is_fully_addressable for item in results):
+            return None  # under an explicit mesh that spans processes, none has the whole of it
+        return [np.asarray(item.addressable_data(0) if item.is_fully_replicated else item) for item in results]
 
     def _convert(
         self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str, source: str

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from aspen_jax import sharding
 from aspen_jax.errors import UnsupportedError
 
 aspen_call_p = Primitive("aspen_call")
@@ -76,7 +77,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
         if not isinstance(outvar, Literal):
             values.setdefault(outvar, None)
     pruned, used = prune(jaxpr, computed)
-    results = iter(aspen_call_p.bind(*compress(operands, used), jaxpr=pruned, strict=strict) if any(computed) else ())
+    results = iter(aspen_call_p.bind(*compress(operands, used), **parameters(pruned, strict=strict)) if any(computed) else ())
     outs = []
     for outvar, is_computed in zip(outvars, computed, strict=True):
         out = next(results) if is_computed else values[outvar]
@@ -84,6 +85,14 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
             values[outvar] = out
         outs.append(out)
     return outs
+
+
+def parameters(jaxpr: ClosedJaxpr, *, strict: bool) -> dict[str, Any]:
+    """The parameters of a call of a jaxpr.
+
+    `spread` is a jaxpr that makes JAX tell the lowering on which devices the call will run, or None where there is only one.
+    """
+    return {"jaxpr": jaxpr, "strict": strict, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
 
 
 def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
@@ -111,24 +120,26 @@ def flag(name: str) -> bool:
 
 
 @aspen_call_p.def_abstract_eval
-def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
-    del strict
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
+    del strict, spread
     return list(jaxpr.out_avals)
 
 
-@partial(jax.jit, static_argnames=("jaxpr", "strict"))
-def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
-    return aspen_call_p.bind(*operands, jaxpr=jaxpr, strict=strict)
+@partial(jax.jit, static_argnames=("jaxpr", "strict", "spread"))
+def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
+    return aspen_call_p.bind(*operands, jaxpr=jaxpr, strict=strict, spread=spread)
 
 
 @aspen_call_p.def_impl
-def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
         return core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
-    return _jitted(*operands, jaxpr=jaxpr, strict=strict)
+    return _jitted(*operands, jaxpr=jaxpr, strict=strict, spread=spread)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, strict: bool) -> tuple[list[Any], list[Any]]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, strict: bool, spread: Any
+) -> tuple[list[Any], list[Any]]:
     # Linearize in one trace and return the residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the
     # linear part stays in sight of JAX, which may evaluate or transpose it.
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
@@ -148,7 +159,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr,
 ad.primitive_jvps[aspen_call_p] = _jvp
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
+    del spread
     linear = [ad.is_undefined_primal(operand) for operand in operands]
     wanted = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
     shapes = [jax.ShapeDtypeStruct(item.aval.shape, item.aval.dtype) for item in operands if ad.is_undefined_primal(item)]
@@ -183,8 +195,9 @@ batching.fancy_primitive_batchers[_unmap_p] = _unmap
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, strict: bool
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, strict: bool, spread: Any
 ) -> tuple[list[Any], list[int | None]]:
+    del spread
     if all(dim is None for dim in dims):
         return bind(jaxpr, operands, strict=strict), [None] * len(jaxpr.out_avals)
     out_dims: list[int | None] = []
@@ -225,15 +238,16 @@ def _eliminate_dead_code(used_outputs: list[bool], *live_inputs_and_eqn: Any) ->
 pe.dce_rules[aspen_call_p] = _eliminate_dead_code
 
 
-def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> Any:
+def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> Any:
     from aspen_jax.compile import Options, compile_jaxpr  # the first import that needs the built engine
 
     compiled = compile_jaxpr(jaxpr, Options(strict=strict))
-    return mlir.lower_fun(compiled.call, multiple_results=True)(ctx, *operands)
+    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
-def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool) -> Any:
-    del strict
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> Any:
+    del strict, spread
     return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *operands)
 
 

@@ -46,6 +46,7 @@ class OpFamily(abc.ABC):
     kernel: str
     attrs_type: type[Attrs] | None = None
     takes_epilogue: bool = False
+    alike_everywhere: bool = True  # whether a box of the output is computed from what it reads alone, wherever it lies
     weight_inputs: tuple[int, ...] = ()  # main inputs that are read fastest where they are dense: worth storing so beforehand
 
     @abc.abstractmethod

@@ -61,6 +61,7 @@ class Scatter(OpFamily):
     """scatter(x, updates, an operand of integers for each component of an index): any dtype; combined: float32 or int32."""
 
     name = "scatter"
+    alike_everywhere = False  # indices are compared with where the box lies
     kernel = "scatter"
     attrs_type = ScatterAttrs
 

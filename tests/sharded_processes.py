@@ -1,0 +1,170 @@
+"""What tests/test_sharding.py runs in child processes: functions on shards, compared with the whole on one device."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from aspen_jax import aspen
+
+RANDOM = np.random.default_rng(0)
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def dense(params, x):
+    return jax.nn.gelu(x @ params["w"] + params["b"]) @ params["w"].T
+
+
+def image(params, x):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    y = lax.conv_general_dilated(x, params["kernel"], (2, 1), "SAME", dimension_numbers=numbers)
+    y = lax.reduce_window(jax.nn.relu(y), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return jax.nn.softmax(y.mean((1, 2)) @ params["head"])
+
+
+def attention(params, x):
+    batch, length, width = x.shape
+    q, k, v = jnp.split(x @ params["qkv"], 3, -1)
+    heads = (item.reshape(batch, length, 2, width // 2) for item in (q, k, v))
+    x = x + jax.nn.dot_product_attention(*heads, is_causal=True).reshape(x.shape)
+    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) + jnp.arange(length)[:, None]
+
+
+def with_fallback(params, x):
+    return jnp.tanh(jnp.sort(x @ params["w"], axis=-1) * 2)
+
+
+def looped(params, x):
+    return lax.scan(lambda c, _: (jnp.tanh(c @ params["w"]), None), x, None, length=3)[0]
+
+
+DENSE = {"w": normal(16, 16), "b": normal(16)}
+CASES = {
+    "dense": (dense, DENSE, normal(8, 16)),
+    "image": (image, {"kernel": normal(3, 3, 3, 8), "head": normal(8, 5)}, normal(8, 9, 8, 3)),
+    "attention": (attention, {"qkv": normal(8, 24)}, normal(8, 6, 8)),
+    "with_fallback": (with_fallback, DENSE, normal(8, 16)),
+    "looped": (looped, {"w": normal(64, 64) / 8}, normal(8, 64)),
+}
+
+
+def compare(got, want) -> None:
+    """The shards that this process holds, with the whole."""
+    for shard in got.addressable_shards:
+        np.testing.assert_allclose(shard.data, np.asarray(want)[shard.index], rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def put(mesh, value, spec):
+    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: value[index])
+
+
+def check(name: str, axis_type: AxisType) -> None:
+    fun, params, x = CASES[name]
+    with jax.default_device(jax.local_devices()[0]):
+        want = np.asarray(jax.jit(fun)(params, x))
+    mesh = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(axis_type,))
+    with jax.set_mesh(mesh):
+        on_all = jax.tree.map(lambda leaf: put(mesh, leaf, P()), params)
+        cut = put(mesh, x, P("batch"))
+        compiled = jax.jit(aspen(fun)).lower(on_all, cut).compile()
+        text = compiled.as_text() or ""
+        assert 'custom_call_target="aspen_run"' in text, (name, axis_type)
+        assert not any(collective in text for collective in COLLECTIVES), (name, axis_type)
+        result = compiled(on_all, cut)
+        assert result.sharding.spec[0] == "batch", (name, axis_type, result.sharding)
+        compare(result, want)
+        compare(aspen(fun)(on_all, cut), want)
+
+
+def check_what_is_no_batch() -> None:
+    """Entries that depend on each other, and results that are no batch: right, with collectives."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(AxisType.Auto,))
+    x = normal(8, 16)
+    for fun in (
+        lambda x: x - x.mean(0),
+        lambda x: jnp.tanh(x)[::-1] * 2,
+        lambda x: jnp.concatenate([x[4:], x[:4]]) * 2,
+        lambda x: x.at[3].set(0.5) * 2,
+        lambda x: x * jnp.arange(8.0)[:, None],
+        lambda x: (x * 2, jnp.tanh(x).sum()),
+        lambda x: (x @ x.T) * 2,
+        lambda x: jnp.tanh(x.reshape(4, 32)).reshape(8, 16),
+    ):
+        with jax.default_device(jax.local_devices()[0]):
+            want = jax.jit(fun)(x)
+        got = jax.jit(aspen(fun))(put(mesh, x, P("batch")))
+        jax.tree.map(compare, got, jax.tree.map(np.asarray, want))
+
+
+def check_gradients() -> None:
+    """Of weights: one all-reduce at most for each, and no all-gather."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(AxisType.Auto,))
+
+    def loss(fun, params, x):
+        return (fun(params, x) ** 2).sum()
+
+    params, x = DENSE, normal(8, 16)
+    with jax.default_device(jax.local_devices()[0]):
+        want = jax.jit(jax.grad(lambda *args: loss(dense, *args)))(params, x)
+    arguments = jax.tree.map(lambda leaf: put(mesh, leaf, P()), params), put(mesh, x, P("batch"))
+    compiled = jax.jit(jax.grad(lambda *args: loss(aspen(dense), *args))).lower(*arguments).compile()
+    assert "all-gather" not in (compiled.as_text() or "")
+    jax.tree.map(compare, compiled(*arguments), want)
+
+
+def check_shard_map() -> None:
+    mesh = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(AxisType.Auto,))
+    specs: dict = {"mesh": mesh, "in_specs": (P(), P("batch")), "out_specs": P("batch")}
+    fun, params, x = CASES["attention"]
+    with jax.default_device(jax.local_devices()[0]):
+        want = np.asarray(jax.jit(fun)(params, x))
+    arguments = jax.tree.map(lambda leaf: put(mesh, leaf, P()), params), put(mesh, x, P("batch"))
+    for mapped in (jax.shard_map(aspen(fun), **specs), aspen(jax.shard_map(fun, **specs))):
+        compiled = jax.jit(mapped).lower(*arguments).compile()
+        assert "all-gather" not in (compiled.as_text() or "")
+        compare(compiled(*arguments), want)
+
+
+def check_two_axes() -> None:
+    """A batch cut along both axes of a mesh."""
+    mesh = jax.make_mesh((2, len(jax.devices()) // 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    with jax.default_device(jax.local_devices()[0]):
+        want = np.asarray(jax.jit(dense)(DENSE, CASES["dense"][2]))
+    arguments = jax.tree.map(lambda leaf: put(mesh, leaf, P()), DENSE), put(mesh, CASES["dense"][2], P(("a", "b")))
+    compiled = jax.jit(aspen(dense)).lower(*arguments).compile()
+    assert "all-gather" not in (compiled.as_text() or "")
+    compare(compiled(*arguments), want)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        address, number = sys.argv[1:]
+        jax.distributed.initialize(address, num_processes=2, process_id=int(number))
+        assert len(jax.devices()) == 2
+        assert len(jax.local_devices()) == 1
+        names = ["dense", "attention"]
+    else:
+        names = list(CASES)
+        check_what_is_no_batch()
+        check_two_axes()
+        check_gradients()
+    for name in names:
+        check(name, AxisType.Auto)
+        if name != "with_fallback":  # in an Explicit mesh what lies between two custom calls is gathered
+            check(name, AxisType.Explicit)
+    check_shard_map()
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
