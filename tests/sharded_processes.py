@@ -53,7 +53,7 @@ CASES = {
     "dense": (dense, DENSE, normal(8, 16)),
     "image": (image, {"kernel": normal(3, 3, 3, 8), "head": normal(8, 5)}, normal(8, 9, 8, 3)),
     "attention": (attention, {"qkv": normal(8, 24)}, normal(8, 6, 8)),
-    "with_fallback": (with_fallback, DENSE, normal(8, 16)),
+    "with_fallback": (with_fallback, {"w": normal(256, 256) / 16}, normal(8, 256)),
     "looped": (looped, {"w": normal(64, 64) / 8}, normal(8, 64)),
 }
 
