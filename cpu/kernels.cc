@@ -4,6 +4,7 @@
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_arg_reduce(const OpSpec& spec);
+PreparedOp prepare_attention(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
@@ -23,6 +24,7 @@ std::span<const Kernel> kernels();
 std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
       {"arg_reduce", prepare_arg_reduce},
+      {"attention", prepare_attention},
       {"block", prepare_block},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection
 
 from aspen_jax.errors import InputError
-from aspen_jax.passes import constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
+from aspen_jax.passes import attention, constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
@@ -20,6 +20,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "fuse": fuse.run,
     "rows": rows.run,
     "epilogue": epilogue.run,
+    "attention": attention.run,
 }
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"

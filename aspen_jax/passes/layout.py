@@ -35,7 +35,7 @@ def _written_as_read(program: Program) -> list[Op]:
             continue
         transpose = _only_transpose(uses.get(op.output, []))
         if transpose is not None and op.program is None:
-            permutation = _permutation(transpose.inputs[0])
+            permutation = permutation_of(transpose.inputs[0])
             attrs = None if permutation is None else op.family.written_as(op, permutation)
             if attrs is not None:
                 dropped.add(transpose.output)
@@ -128,7 +128,7 @@ class _Sweep:
     def _main_in_value_layout(self, op: Op) -> Op:
         if op.extra_inputs:
             return op
-        permutations = [_permutation(item) for item in op.main_inputs]
+        permutations = [permutation_of(item) for item in op.main_inputs]
         if all(p is None or p == tuple(range(len(p))) for p in permutations) or None in permutations:
             return op
         change = op.family.permuted(op, [p for p in permutations if p is not None])
@@ -163,7 +163,7 @@ def _inverse(view: View, value_shape: tuple[int, ...]) -> View | None:
     return None if flat is None else flat.reshape(value_shape)
 
 
-def _permutation(operand: Operand) -> tuple[int, ...] | None:
+def permutation_of(operand: Operand) -> tuple[int, ...] | None:
     """The permutation by which the view transposes its value, or None where it does more than that."""
     shape, strides = operand.value.shape, View.identity(operand.value.shape).strides()
     if len(operand.shape) != len(shape):

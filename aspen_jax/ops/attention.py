@@ -1,0 +1,160 @@
+"""Attention: a product, a row program on it and a product with the result, run a block of rows at a time. The pass makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.ops.attrs import Attrs
+from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.rows import ROWS
+
+if TYPE_CHECKING:
+    import jax
+
+    from aspen_jax.program import Op
+
+# Fewer rows of queries are not worth a tile of their own.
+_ROWS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionAttrs(Attrs):
+    """Attributes of attention: the three ops that it is.
+
+    Attributes:
+        shape: of the scores.
+        scores_dtype, weights_dtype: numbers of the dtypes between the ops.
+        scores_inputs, rows_inputs, values_inputs: the number of inputs of each op.
+        scores_chained, rows_chained, values_chained: which of them is the result of the op before; -1: none.
+        scores, rows, values: the parameter words of each op.
+    """
+
+    shape: tuple[int, ...]
+    scores_dtype: int
+    weights_dtype: int
+    scores_inputs: int
+    scores_chained: int
+    scores: tuple[int, ...]
+    rows_inputs: int
+    rows_chained: int
+    rows: tuple[int, ...]
+    values_inputs: int
+    values_chained: int
+    values: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"(scores {'x'.join(map(str, self.shape))})"
+
+
+class Attention(OpFamily):
+    """values(rows(scores(...), ...), ...): matmul, rows along the last axis, matmul."""
+
+    name = "attention"
+    kernel = "attention"
+    attrs_type = AttentionAttrs
+
+    def num_main(self, op: Op) -> int:
+        return len(op.inputs)
+
+    def infer(
+        self, attrs: AttentionAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        scores, _, values = _parsed(attrs)
+        between = (attrs.shape, np.dtype(np.float32))
+        if MATMUL.infer(scores[0], inputs[:2])[0] != attrs.shape:
+            raise ValueError(f"attention's scores are not {attrs.shape}")
+        rest = list(inputs[attrs.scores_inputs + attrs.rows_inputs - 1 :])
+        rest.insert(attrs.values_chained, between)
+        return MATMUL.infer(values[0], rest[:2])
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        parts = parts_of(op)
+        attrs: AttentionAttrs = op.attrs
+        values_index = index - attrs.scores_inputs - attrs.rows_inputs + 1
+        if values_index >= 0:
+            return MATMUL.region(parts[2], values_index + (values_index >= attrs.values_chained), boxes)
+        boxes = MATMUL.region(parts[2], attrs.values_chained, boxes)
+        rows_index = index - attrs.scores_inputs
+        if rows_index >= 0:
+            return ROWS.region(parts[1], rows_index + (rows_index >= attrs.rows_chained), boxes)
+        return MATMUL.region(parts[0], index, ROWS.region(parts[1], attrs.rows_chained, boxes))
+
+    def grain(self, op: Op) -> tuple[int, ...]:
+        labels = weight_labels(op.attrs)
+        grain = [1 if axis in labels else extent for axis, extent in enumerate(op.output.shape)]
+        grain[labels[-2]] = min(_ROWS, op.output.shape[labels[-2]])
+        return tuple(max(step, 1) for step in grain)
+
+    def work(self, op: Op, boxes: np.ndarray) -> Work:
+        parts = parts_of(op)
+        weights = MATMUL.region(parts[2], op.attrs.values_chained, boxes)
+        scores = MATMUL.work(parts[0], ROWS.region(parts[1], op.attrs.rows_chained, weights))
+        rows, values = ROWS.work(parts[1], weights), MATMUL.work(parts[2], boxes)
+        return Work(scores.flops + rows.flops + values.flops, scores.bytes + rows.bytes + values.bytes)
+
+    def reference(self, attrs: AttentionAttrs, *inputs: jax.Array) -> jax.Array:
+        scores, rows, values = _parsed(attrs)
+        dtypes = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
+
+        def product(part: tuple[Any, Any], own: list[jax.Array], dtype: np.dtype) -> jax.Array:
+            result = MATMUL.reference(part[0], *own[:2])
+            if part[1] is None:
+                return result.astype(dtype)
+            return part[1].reference(result, *own[2:], shape=result.shape, dtype=dtype)
+
+        rest = list(inputs)
+        own, rest = rest[: attrs.scores_inputs], rest[attrs.scores_inputs :]
+        between = product(scores, own, dtypes[attrs.scores_dtype])
+        own, rest = rest[: attrs.rows_inputs - 1], rest[attrs.rows_inputs - 1 :]
+        own.insert(attrs.rows_chained, between)
+        between = ROWS.reference(rows[0], *own).astype(dtypes[attrs.weights_dtype])
+        rest.insert(attrs.values_chained, between)
+        return product(values, rest, np.dtype(np.float32))
+
+
+ATTENTION = Attention()
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(attrs: AttentionAttrs) -> tuple[tuple[Any, Any], tuple[Any, Any], tuple[Any, Any]]:
+    return MATMUL.parse(attrs.scores), ROWS.parse(attrs.rows), MATMUL.parse(attrs.values)
+
+
+def weight_labels(attrs: AttentionAttrs) -> tuple[int, ...]:
+    """For each axis of the scores, the output's axis, or a negative number for the last, which is summed."""
+    product, _ = _parsed(attrs)[2]
+    return (product.a, product.b)[attrs.values_chained]
+
+
+def parts_of(op: Op) -> tuple[Op, Op, Op]:
+    """The three ops, with values between them."""
+    from aspen_jax.program import Op, Operand, Value
+
+    attrs: AttentionAttrs = op.attrs
+    dtypes = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
+    between = [Value(attrs.shape, dtypes[number]) for number in (attrs.scores_dtype, attrs.weights_dtype)]
+    rest = list(op.inputs)
+    ops = []
+    for (own_attrs, program), family, count, chained, before, output in zip(
+        _parsed(attrs),
+        (MATMUL, ROWS, MATMUL),
+        (attrs.scores_inputs, attrs.rows_inputs, attrs.values_inputs),
+        (attrs.scores_chained, attrs.rows_chained, attrs.values_chained),
+        (None, *between),
+        (*between, op.output),
+        strict=True,
+    ):
+        taken = count - (before is not None)
+        inputs, rest = rest[:taken], rest[taken:]
+        if before is not None:
+            inputs.insert(chained, Operand.whole(before))
+        ops.append(Op(family, own_attrs, tuple(inputs), output, program))
+    first, second, third = ops
+    return first, second, third

@@ -1,0 +1,170 @@
+"""Runs product, row program and product depth-first, so that scores never exist as a whole (BrainSlug's stacks, with reductions).
+
+Nothing is matched but the shape: a product whose only reader is a row program along its last axis, whose only reader is a
+product that sums that axis. Scale, masks, biases, caps and softmax are whatever the row program and the epilogues hold. The pass
+runs last, when these have been made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
+from aspen_jax.ops.family import unpermuted
+from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.ops.rows import ROWS, RowsAttrs
+from aspen_jax.passes.layout import permutation_of
+from aspen_jax.program import Op, Operand, Program, Value
+
+# Longer rows would not leave the cache anyway.
+MAX_LENGTH = 1 << 20
+
+# A tile has all columns of its rows: fewer rows than this keep workers idle, unless all are no more work than a tile.
+MIN_ROWS = 8
+MAX_SIZE_OF_FEW = 1 << 16
+
+
+def run(program: Program) -> Program:
+    """One sweep over the last products."""
+    uses = program.uses()
+    producers = {op.output: op for op in program.ops}
+    ops: dict[Value, Op] = {}
+    renamed: dict[Value, Value] = {}
+    for op in program.ops:
+        chain = _chain(op, producers, uses)
+        if chain is not None:
+            del ops[chain.scores_value], ops[chain.weights_value]
+            renamed[op.output] = chain.values.output
+            op = chain.op()
+        op = op.replace(inputs=_renamed(op.inputs, renamed))
+        ops[op.output] = op
+    return program.replace(ops=tuple(ops.values()), outputs=_renamed(program.outputs, renamed))
+
+
+def _renamed(operands: tuple[Operand, ...], renamed: dict[Value, Value]) -> tuple[Operand, ...]:
+    """The operands on new values that have the elements of the old ones in the same order, which views do not mind."""
+    return tuple(Operand(renamed.get(item.value, item.value), item.view) for item in operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """Three ops without dimensions of one element.
+
+    Attributes:
+        scores_value, weights_value: what two of the ops wrote before these were dropped.
+        scores, rows, values: the ops; the last two read the value before them as a whole.
+        rows_place, values_place: among which of their inputs.
+    """
+
+    scores_value: Value
+    weights_value: Value
+    scores: Op
+    rows: Op
+    rows_place: int
+    values: Op
+    values_place: int
+
+    def op(self) -> Op:
+        """The three as one."""
+        parts = (self.scores, self.rows, self.values)
+        attrs = AttentionAttrs(
+            self.scores.output.shape,
+            DTYPE_NUMBERS[self.scores.output.dtype],
+            DTYPE_NUMBERS[self.rows.output.dtype],
+            len(self.scores.inputs),
+            -1,
+            tuple(MATMUL.params(self.scores)),
+            len(self.rows.inputs),
+            self.rows_place,
+            tuple(ROWS.params(self.rows)),
+            len(self.values.inputs),
+            self.values_place,
+            tuple(MATMUL.params(self.values)),
+        )
+        rows = tuple(item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
+        values = tuple(item for index, item in enumerate(self.values.inputs) if index != self.values_place)
+        name = " + ".join(dict.fromkeys(part.name for part in parts))
+        return Op(ATTENTION, attrs, (*self.scores.inputs, *rows, *values), self.values.output, None, name, self.values.source)
+
+
+def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]) -> _Chain | None:
+    """The ops that end in the product `values`; None where it is not the end of such a chain."""
+    if values.family is not MATMUL:
+        return None
+    for place, weights in enumerate(values.main_inputs):
+        rows = producers.get(weights.value)
+        if rows is None or rows.family is not ROWS or len(uses[weights.value]) > 1:
+            continue
+        small_rows, small_values = _small_rows(rows), _small_product(values)
+        labels = _labels_of_value(small_values, place, small_rows.output)
+        last = len(small_rows.output.shape) - 1
+        if labels is None or last < 1 or not rows.attrs.rows.gives_rows or small_rows.attrs.axes != (last,):
+            continue
+        if [axis for axis, label in enumerate(labels) if label < 0] != [last]:
+            continue
+        a, b = (small_values.attrs.a, labels) if place else (labels, small_values.attrs.b)
+        inputs = list(small_values.inputs)
+        inputs[place] = Operand.whole(small_rows.output)
+        small_values = small_values.replace(attrs=MatmulAttrs(a, b), inputs=tuple(inputs))
+        for index, operand in enumerate(rows.inputs):
+            scores = producers.get(operand.value)
+            if scores is None or scores.family is not MATMUL or not operand.view.is_dense() or len(uses[operand.value]) > 1:
+                continue
+            small_scores = _small_product(scores)
+            batch = set(small_scores.attrs.a) & set(small_scores.attrs.b)
+            if small_scores.output.shape == small_rows.output.shape and not batch & {last, last - 1} and _pays(small_rows):
+                inputs = list(small_rows.inputs)
+                inputs[index] = Operand.whole(small_scores.output)
+                small_rows = small_rows.replace(inputs=tuple(inputs))
+                return _Chain(scores.output, rows.output, small_scores, small_rows, index, small_values, place)
+    return None
+
+
+def _pays(rows: Op) -> bool:
+    *outer, length = rows.output.shape
+    return length <= MAX_LENGTH and (math.prod(outer) >= MIN_ROWS or rows.output.size <= MAX_SIZE_OF_FEW)
+
+
+def _without_units(shape: tuple[int, ...]) -> list[int]:
+    """The dimensions of other than one element."""
+    return [d for d, extent in enumerate(shape) if extent != 1]
+
+
+def _kept(operand: Operand, dimensions: Sequence[int]) -> Operand:
+    """The operand with these dimensions only; the others have one element."""
+    view = operand.view.reshape(tuple(operand.shape[d] for d in dimensions))
+    assert view is not None, "dropping a dimension of one element needs no copy"
+    return Operand(operand.value, view)
+
+
+def _small_rows(op: Op) -> Op:
+    """The row program without dimensions of one element; only what gives rows has its input's shape."""
+    shape = op.inputs[0].shape
+    kept = _without_units(shape)
+    axes = tuple(index for index, d in enumerate(kept) if d in op.attrs.axes)
+    output = Value(tuple(shape[d] for d in kept), op.output.dtype)
+    inputs = tuple(_kept(item, kept) for item in op.inputs)
+    return op.replace(attrs=RowsAttrs(axes, op.attrs.rows), inputs=inputs, output=output)
+
+
+def _small_product(op: Op) -> Op:
+    """The product without dimensions of one element in its output."""
+    kept = _without_units(op.output.shape)
+    number = {label: index for index, label in enumerate(kept)}
+    inputs, labels = [], []
+    for item, own in zip(op.main_inputs, (op.attrs.a, op.attrs.b), strict=True):
+        dimensions = [d for d, label in enumerate(own) if label < 0 or label in number]
+        inputs.append(_kept(item, dimensions))
+        labels.append(tuple(number.get(own[d], own[d]) for d in dimensions))
+    inputs += [_kept(item, kept) for item in op.extra_inputs]
+    output = Value(tuple(op.output.shape[d] for d in kept), op.output.dtype)
+    return op.replace(attrs=MatmulAttrs(*labels), inputs=tuple(inputs), output=output)
+
+
+def _labels_of_value(product: Op, place: int, value: Value) -> tuple[int, ...] | None:
+    """The labels of `value` where the main input shows it transposed; None where it shows it otherwise."""
+    permutation = permutation_of(Operand(value, product.inputs[place].view))
+    return None if permutation is None else unpermuted((product.attrs.a, product.attrs.b)[place], permutation)
