@@ -31,7 +31,7 @@ struct Dim {
 };
 
 struct Matmul final : OpState {
-  int rows_input;         // which operand gives rows; the other one gives columns, and the output's last dimension is among them
+  int rows_input;  // which operand gives rows; the other one gives columns, and the output's last dimension is among them
   int out_rank;
   std::vector<Dim> dims;  // of the output, but for those of one element
   std::vector<Dim> runs;  // summed dimensions that cannot be walked together with the innermost, outermost first
