@@ -170,8 +170,9 @@ class BlockBuilder:
                 if one == self._constants.get(_MINUS_INFINITY):
                     return other
         if opcode == "select":
-            for mask, case in ((_TRUE, args[1]), (_FALSE, args[2])):
-                if args[0] == self._constants.get(mask):
+            condition, *cases = args
+            for known, case in zip((_TRUE, _FALSE), cases, strict=True):
+                if condition == self._constants.get(known):
                     return case
         return self._instructions.setdefault((opcode, args), Ref("instruction", len(self._instructions)))
 
