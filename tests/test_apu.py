@@ -25,6 +25,7 @@ from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
+from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.winograd import WINOGRAD, WinogradAttrs
 from aspen_jax.program import Op, Operand, Program, Value
@@ -39,6 +40,8 @@ def build_with_random_tiles(program: Program, seed: int, reuse: bool) -> TileGra
     def cuts(op, num_workers, machine):
         del num_workers, machine
         inner = [np.flatnonzero(rng.random(max(extent, 1)) < 0.4) for extent in op.output.shape]
+        if op.family is ROWS and op.attrs.rows.gives_rows:  # the one promise of a tile that the kernel needs: whole rows
+            inner = [cut[:0] if axis in op.attrs.axes else cut for axis, cut in enumerate(inner)]
         return tuple(np.union1d(cut, (0, extent)).astype(np.int64) for cut, extent in zip(inner, op.output.shape, strict=True))
 
     with mock.patch("aspen_jax.apu.pipeline.cut_points", cuts), mock.patch.object(apu_memory, "_SMALLEST_REUSED", 1):
