@@ -140,10 +140,8 @@ class _Converter:
             return None
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*inputs, **equation.params)
-        results = list(results) if equation.primitive.multiple_results else [results]
-        if not all(item.is_fully_replicated or item.is_fully_addressable for item in results):
-            return None  # under an explicit mesh that spans processes, none has the whole of it
-        return [np.asarray(item.addressable_data(0) if item.is_fully_replicated else item) for item in results]
+        arrays = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
+        return None if any(array is None for array in arrays) else [array for array in arrays if array is not None]
 
     def _convert(
         self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str, source: str
@@ -210,6 +208,15 @@ def _source_line(equation: core.JaxprEqn) -> str:
         if not any(part in frame.file_name for part in ("/jax/", "/aspen_jax/", "/jaxlib/")):
             return f"{frame.file_name}:{frame.line_num}"
     return ""
+
+
+def _whole_array(item: Any) -> np.ndarray | None:
+    """A concrete result; None where this process does not have the whole of it, as under an explicit mesh of several."""
+    if not hasattr(item, "is_fully_replicated"):  # an array of numpy's, which constants may stay
+        return np.asarray(item)
+    if item.is_fully_replicated:
+        return np.asarray(item.addressable_data(0))
+    return np.asarray(item) if item.is_fully_addressable else None
 
 
 def _is_exact(precision: Any) -> bool:
