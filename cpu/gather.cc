@@ -35,7 +35,7 @@ struct GatherState final : OpState {
   bool is_indexed[kMaxRank] = {};    // the output's axes that walk the index operands, not a window
   std::vector<Component> components;
   bool fills = false;
-  std::byte fill[8] = {};
+  alignas(8) std::byte fill[8] = {};  // read as an element
 };
 
 constexpr int64_t kNoStrides[kMaxRank] = {};
