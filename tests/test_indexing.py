@@ -169,7 +169,7 @@ def test_scatter(case, dtype, kind, mode, seed):
     x, indices = random_array(rng, shape, dtype), random_indices(rng, index_shape, max(shape), np.int32)
     windows = jax.eval_shape(lambda x, i: lax.gather(x, i, gather, sizes), x, indices)
     updates = random_array(rng, windows.shape, dtype)
-    check_equal(lambda x, i, u: SCATTERS[kind](x, i, u, numbers, mode=mode), x, indices, updates.round())
+    check_equal(lambda x, i, u: SCATTERS[kind](x, i, u, numbers, mode=mode), x, indices, updates.round().astype(dtype))
 
 
 UPDATES = {
