@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import aspen_jax
 from aspen_jax import _engine
@@ -55,10 +52,3 @@ def test_importing_needs_no_compiler_and_no_other_program(tmp_path: Path) -> Non
 
 def test_python_and_the_engine_agree_on_block_opcodes() -> None:
     assert _engine.block_opcodes() == {name: (opcode.number, opcode.arity) for name, opcode in OPCODES.items()}
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_examples_of_the_readme_run(number: int) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 2
-    exec(compile(examples[number], f"README.md example {number}", "exec"), {})

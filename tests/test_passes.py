@@ -136,6 +136,17 @@ def test_epilogue_takes_bias_scale_residual_and_activation():
     assert kinds(run_passes(program, {"epilogue"})) == ["conv2d", "block"]
 
 
+def test_an_exact_convolution_is_not_taken_for_one_of_less_precision():
+    def conv(x, w, precision):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, precision=precision)
+
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((1, 56, 56, 64), np.float32), rng.standard_normal((3, 3, 64, 64), np.float32)
+    program, _ = traced(lambda x, w: (conv(x, w, None), conv(x, w, lax.Precision.HIGHEST)), x, w)
+    assert sorted(kinds(run_passes(program))) == ["conv2d", "winograd", "winograd_weights"]
+
+
 def test_outputs_are_dense_distinct_values_that_an_op_writes():
     program, inputs = traced(lambda x: (x, x.T, x.T, jnp.exp(x), jnp.exp(x).ravel()), np.ones((3, 4), np.float32))
     result = run_passes(program)

@@ -32,7 +32,7 @@ def run(program: Program) -> Program:
         if _is_alias(op):
             same[op.output] = op.inputs[0].value
             continue
-        key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype)
+        key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype, op.exact)
         if key in known:
             same[op.output] = known[key]
             continue
