@@ -41,7 +41,7 @@ void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] floa
       for (int v = 0; v < kVectors; ++v) {
         w[v] = load_weights(weights, v);
         // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
-        if constexpr (kVectors > kPanelVectors) __builtin_prefetch(weights + 8 * stride + v * kLanes);
+        if constexpr (kPack || kVectors > kPanelVectors) __builtin_prefetch(weights + 8 * stride + v * kLanes);
         if constexpr (kPack) store(packed + v * kLanes, w[v]);
       }
       if constexpr (kPack) packed += kVectors * kLanes;

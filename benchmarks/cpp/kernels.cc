@@ -62,7 +62,9 @@ const Layer kLayers[] = {
     {"depthwise 960 @7", "conv2d", {1, 7, 7, 960}, {3, 3, 1, 960}, 1, 1, 960},
     {"depthwise 5x5 240 @28", "conv2d", {1, 28, 28, 240}, {5, 5, 1, 240}, 1, 2, 240},
     {"matmul 512x512x512", "matmul", {1, 512, 512}, {1, 512, 512}},
+    {"matmul 128x768x768", "matmul", {1, 128, 768}, {1, 768, 768}},
     {"matmul 128x768x3072", "matmul", {1, 128, 768}, {1, 768, 3072}},
+    {"matmul 128x3072x768", "matmul", {1, 128, 3072}, {1, 3072, 768}},
     {"matmul 1x2048x1000", "matmul", {1, 1, 2048}, {1, 2048, 1000}},
     {"matmul 1x25088x4096", "matmul", {1, 1, 25088}, {1, 25088, 4096}},
     {"matmul 4x2048x1000", "matmul", {1, 4, 2048}, {1, 2048, 1000}},
@@ -130,6 +132,7 @@ struct Prepared {
       params = {2, l.stride, l.stride, 4, l.pad, l.pad, l.pad, l.pad, 2, 1, 1, l.groups};
     } else {
       out = {l.x[0], l.x[1], l.w[2]};
+      params = {3, 0, 1, -1, 3, 0, -1, 2};  // the dimensions of x and of w: the output's, and -1 for the summed one
     }
     x = random_floats(count(l.x), 1);
     w = random_floats(count(l.w), 2);
