@@ -15,9 +15,12 @@ from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.weights import Layouts, restore
 
 if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
     from aspen_jax.compile import Compiled
     from aspen_jax.report.explain import Explanation
     from aspen_jax.tilegraph import TileGraph
+    from aspen_jax.tuning import Tuning
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,7 +100,7 @@ class AspenFunction(Generic[P, R]):
         self._weights = weights
         self._device = device
         self._strict = strict
-        self._jitted = jax.jit(_traceable(fun, self.__name__, strict), static_argnums=0)
+        self._jitted = self._new_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
         self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
@@ -135,6 +138,10 @@ class AspenFunction(Generic[P, R]):
         """
         return self._layouts.prepare(self._jaxpr, args, kwargs)
 
+    def _new_jit(self) -> Any:
+        """The function under `jax.jit`, with nothing compiled yet."""
+        return jax.jit(_traceable(self.__wrapped__, self.__name__, self._strict), static_argnums=0)
+
     def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr.jaxpr
@@ -169,16 +176,34 @@ class AspenFunction(Generic[P, R]):
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
         """
-        from aspen_jax.compile import Options, compile_jaxpr
         from aspen_jax.report.explain import Explanation
 
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
-        compiled: list[Compiled] = [
-            compile_jaxpr(eqn.params["jaxpr"], Options(strict=False))
-            for eqn in jaxpr.eqns
-            if eqn.primitive is primitive.aspen_call_p
-        ]
+        jaxpr, compiled = self._compiled(args, kwargs)
         return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning:
+        """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
+
+        What is found is kept on disk (ASPEN_CACHE_DIR, by default in the user's cache directory) for this processor, this build
+        and this number of workers, and serves every function with the same layers that is traced from then on. Functions of
+        `jax.jit` around this one that were compiled before keep what they have. The machine should be idle meanwhile.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Raises:
+            UnsupportedError: nothing of the function is tiled.
+        """
+        from aspen_jax import tuning
+
+        _, compiled = self._compiled(args, kwargs)
+        parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
+        if not parts:
+            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
+        found = tuning.tune([part.traced for part in parts], parts[0].options)
+        self._jitted = self._new_jit()
+        return found
 
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """What the function costs, what is left to XLA included, as `cost_analysis` of the undecorated one would count.
@@ -195,6 +220,14 @@ class AspenFunction(Generic[P, R]):
             left to XLA.
         """
         return self.explain(*args, **kwargs).cost()
+
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
+        """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
+        from aspen_jax.compile import Options, compile_jaxpr
+
+        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
+        calls = [equation for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
+        return jaxpr, [compile_jaxpr(call.params["jaxpr"], Options(strict=False)) for call in calls]
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
@@ -269,6 +302,10 @@ class BoundAspenFunction:
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """As `AspenFunction.explain`."""
         return self._function.explain(*self._first, *args, **kwargs)
+
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning:
+        """As `AspenFunction.tune`."""
+        return self._function.tune(*self._first, *args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """As `AspenFunction.prepare`."""

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments; those of the process if None.
     """
-    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench}
+    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune}
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
     except AspenError as error:
@@ -69,15 +69,10 @@ def explain(function: Function, /, shape: Shapes = (), args: Maker = None) -> in
         shape: a positional argument, such as f32[1,224,224,3].
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
     """
-    from aspen_jax import aspen
-    from aspen_jax.api import AspenFunction, BoundAspenFunction
-    from aspen_jax.user_function import blaming, example_arguments, load
+    from aspen_jax.user_function import blaming
 
-    module, found = load(function)
-    name = function.rpartition(":")[2]
-    positional, keywords = example_arguments(module, name, args, shape)
-    decorated = found if isinstance(found, AspenFunction | BoundAspenFunction) else aspen(found)
-    with blaming(f"tracing {name}"):
+    decorated, positional, keywords = _decorated(function, shape, args)
+    with blaming(f"tracing {function.rpartition(':')[2]}"):
         explanation = decorated.explain(*positional, **keywords)
     print(explanation)
     return 0
@@ -120,6 +115,39 @@ def bench(
     if json is not None:
         write_record(json, result.to_json())
     return 0 if result.agrees else 1
+
+
+def tune(function: Function, /, shape: Shapes = (), args: Maker = None, workers: int | None = None) -> int:
+    """Search for the tiles and algorithms that are fastest for your function on this machine, and keep them on disk.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function. Leave the machine alone meanwhile.
+
+    Args:
+        function: what to tune; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3].
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
+        workers: cores to tune for; all usable ones by default.
+    """
+    from aspen_jax.report.cores import share_cores
+    from aspen_jax.user_function import blaming
+
+    share_cores(workers)
+    decorated, positional, keywords = _decorated(function, shape, args)
+    with blaming(f"tracing {function.rpartition(':')[2]}"):
+        tuning = decorated.tune(*positional, **keywords)
+    print(tuning)
+    return 0
+
+
+def _decorated(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function named on the command line, decorated, and arguments for it."""
+    from aspen_jax import aspen
+    from aspen_jax.api import AspenFunction, BoundAspenFunction
+    from aspen_jax.user_function import example_arguments, load
+
+    module, found = load(function)
+    positional, keywords = example_arguments(module, function.rpartition(":")[2], args, shape)
+    return found if isinstance(found, AspenFunction | BoundAspenFunction) else aspen(found), positional, keywords
 
 
 def _text(value: Any) -> str:

@@ -31,11 +31,17 @@ class Options:
         strict: refuse a function that cannot be tiled as a whole.
         disabled_passes: passes that are left out, by name.
         num_workers: how many DSEs tiles are shaped for.
+        machine: the cost model, with what was measured for so many; that of this machine if None.
     """
 
     strict: bool = False
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
+    machine: apu.Machine | None = None
+
+    def __post_init__(self) -> None:
+        if self.machine is None:
+            object.__setattr__(self, "machine", apu.Machine.here(self.num_workers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,8 +69,8 @@ class Part:
     @classmethod
     def build(cls, traced: Program, options: Options) -> Part:
         """Rewrite, tile and encode one part of a trace."""
-        program = run_passes(traced, options.disabled_passes)
-        graph = apu.build(program, options.num_workers)
+        program = run_passes(traced, options.disabled_passes, options.machine)
+        graph = apu.build(program, options.num_workers, options.machine)
         outputs = tuple(operand.value for operand in traced.outputs)
         return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)
 

@@ -1,11 +1,14 @@
-"""Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX."""
+"""Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX; a cache directory of our own."""
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
 os.environ["KERAS_BACKEND"] = "jax"
+_cache = tempfile.TemporaryDirectory()  # removed at exit
+os.environ["ASPEN_CACHE_DIR"] = _cache.name
 
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))

@@ -7,24 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend import core
 
-from aspen_jax import apu, frontend
+from aspen_jax import apu
 from aspen_jax.errors import InputError
 from aspen_jax.passes import PASSES, disabled_by_environment, run_passes
 from aspen_jax.program import Program
 from aspen_jax.reference import evaluate
 from tests.random_functions import random_function
-
-
-def traced(function, *arguments) -> tuple[Program, list[np.ndarray]]:
-    """The one part of a function, and its inputs in order."""
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    assert not trace.fallbacks, trace.fallbacks
-    (program,) = trace.parts
-    arrays = dict(zip(trace.inputs, jax.tree.leaves(arguments), strict=True))
-    return program, [arrays[value] for value in program.inputs]
+from tests.tracing import traced
 
 
 def kinds(program: Program) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax.apu.measured import Measurements, measurements
 from aspen_jax.ops.family import Work
+from aspen_jax.program import Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Machine:
         tile_ns: scheduling, starting the kernel and warming its registers and caches.
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
+        measured: ops that were timed on this machine; the rest is estimated.
     """
 
     flops_per_ns: float = 200.0
@@ -30,8 +34,28 @@ class Machine:
     tile_ns: float = 1_500.0
     shortest_tile_ns: float = 20_000.0
     tiles_per_worker: int = 4
+    measured: Measurements = Measurements()  # noqa: RUF009 - immutable
+
+    @classmethod
+    def here(cls, num_workers: int) -> Machine:
+        """This machine, with all that was measured on it for this number of workers."""
+        return cls(measured=measurements(num_workers))
 
     def nanoseconds(self, work: Work) -> np.ndarray:
         """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""
         compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns
         return self.tile_ns + np.maximum(compute, stream) + np.minimum(compute, stream) / 2
+
+    def of_ops(self, ops: Sequence[Op]) -> float:
+        """Estimated nanoseconds of whole ops, one after the other on one worker."""
+        whole = [np.array([[(0, extent) for extent in op.output.shape]], np.int64) for op in ops]
+        return sum(float(self.nanoseconds(op.family.work(op, box))[0]) for op, box in zip(ops, whole, strict=True))
+
+    def are_cheaper(self, ops: Sequence[Op], others: Sequence[Op]) -> bool:
+        """Whether `ops` take less time than `others`: as measured, where all of them were, or else as estimated."""
+        measured = [[self.measured.of(op) for op in side] for side in (ops, others)]
+        if all(item is not None for side in measured for item in side):
+            times = [sum(item.nanoseconds for item in side if item is not None) for side in measured]
+        else:
+            times = [self.of_ops(ops), self.of_ops(others)]
+        return times[0] < times[1]

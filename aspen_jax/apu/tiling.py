@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 
 import numpy as np
 
@@ -26,15 +27,30 @@ def cut_points(op: Op, num_workers: int, machine: Machine) -> tuple[np.ndarray, 
     shape = op.output.shape
     if op.output.size == 0:
         return tuple(np.zeros(1, np.int64) if extent == 0 else np.array([0, extent]) for extent in shape)
-    grain = op.family.grain(op)
-    units = [-(-extent // step) for extent, step in zip(shape, grain, strict=True)]
-    candidates = _candidates(units)
-    prices = _prices(op, candidates, units, grain, num_workers, machine)
-    best = candidates[int(np.argmin(prices))]
+    grain, units = _units(op)
+    measured = machine.measured.of(op)
+    if measured is not None and len(measured.parts) == len(units) and all(map(operator.le, measured.parts, units)):
+        best = measured.parts
+    else:
+        best = by_price(op, num_workers, machine)[0]
     return tuple(
         np.minimum(np.arange(parts + 1) * count // parts * step, extent)
         for parts, count, step, extent in zip(best, units, grain, shape, strict=True)
     )
+
+
+def by_price(op: Op, num_workers: int, machine: Machine) -> list[tuple[int, ...]]:
+    """All ways to cut an output that is not empty, as parts per dimension; what the cost model thinks the fastest first."""
+    grain, units = _units(op)
+    candidates = _candidates(units)
+    broken, prices = _prices(op, candidates, units, grain, num_workers, machine)
+    return [candidates[index] for index in np.lexsort((prices, broken))]
+
+
+def _units(op: Op) -> tuple[tuple[int, ...], list[int]]:
+    """The op's grain, and how many grains each dimension has."""
+    grain = op.family.grain(op)
+    return grain, [-(-extent // step) for extent, step in zip(op.output.shape, grain, strict=True)]
 
 
 def _candidates(units: list[int]) -> list[tuple[int, ...]]:
@@ -59,8 +75,8 @@ def _split_rows(units: list[int], parts: int) -> tuple[int, ...]:
 
 def _prices(
     op: Op, candidates: list[tuple[int, ...]], units: list[int], grain: tuple[int, ...], num_workers: int, machine: Machine
-) -> np.ndarray:
-    """Predicted makespan of the op in each candidate: rounds of tiles, and a tile that consumers wait for."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """By how much each candidate breaks rules; predicted makespan: rounds of tiles, and a tile that consumers wait for."""
     parts = np.array(candidates, np.int64).reshape(len(candidates), len(units))
     extents = -(-np.array(units, np.int64) // parts) * np.array(grain, np.int64)
     # A tile in the middle, of the largest extent: those at the edges may read less.
@@ -78,5 +94,4 @@ def _prices(
     enough = min(machine.tiles_per_worker * num_workers, max(1, int((tile * tiles).min() // machine.shortest_tile_ns)))
     too_short = np.where(tiles > 1, np.maximum(machine.shortest_tile_ns / tile, 1.0), 1.0)
     too_few = np.maximum(enough / tiles, 1.0)
-    broken = np.round(too_short * too_few, 3)
-    return np.where(broken == broken.min(), price, np.inf)
+    return np.round(too_short * too_few, 3), price

@@ -5,9 +5,11 @@ To add one, write a module with a function `run(program) -> program` and name it
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection
 
+from aspen_jax.apu.machine import Machine
 from aspen_jax.errors import InputError
 from aspen_jax.passes import attention, constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
 from aspen_jax.program import Program
@@ -37,14 +39,20 @@ def disabled_by_environment() -> frozenset[str]:
     return names
 
 
-def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
+def run_passes(program: Program, disabled: Collection[str] = (), machine: Machine | None = None) -> Program:
     """Rewrite a program by every pass that is not disabled, and make its outputs fit for a TileGraph.
+
+    Args:
+        program: what to rewrite.
+        disabled: names of passes.
+        machine: the cost model that chooses between algorithms.
 
     Raises:
         InputError: a disabled name is not a pass.
     """
     _check(disabled)
-    for name, run in PASSES.items():
+    choosing = {} if machine is None else {"winograd": functools.partial(winograd.run, machine=machine)}
+    for name, run in {**PASSES, **choosing}.items():
         if name not in disabled:
             program = run(program).pruned()
     return outputs.run(program).pruned()

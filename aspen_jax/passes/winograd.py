@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from aspen_jax.program import Value
 
 
-def run(program: Program) -> Program:
-    """Replace the convolutions for which the cost model says so."""
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+    """Replace the convolutions for which the cost model says so, or measurement."""
     known = dict(program.constants)
     transformed: dict[Value, np.ndarray] = {}
     ops: list[Op] = []
@@ -29,7 +28,7 @@ def run(program: Program) -> Program:
         weights, product = _rewritten(op)
         source = weights.inputs[0]
         is_known = source.value in known
-        if not is_cheaper([product] if is_known else [weights, product], op):
+        if not machine.are_cheaper([product] if is_known else [weights, product], [op]):
             ops.append(op)
         elif is_known:
             array = transform_weights(source.view.gather(known[source.value]).astype(np.float64), np)
@@ -65,13 +64,3 @@ def _rewritten(op: Op) -> tuple[Op, Op]:
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
     )
     return weights, product
-
-
-def is_cheaper(ops: Sequence[Op], op: Op) -> bool:
-    """Whether `ops` cost less than `op`, by the cost model of the APU."""
-    return sum(map(_nanoseconds, ops)) < _nanoseconds(op)
-
-
-def _nanoseconds(op: Op) -> float:
-    whole = np.array([[(0, extent) for extent in op.output.shape]], np.int64)
-    return float(Machine().nanoseconds(op.family.work(op, whole))[0])

@@ -11,6 +11,7 @@ import jax
 
 import aspen_jax
 from aspen_jax import _engine, runtime
+from aspen_jax.apu.measured import processor
 from aspen_jax.passes import disabled_by_environment
 
 
@@ -23,7 +24,7 @@ def machine() -> dict[str, Any]:
         "built for jaxlib": _engine.built_for_jaxlib,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": processor().get("model name") or platform.processor(),
         "usable cores": len(os.sched_getaffinity(0)),
         "workers": runtime.num_workers(),
         "cpu targets": _engine.cpu_targets(),
@@ -32,9 +33,3 @@ def machine() -> dict[str, Any]:
         "custom call": runtime.CUSTOM_CALL_TARGET,
         "passes switched off": sorted(disabled_by_environment()),
     }
-
-
-def _cpu_name() -> str:
-    with open("/proc/cpuinfo") as file:
-        fields = (line.partition(":") for line in file)
-        return next((value.strip() for name, _, value in fields if name.strip() == "model name"), platform.processor())
