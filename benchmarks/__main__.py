@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tyro
 
 from aspen_jax.errors import AspenError
-from benchmarks import build, kernels, memory, overhead, scheduler, whole_models
+from benchmarks import build, kernels, layers, memory, overhead, scaling, scheduler, tiles, unequal, whole_models
 
 COMMANDS = {
     "models": whole_models.models,
@@ -17,6 +17,10 @@ COMMANDS = {
     "overhead": overhead.overhead,
     "build": build.build,
     "memory": memory.memory,
+    "scaling": scaling.scaling,
+    "tiles": tiles.tiles,
+    "layers": layers.layers,
+    "unequal": unequal.unequal,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 

@@ -86,9 +86,9 @@ def _stages(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, float]]:
 
     steps = frontend.trace(jaxpr).steps
     yield lap("front end")
-    programs = [run_passes(step, options.disabled_passes) for step in steps if isinstance(step, Program)]
+    programs = [run_passes(step, options.disabled_passes, options.machine) for step in steps if isinstance(step, Program)]
     yield lap("passes")
-    graphs = [apu.build(program, options.num_workers) for program in programs]
+    graphs = [apu.build(program, options.num_workers, options.machine) for program in programs]
     yield lap("tiles and edges")
     encoded = [graph.to_bytes() for graph in graphs]
     yield lap("bytes")

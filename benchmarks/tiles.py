@@ -1,0 +1,98 @@
+"""How fine to cut: a model's time over the number of tiles a layer (ASPEN, section 4.4, figure a)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from aspen_jax import apu, aspen
+from aspen_jax.apu import measured
+from aspen_jax.apu.measured import Measured, Measurements
+from aspen_jax.apu.tiling import by_price
+from aspen_jax.errors import InputError
+from aspen_jax.program import Op, Program
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.options import File, Models, Sizes
+from benchmarks.picture import save_curves
+
+_CHOSEN = "as chosen"
+
+
+def tiles(
+    models: Models = ("ResNet50",),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    rounds: int = 10,
+    workers: int | None = None,
+    json: File = None,
+    picture: File = None,
+) -> int:
+    """Models with every op cut into so many tiles, as near as its shape allows, beside the cost model's choice.
+
+    Args:
+        models: names in the zoo, as `models` takes them; the part with most ops counts where XLA keeps some.
+        size: of the inputs.
+        counts: numbers of tiles.
+        rounds: how often each is timed.
+        workers: workers; all usable cores by default.
+        json: where to write the figures as well.
+        picture: where to draw the times, a PNG, PDF or SVG file.
+    """
+    check_rounds(rounds)
+    if min(counts, default=1) < 1:
+        raise InputError(f"{min(counts)} tiles a layer are asked for; take 1 or more")
+    workers = share_cores(workers)
+    results, curves = [], {}
+    for name in models:
+        model = zoo.build(name, size)
+        chosen = max((part.graph for part in aspen(model.apply).explain(*model.arguments).parts), key=lambda graph: graph.num_ops)
+        program = chosen.program()
+        graphs = {str(count): apu.build(program, workers, _machine(program, workers, count)) for count in counts}
+        graphs[_CHOSEN] = chosen
+        rng = np.random.default_rng(0)
+        inputs = [_random(rng, value.shape, value.dtype) for value in program.inputs]
+        timings = interleaved({key: functools.partial(graph.run, *inputs) for key, graph in graphs.items()}, rounds)
+        rows = [("tiles a layer", "tiles", "min", "median")]
+        rows += [
+            (key, str(graphs[key].num_tiles), duration(timing.minimum), duration(timing.median))
+            for key, timing in timings.items()
+        ]
+        print("\n".join([f"{name}, {workers} workers", *aligned(rows), ""]), flush=True)
+        curves[name] = [(count, timings[str(count)].minimum * 1e3) for count in counts]
+        results.append(
+            {
+                "name": name,
+                "batch": size.batch,
+                "workers": workers,
+                "tiles": {key: graph.num_tiles for key, graph in graphs.items()},
+                "timings": {key: timing.to_json() for key, timing in timings.items()},
+            }
+        )
+    if json is not None:
+        write_record(json, {"benchmark": "tiles", "results": results})
+    if picture is not None:
+        save_curves(picture, f"{workers} workers, batch {size.batch}", "tiles a layer", "ms a call", curves, log_x=True)
+    return 0
+
+
+def _machine(program: Program, workers: int, count: int) -> apu.Machine:
+    """A cost model that cuts each op into `count` tiles."""
+    entries = {measured.key(op): Measured(_nearest(op, workers, count), 1.0) for op in program.ops if op.output.size}
+    return apu.Machine(measured=Measurements(entries))
+
+
+def _nearest(op: Op, workers: int, count: int) -> tuple[int, ...]:
+    """Of the ways to cut an op into the number of tiles nearest to `count`, the one that the cost model prefers."""
+    return min(by_price(op, workers, apu.Machine()), key=lambda parts: abs(math.log(math.prod(parts) / count)))
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.standard_normal(shape, np.float32).astype(dtype)

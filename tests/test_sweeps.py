@@ -1,0 +1,94 @@
+"""The paper's experiments run and write what they measured, on the smallest sizes; nothing here holds a time to anything."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from aspen_jax import runtime
+from aspen_jax.errors import InputError
+from benchmarks import layers
+from benchmarks.__main__ import main
+from benchmarks.picture import save_curves
+from benchmarks.scaling import parallel_fraction
+
+SMALL = ["--models", "VGG16", "--image-size", "32"]
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """A file for the figures, and this process left on its cores."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    workers = runtime.num_workers()
+    yield tmp_path / "figures.json"
+    runtime.set_num_workers(workers)
+
+
+def results(record):
+    return json.loads(record.read_text())["results"]
+
+
+def test_tiles_a_layer(record, tmp_path):
+    picture = tmp_path / "tiles.png"
+    options = ["--counts", "1", "8", "--rounds", "2", "--json", str(record), "--picture", str(picture)]
+    assert main(["tiles", *SMALL, *options]) == 0
+    (result,) = results(record)
+    assert result["tiles"]["1"] < result["tiles"]["8"]
+    assert set(result["timings"]) == {"1", "8", "as chosen"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_scaling(record):
+    assert main(["scaling", *SMALL, "--rounds", "2", "--json", str(record)]) == 0
+    (result,) = results(record)
+    assert len(result["timings"]) == len(result["parallel_fraction"]) + 1
+
+
+@pytest.mark.parametrize(("speedup", "workers", "fraction"), [(4.0, 4, 1.0), (1.0, 8, 0.0), (2.0, 3, 0.75)])
+def test_karp_and_flatts_fraction(speedup, workers, fraction):
+    # Of fraction p in parallel, Amdahl's speed-up is 1 / (1 - p + p / workers).
+    assert parallel_fraction(speedup, workers) == pytest.approx(fraction)
+    assert 1 / (1 - fraction + fraction / workers) == pytest.approx(speedup)
+
+
+def test_layers(record, monkeypatch):
+    monkeypatch.setattr(layers, "SWEEPS", {"layers": (1, 2), "size": (7,), "channels": (8,)})
+    assert main(["layers", "--rounds", "1", "--json", str(record)]) == 0
+    assert [(row["sweep"], row["layers"], row["agrees"]) for row in results(record)] == [
+        ("layers", 1, True),
+        ("layers", 2, True),
+        ("size", 8, True),
+        ("channels", 8, True),
+    ]
+
+
+def test_unequal_cores(record):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    assert main(["unequal", "--models", "llama-small", "--rounds", "1", "--seconds", "0.2", "--json", str(record)]) == 0
+    (result,) = results(record)
+    assert all(rate > 0 for by_set in result["calls_per_s"].values() for rates in by_set.values() for rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers", "--sweeps", "depth"], "no sweep is called 'depth'; take layers, size, channels"),
+        (["tiles", "--counts", "0"], "0 tiles"),
+        (["tiles", "--rounds", "0"], "the number of rounds is 0"),
+        (["scaling", "--workers", "0"], "0 workers are asked for"),
+        (["unequal", "--seconds", "-1"], "-1.0 seconds"),
+        (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(InputError, match="cannot be written as a picture"):
+        save_curves(tmp_path / "curves.nonsense", "title", "x", "y", {"curve": [(1, 1)]})
