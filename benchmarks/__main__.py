@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tyro
 
 from aspen_jax.errors import AspenError
-from benchmarks import build, kernels, layers, memory, overhead, scaling, scheduler, tiles, unequal, whole_models
+from benchmarks import build, kernels, layers, memory, overhead, scaling, scheduler, tiles, unequal, weights, whole_models
 
 COMMANDS = {
     "models": whole_models.models,
@@ -17,6 +17,7 @@ COMMANDS = {
     "overhead": overhead.overhead,
     "build": build.build,
     "memory": memory.memory,
+    "weights": weights.weights,
     "scaling": scaling.scaling,
     "tiles": tiles.tiles,
     "layers": layers.layers,

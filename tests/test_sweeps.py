@@ -53,6 +53,12 @@ def test_karp_and_flatts_fraction(speedup, workers, fraction):
     assert 1 / (1 - fraction + fraction / workers) == pytest.approx(speedup)
 
 
+def test_weights(record, capsys):
+    assert main(["weights", *SMALL, "--rounds", "2", "--json", str(record)]) == 0
+    assert set(results(record)[0]["ratios"]) == {"prepared", "closed over"}
+    assert "times as fast as plain tracers" in capsys.readouterr().out
+
+
 def test_layers(record, monkeypatch):
     monkeypatch.setattr(layers, "SWEEPS", {"layers": (1, 2), "size": (7,), "channels": (8,)})
     assert main(["layers", "--rounds", "1", "--json", str(record)]) == 0
