@@ -1,4 +1,4 @@
-// The four ways in which windows and reductions combine elements, and how their float and integer lanes are computed.
+// The ways in which windows and reductions combine elements, and how their float and integer lanes are computed.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-// The numbers are part of the graph format.
-enum class Combination { kSum = 0, kMax = 1, kMin = 2, kProduct = 3 };
+// The numbers are part of the graph format. What windows and rows take is the first four.
+enum class Combination { kSum = 0, kMax = 1, kMin = 2, kProduct = 3, kAnd = 4, kOr = 5, kXor = 6 };
 
 template <class T>
 using VectorOf = std::conditional_t<std::is_same_v<T, float>, Floats, Ints>;
@@ -63,7 +63,7 @@ struct Combine {
   }
 };
 
-// Calls visit(Combine<T, kind>{}) and returns what it returns.
+// Calls visit(Combine<T, kind>{}) for one of the first four and returns what it returns.
 template <class T, class Visitor>
 auto visit_combination(Combination kind, Visitor visit) {
   switch (kind) {

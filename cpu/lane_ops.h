@@ -6,8 +6,10 @@
 #include <limits>
 
 #include "elements.h"
+#include "trigonometry.h"
 #include "vec.h"
 #include "vmath.h"
+#include "vmath_f64.h"
 
 namespace aspen::cpu::ASPEN_TARGET::lane_ops {
 
@@ -70,6 +72,21 @@ inline constexpr auto square_f = [](Floats a) { return a * a; };
 inline constexpr auto as_bf16_f = [](Floats a) { return rounded<BF16>(a); };
 inline constexpr auto as_f16_f = [](Floats a) { return rounded<F16>(a); };
 
+inline constexpr auto sinh_f = [](Floats a) { return sinh(a); };
+inline constexpr auto cosh_f = [](Floats a) { return cosh(a); };
+inline constexpr auto asin_f = [](Floats a) { return asin(a); };
+inline constexpr auto acos_f = [](Floats a) { return acos(a); };
+inline constexpr auto atan_f = [](Floats a) { return atan(a); };
+inline constexpr auto asinh_f = [](Floats a) { return asinh(a); };
+inline constexpr auto acosh_f = [](Floats a) { return acosh(a); };
+inline constexpr auto atanh_f = [](Floats a) { return atanh(a); };
+inline constexpr auto erf_inv_f = [](Floats a) { return erf_inv(a); };
+inline constexpr auto nextafter_f = [](Floats a, Floats b) {
+  const Ints step = (Ints(a < b) ^ Ints(a > 0.0f)) | 1;  // away from zero, or -1 towards it
+  const Ints bits = a == 0.0f ? sign_bit(b) | 1 : as_ints(a) + step;
+  return (a != a) | (b != b) ? broadcast(kNaN) : a == b ? b : as_floats(bits);
+};
+
 inline constexpr auto add_i = [](Ints a, Ints b) { return wrapped(wrapping(a) + wrapping(b)); };
 inline constexpr auto sub_i = [](Ints a, Ints b) { return wrapped(wrapping(a) - wrapping(b)); };
 inline constexpr auto mul_i = [](Ints a, Ints b) { return wrapped(wrapping(a) * wrapping(b)); };
@@ -93,6 +110,21 @@ inline constexpr auto lt_i = [](Ints a, Ints b) { return Ints(a < b); };
 inline constexpr auto le_i = [](Ints a, Ints b) { return Ints(a <= b); };
 inline constexpr auto gt_i = [](Ints a, Ints b) { return Ints(a > b); };
 inline constexpr auto ge_i = [](Ints a, Ints b) { return Ints(a >= b); };
+
+// How many bits are set: counted in pairs, in fours, in bytes, and the bytes added up by a product.
+inline constexpr auto popcount_i = [](Ints a) {
+  Uints count = wrapping(a);
+  count = count - ((count >> 1) & 0x55555555u);
+  count = (count & 0x33333333u) + ((count >> 2) & 0x33333333u);
+  count = (count + (count >> 4)) & 0x0f0f0f0fu;
+  return wrapped((count * 0x01010101u) >> 24);
+};
+// How many zeros stand before the highest set bit.
+inline constexpr auto clz_i = [](Ints a) {
+  Uints below = wrapping(a);
+  for (int distance = 1; distance < 32; distance *= 2) below = below | (below >> distance);
+  return popcount_i(~wrapped(below));
+};
 
 inline constexpr auto as_i8_i = [](Ints a) { return wrapped(wrapping(a) << 24) >> 24; };
 inline constexpr auto as_i16_i = [](Ints a) { return wrapped(wrapping(a) << 16) >> 16; };

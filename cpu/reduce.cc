@@ -1,4 +1,4 @@
-// The kernel "reduce": a sum, maximum, minimum or product over any axes, then an epilogue.
+// The kernel "reduce": a sum, maximum, minimum, product or bitwise and, or, xor over any axes, then an epilogue.
 //
 // Floats of 16 bits are widened when they are read. Three ways, chosen by how the operand lies in memory: columns (neighbouring
 // results come from neighbouring elements: vectors of results), rows (the reduced elements are adjacent: vectors of elements),
@@ -141,6 +141,20 @@ struct CombineBools {
   }
 };
 
+// Bitwise, on the lanes of integers.
+template <Combination kCombination>
+struct CombineBits {
+  static constexpr Combination kKind = kCombination;
+  using Vector = Ints;
+  static constexpr int32_t identity() { return kKind == Combination::kAnd ? -1 : 0; }
+  template <class Bits>
+  static ASPEN_INLINE Bits apply(Bits sum, Bits x) {
+    if constexpr (kKind == Combination::kAnd) return sum & x;
+    if constexpr (kKind == Combination::kOr) return sum | x;
+    return sum ^ x;
+  }
+};
+
 template <class Op, class T>
 void reduce_block(const ReduceState& state, const T* x, int64_t x_stride, Wide<T>* out, int64_t cols) {
   if (state.is_empty) {
@@ -195,14 +209,21 @@ const char* run_reduce(const TileArgs& args) noexcept {
 }
 
 RunTile choose_run(DType dtype, Combination kind) {
-  const RunTile run = visit_combination_of(dtype, kind, []<class T, class Op>(T, Op) -> RunTile { return run_reduce<T, Op>; });
-  if (run != nullptr) return run;
+  if (kind <= Combination::kProduct) {
+    const RunTile run = visit_combination_of(dtype, kind, []<class T, class Op>(T, Op) -> RunTile { return run_reduce<T, Op>; });
+    if (run != nullptr) return run;
+  } else if (dtype == DType::kI32) {
+    if (kind == Combination::kAnd) return run_reduce<int32_t, CombineBits<Combination::kAnd>>;
+    if (kind == Combination::kOr) return run_reduce<int32_t, CombineBits<Combination::kOr>>;
+    return run_reduce<int32_t, CombineBits<Combination::kXor>>;
+  }
   if (dtype == DType::kBool && kind == Combination::kMax) return run_reduce<uint8_t, CombineBools<Combination::kMax>>;
   if (dtype == DType::kBool && kind == Combination::kMin) return run_reduce<uint8_t, CombineBools<Combination::kMin>>;
   throw GraphError(
       "reduce of kind " + std::to_string(static_cast<int>(kind)) + " over dtype number " +
       std::to_string(static_cast<int>(dtype)) +
-      "; this kernel reduces float32, bfloat16, float16 and int32, and bool by maximum or minimum, leave others to XLA");
+      "; this kernel reduces float32, bfloat16, float16 and int32, int32 alone bitwise, and bool by maximum or minimum, leave "
+      "others to XLA");
 }
 
 }  // namespace
@@ -217,7 +238,7 @@ PreparedOp prepare_reduce(const OpSpec& spec) {
   state->rank = output.rank;
 
   WordReader words(spec.params);
-  const auto kind = static_cast<Combination>(words.integer(0, 3, "reduce's kind"));
+  const auto kind = static_cast<Combination>(words.integer(0, 6, "reduce's kind"));
   bool is_reduced[kMaxRank] = {};
   int64_t previous = -1;
   for (const int64_t axis : words.list()) {

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from aspen_jax.ops import windows
+from aspen_jax.ops.arg_reduce import ARG_REDUCE, ArgReduceAttrs
+from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.block_program import BlockProgram, single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
@@ -24,7 +26,7 @@ from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
-from aspen_jax.passes import outputs
+from aspen_jax.passes import attention, outputs
 from aspen_jax.program import Op, Operand, Program, Value
 
 _LARGEST = 240
@@ -95,7 +97,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 9)
+        kind = self.integer(0, 11)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -139,6 +141,12 @@ class _Author:
             y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
             axes = tuple(d for d in range(x.view.rank) if self.integer(0, 1)) or (self.integer(0, x.view.rank - 1),)
             return self.op(ROWS, RowsAttrs(axes, _sums(self.integer(ROW, NUMBER))), [x, y])
+        if kind == 10:
+            return self.attention()
+        if kind == 11:
+            x = self.operand(self.integer(1, 4))
+            found = self.op(ARG_REDUCE, ArgReduceAttrs(windows.MAX, self.integer(0, x.view.rank - 1)), [x])
+            return found and self.build.block(single("f_from_i"), [found], found.shape, _FLOAT)
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
         return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
@@ -192,6 +200,24 @@ class _Author:
         b = self.input(tuple(sizes[label] for label in b_labels))
         return self.op(MATMUL, MatmulAttrs(tuple(a_labels), tuple(b_labels)), [a, b])
 
+    def attention(self) -> Operand | None:
+        """A product of queries and keys, a row program on it and another input, and a product of that and values."""
+        queries, width = self.operand(self.integer(2, 4)), self.integer(1, 3)
+        *outer, count, _ = queries.shape
+        length = self.integer(2, 5)
+        if not 0 < math.prod(outer) * count * max(length, width) <= _LARGEST:
+            return None
+        batch = len(outer)
+        inner, summed = (*range(batch), batch), -1
+        keys = self.input((*outer, length, queries.shape[-1]))
+        labels = MatmulAttrs((*inner, summed), (*range(batch), batch + 1, summed))
+        scores = self.build.op(MATMUL, labels, [queries, keys])
+        rows = [scores, self.input(scores.shape)]
+        weights = self.build.op(ROWS, RowsAttrs((batch + 1,), _sums(ROW)), rows if self.integer(0, 1) else rows[::-1])
+        values = self.input((*outer, length, width))
+        labels = MatmulAttrs((*inner, summed), (*range(batch), summed, batch + 1))
+        return self.op(MATMUL, labels, [weights, values])
+
     def op(self, family, attrs, inputs) -> Operand | None:
         shape, _ = family.infer(attrs, [(item.shape, item.dtype) for item in inputs])
         if not 0 < math.prod(shape) <= _LARGEST:
@@ -210,7 +236,7 @@ class _Author:
         ops = [dataclasses.replace(op, name=f"{op.family.name}{k}") for k, op in enumerate(self.build.ops)]
         results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 4))]
         program = Program(tuple(self.inputs), (), tuple(ops), tuple(map(Operand.whole, results)))
-        return outputs.run(program)
+        return outputs.run(attention.run(program))
 
 
 def _sums(kind: int) -> RowProgram:
@@ -225,6 +251,8 @@ def random_program(seed: int, steps: int = 8) -> Program:
 
 def elements_read(op: Op, index: int) -> np.ndarray:
     """Which elements of input `index`'s value each output element depends on: bool [output size, value size]."""
+    if op.family is ATTENTION:
+        return _elements_through_parts(op, index)
     view = op.inputs[index].view
     seen = np.zeros((op.output.size, math.prod(view.shape)), bool)
     if index >= op.family.num_main(op):
@@ -240,6 +268,20 @@ def elements_read(op: Op, index: int) -> np.ndarray:
     rows, columns = np.nonzero(seen)
     result[rows, elements[columns]] = True
     return result
+
+
+def _elements_through_parts(op: Op, index: int) -> np.ndarray:
+    """What is read by the part that has the input, of that what the next part reads, and so on."""
+    attrs, parts = op.attrs, parts_of(op)
+    own = [
+        [place for place in range(len(part.inputs)) if place != chained]
+        for part, chained in zip(parts, (attrs.scores_chained, attrs.rows_chained, attrs.values_chained), strict=True)
+    ]
+    reader, place = [(number, place) for number, places in enumerate(own) for place in places][index]
+    read = elements_read(parts[reader], place)
+    for part, chained in list(zip(parts, (-1, attrs.rows_chained, attrs.values_chained), strict=True))[reader + 1 :]:
+        read = elements_read(part, chained) @ read
+    return read
 
 
 # Each of these yields (index in the input's view, whether it exists) for all output elements `at` at once, one element that
@@ -289,6 +331,11 @@ def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         position[[d for d in range(len(shape)) if d not in axes]] = at
         position[list(axes)] = np.array(reduced, int).reshape(-1, 1)
         yield position, np.ones(at.shape[1], bool)
+
+
+def _arg_reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    for along in range(op.inputs[index].shape[op.attrs.axis]):
+        yield np.insert(at, op.attrs.axis, along, axis=0), np.ones(at.shape[1], bool)
 
 
 def _rows_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
@@ -368,6 +415,7 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     MATMUL: _matmul_elements,
     POOL: _pool_elements,
     REDUCE: _reduce_elements,
+    ARG_REDUCE: _arg_reduce_elements,
     ROWS: _rows_elements,
     CONCATENATE: _concatenate_elements,
     PAD: _pad_elements,

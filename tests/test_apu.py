@@ -16,6 +16,8 @@ from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping
 from aspen_jax.apu.tiling import cut_points
 from aspen_jax.ops import windows
+from aspen_jax.ops.arg_reduce import ARG_REDUCE
+from aspen_jax.ops.attention import ATTENTION, weight_labels
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
@@ -42,6 +44,8 @@ def build_with_random_tiles(program: Program, seed: int, reuse: bool) -> TileGra
         inner = [np.flatnonzero(rng.random(max(extent, 1)) < 0.4) for extent in op.output.shape]
         if op.family is ROWS and op.attrs.rows.gives_rows:  # the one promise of a tile that the kernel needs: whole rows
             inner = [cut[:0] if axis in op.attrs.axes else cut for axis, cut in enumerate(inner)]
+        if op.family is ATTENTION:  # as whole are its columns
+            inner = [cut if axis in weight_labels(op.attrs) else cut[:0] for axis, cut in enumerate(inner)]
         return tuple(np.union1d(cut, (0, extent)).astype(np.int64) for cut, extent in zip(inner, op.output.shape, strict=True))
 
     with mock.patch("aspen_jax.apu.pipeline.cut_points", cuts), mock.patch.object(apu_memory, "_SMALLEST_REUSED", 1):
@@ -122,15 +126,18 @@ def test_the_oracle_sees_what_the_references_do(seed):
     """A one walks through each input; every output that it reaches depends on it."""
     for op in random_program(seed, steps=4).ops:
         for index, operand in enumerate(op.main_inputs):
-            if (op.family is PAD and index == 1) or op.family in (GATHER, SCATTER):  # they read where values say
+            if (op.family is PAD and index == 1) or op.family in (GATHER, SCATTER, ARG_REDUCE):  # values say which
                 continue
             view = operand.view
-            others = [np.full(item.shape, op.family in (CONV2D, MATMUL), np.float32) for item in op.main_inputs]
+            others = [np.full(item.shape, op.family in (CONV2D, MATMUL, ATTENTION), np.float32) for item in op.main_inputs]
+            others[index] = np.zeros(view.shape, np.float32)
+            without = np.asarray(op.family.reference(op.attrs, *map(jnp.asarray, others)))
             expected = np.zeros((op.output.size, operand.value.size), bool)
             elements = view.gather(np.arange(operand.value.size)).reshape(-1)
             for k, one in enumerate(np.eye(len(elements), dtype=np.float32)):
                 others[index] = one.reshape(view.shape)
-                expected[:, elements[k]] |= np.asarray(op.family.reference(op.attrs, *map(jnp.asarray, others))).reshape(-1) != 0
+                with_one = np.asarray(op.family.reference(op.attrs, *map(jnp.asarray, others)))
+                expected[:, elements[k]] |= (with_one != without).reshape(-1)
             np.testing.assert_array_equal(elements_read(op, index), expected)
 
 

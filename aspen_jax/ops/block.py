@@ -22,7 +22,7 @@ def program_flops(program: BlockProgram | None) -> int:
     """Floating-point operations an element, in additions' worth."""
     if program is None:
         return 0
-    heavy = ("exp", "log", "tanh", "erf", "sin", "cos", "tan", "pow", "cbrt", "atan2", "rem")
+    heavy = ("exp", "log", "tanh", "erf", "sin", "cos", "tan", "pow", "cbrt", "asin", "acos", "atan", "rem")
     return sum(_FLOPS_OF_TRANSCENDENTAL if i.opcode.startswith(heavy) else 1 for i in program.instructions)
 
 

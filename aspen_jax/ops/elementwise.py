@@ -11,7 +11,7 @@ from jax import lax
 
 from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.opcodes import FLOATS, OPCODES, lane_of, narrowing
+from aspen_jax.ops.opcodes import FLOATS, INTS, OPCODES, lane_of, narrowing
 from aspen_jax.program import Operand
 from aspen_jax.view import View
 
@@ -21,8 +21,11 @@ _FLOAT_NAMES = {
     "ceil": "ceil_f", "sqrt": "sqrt_f", "rsqrt": "rsqrt_f", "cbrt": "cbrt_f", "exp": "exp_f", "exp2": "exp2_f",
     "expm1": "expm1_f", "log": "log_f", "log1p": "log1p_f", "tanh": "tanh_f", "logistic": "logistic_f", "erf": "erf_f",
     "erfc": "erfc_f", "sin": "sin_f", "cos": "cos_f", "tan": "tan_f", "is_finite": "is_finite_f", "eq": "eq_f", "ne": "ne_f",
-    "lt": "lt_f", "le": "le_f", "gt": "gt_f", "ge": "ge_f", "square": "square_f",
+    "lt": "lt_f", "le": "le_f", "gt": "gt_f", "ge": "ge_f", "square": "square_f", "sinh": "sinh_f", "cosh": "cosh_f",
+    "asin": "asin_f", "acos": "acos_f", "atan": "atan_f", "asinh": "asinh_f", "acosh": "acosh_f", "atanh": "atanh_f",
+    "erf_inv": "erf_inv_f",
 }  # fmt: skip
+_SINGLE_NAMES = {**_FLOAT_NAMES, "nextafter": "nextafter_f"}  # neighbours among float32 are none among floats of fewer bits
 _INT_NAMES = {
     "add": "add_i", "add_any": "add_i", "sub": "sub_i", "mul": "mul_i", "div": "div_i", "rem": "rem_i", "max": "max_i",
     "min": "min_i", "neg": "neg_i", "abs": "abs_i", "sign": "sign_i", "and": "and_i", "or": "or_i", "xor": "xor_i",
@@ -31,15 +34,16 @@ _INT_NAMES = {
 }  # fmt: skip
 _BOOL_NAMES = {
     "and": "and_b", "or": "or_b", "xor": "xor_b", "not": "not_b", "eq": "eq_b", "ne": "ne_b", "max": "or_b", "min": "and_b",
+    "lt": "and_b", "le": "or_b", "gt": "and_b", "ge": "or_b",
 }  # fmt: skip
 _UNSIGNED_NAMES = {
     **_INT_NAMES, "div": "div_u", "rem": "rem_u", "max": "max_u", "min": "min_u", "lt": "lt_u", "le": "le_u", "gt": "gt_u",
     "ge": "ge_u",
 }  # fmt: skip
-_INTS = ("int32", "int16", "int8", "uint32", "uint16", "uint8")  # those of fewer than 32 bits fit an int32 lane
 _BY_DTYPE = {
     **dict.fromkeys(FLOATS, _FLOAT_NAMES),
-    **dict.fromkeys(_INTS, _INT_NAMES),
+    "float32": _SINGLE_NAMES,
+    **dict.fromkeys(INTS, _INT_NAMES),
     "uint32": _UNSIGNED_NAMES,
     "bool": _BOOL_NAMES,
 }
@@ -72,7 +76,7 @@ def scalar_block(
     return build.block(block.build(write(block, *refs)), inputs, shape, dtype)
 
 
-@converts(*sorted({*_FLOAT_NAMES, *_INT_NAMES, *_BOOL_NAMES}))
+@converts(*sorted({*_SINGLE_NAMES, *_INT_NAMES, *_BOOL_NAMES}))
 def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> Operand:
     names = {operand.dtype.name for operand in operands}
     table = _BY_DTYPE.get(next(iter(names))) if len(names) == 1 else None
@@ -88,6 +92,9 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     def write(block: BlockBuilder, *refs: Ref) -> Ref:
         if opcode == "sign_i" and dtype.kind == "u":
             return block.emit("i_from_b", block.emit("ne_i", *refs, block.constant(np.zeros((), dtype))))
+        if dtype == np.bool_ and equation.primitive in ("lt", "le", "gt", "ge"):  # a < b: not a, and b
+            low, high = refs if equation.primitive in ("lt", "le") else refs[::-1]
+            refs = (block.emit("not_b", low), high)
         # A right shift brings in the sign or zeros by its name, not by the dtype.
         if opcode in ("shra_i", "shrl_i"):
             refs = (_wrapped(block, refs[0], np.dtype(f"{'i' if opcode == 'shra_i' else 'u'}{dtype.itemsize}")), refs[1])
@@ -103,10 +110,24 @@ def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
     return ref if opcode is None else block.emit(opcode, ref)
 
 
+@converts("population_count", "clz")
+def _convert_bit_count(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    _need(operand, equation.primitive, *INTS)
+
+    def write(block: BlockBuilder, x: Ref) -> Ref:
+        bits = 8 * operand.dtype.itemsize
+        x = _wrapped(block, x, np.dtype(f"uint{bits}"))  # zeros above the dtype's bits
+        if equation.primitive == "population_count":
+            return block.emit("popcount_i", x)
+        return block.emit("sub_i", block.emit("clz_i", x), block.constant(np.int32(32 - bits)))
+
+    return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
+
+
 @converts("pow")
 def _convert_pow(build: Builder, equation: Equation, base: Operand, exponent: Operand) -> Operand:
     _need(base, "pow", *FLOATS)
-    _need(exponent, "pow", *FLOATS, *_INTS)
+    _need(exponent, "pow", *FLOATS, *INTS)
 
     def write(block: BlockBuilder, x: Ref, y: Ref) -> Ref:
         if lane_of(exponent.dtype) == "i":  # becomes a number of the base's dtype first
@@ -128,7 +149,7 @@ def _convert_round(build: Builder, equation: Equation, operand: Operand) -> Oper
 @converts("integer_pow")
 def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -> Operand:
     exponent = equation.params["y"]
-    _need(operand, "integer_pow", *FLOATS, *_INTS)
+    _need(operand, "integer_pow", *FLOATS, *INTS)
     lane = lane_of(operand.dtype)
     one = np.ones((), operand.dtype)
     if lane == "i" and exponent < 0:
@@ -190,7 +211,7 @@ def _convert_bitcast(build: Builder, equation: Equation, operand: Operand) -> Op
 
 @converts("clamp")
 def _convert_clamp(build: Builder, equation: Equation, low: Operand, x: Operand, high: Operand) -> Operand:
-    _need(x, "clamp", *FLOATS, *_INTS)
+    _need(x, "clamp", *FLOATS, *INTS)
     lane = "u" if x.dtype == np.uint32 else lane_of(x.dtype)
 
     def write(block: BlockBuilder, lo: Ref, value: Ref, hi: Ref) -> Ref:

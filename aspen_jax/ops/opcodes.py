@@ -86,6 +86,16 @@ OPCODES: dict[str, Opcode] = {
     "square_f": Opcode(41, "f>f", lax.square),
     "as_bf16_f": Opcode(42, "f>f", lambda x: lax.reduce_precision(x, 8, 7)),
     "as_f16_f": Opcode(43, "f>f", lambda x: x.astype(jnp.float16).astype(jnp.float32)),
+    "sinh_f": Opcode(44, "f>f", lax.sinh),
+    "cosh_f": Opcode(45, "f>f", lax.cosh),
+    "asin_f": Opcode(46, "f>f", lax.asin),
+    "acos_f": Opcode(47, "f>f", lax.acos),
+    "atan_f": Opcode(48, "f>f", lax.atan),
+    "asinh_f": Opcode(49, "f>f", lax.asinh),
+    "acosh_f": Opcode(50, "f>f", lax.acosh),
+    "atanh_f": Opcode(51, "f>f", lax.atanh),
+    "erf_inv_f": Opcode(52, "f>f", lax.erf_inv),
+    "nextafter_f": Opcode(53, "ff>f", lax.nextafter),
     "add_i": Opcode(64, "ii>i", lax.add),
     "sub_i": Opcode(65, "ii>i", lax.sub),
     "mul_i": Opcode(66, "ii>i", lax.mul),
@@ -113,6 +123,8 @@ OPCODES: dict[str, Opcode] = {
     "as_i16_i": Opcode(88, "i>i", lambda x: x.astype(jnp.int16).astype(jnp.int32)),
     "as_u8_i": Opcode(89, "i>i", lambda x: x.astype(jnp.uint8).astype(jnp.int32)),
     "as_u16_i": Opcode(90, "i>i", lambda x: x.astype(jnp.uint16).astype(jnp.int32)),
+    "popcount_i": Opcode(91, "i>i", lax.population_count),
+    "clz_i": Opcode(92, "i>i", lax.clz),
     "and_b": Opcode(96, "bb>b", lax.bitwise_and),
     "or_b": Opcode(97, "bb>b", lax.bitwise_or),
     "xor_b": Opcode(98, "bb>b", lax.bitwise_xor),
@@ -146,6 +158,9 @@ LANE_DTYPES: dict[str, np.dtype] = {"f": np.dtype(np.float32), "i": np.dtype(np.
 
 # What kernels of floats take: those of fewer bits are stored narrow and computed in float32.
 FLOATS = ("float32", "bfloat16", "float16")
+
+# Integers that lanes hold.
+INTS = ("int32", "int16", "int8", "uint32", "uint16", "uint8")
 
 _LANES: dict[str, str] = {
     "float32": "f",

@@ -1,4 +1,4 @@
-"""Reductions of whole axes: sum, max, min, product, and, or."""
+"""Reductions of whole axes: sum, max, min, product, and, or, xor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from jax import lax
 from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.block_program import BlockBuilder, BlockProgram, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import OpFamily, Work
-from aspen_jax.ops.opcodes import FLOATS
+from aspen_jax.ops.opcodes import FLOATS, INTS, narrowing
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ReduceAttrs(Attrs):
 
 
 class Reduce(OpFamily):
-    """Reduces axes away. Floats, int32 or bool (max is or, min is and)."""
+    """Reduces axes away. Floats, int32 (bitwise too) or bool (max is or, min is and)."""
 
     name = "reduce"
     kernel = "reduce"
@@ -81,16 +82,51 @@ _KINDS = {
     "reduce_max": windows.MAX,
     "reduce_min": windows.MIN,
     "reduce_prod": windows.PRODUCT,
-    "reduce_or": windows.MAX,
-    "reduce_and": windows.MIN,
+    "reduce_and": windows.AND,
+    "reduce_or": windows.OR,
+    "reduce_xor": windows.XOR,
 }
+_OF_BOOLS = {windows.AND: windows.MIN, windows.OR: windows.MAX, windows.MIN: windows.MIN, windows.MAX: windows.MAX}
 
 
 @converts(*_KINDS)
 def _convert_reduce(build: Builder, equation: Equation, x: Operand) -> Operand:
-    logical = equation.primitive in ("reduce_or", "reduce_and")
-    need_dtypes(equation, (x,), *(("bool",) if logical else (*FLOATS, "int32")))
+    need_dtypes(equation, (x,), *FLOATS, *INTS, "bool")
     if equation.params.get("out_sharding") is not None:
         raise Unsupported(f"{equation.primitive} with out_sharding")
     axes = tuple(sorted(axis % max(len(x.shape), 1) for axis in equation.params["axes"]))
-    return build.op(REDUCE, ReduceAttrs(_KINDS[equation.primitive], axes), [x])
+    kind, dtype = _KINDS[equation.primitive], x.dtype
+    direct = _OF_BOOLS.get(kind) if dtype == np.bool_ else kind if dtype.name in (*FLOATS, "int32") else None
+    if direct is not None:
+        return build.op(REDUCE, ReduceAttrs(direct, axes), [x])
+    lanes = build.block(_to_int32(kind, dtype), [x], x.shape, np.int32)
+    total = build.op(REDUCE, ReduceAttrs(kind, axes), [lanes])
+    return build.block(_from_int32(kind, dtype), [total], total.shape, dtype)
+
+
+def _to_int32(kind: int, dtype: np.dtype) -> BlockProgram:
+    """Brings integers of other widths, or bools, to what reduces as they do."""
+    if dtype == np.bool_:
+        return single("i_from_b")
+    return _ORDER_OF_UNSIGNED if dtype == np.uint32 and kind in (windows.MAX, windows.MIN) else single("copy")
+
+
+def _from_int32(kind: int, dtype: np.dtype) -> BlockProgram:
+    """Brings the reduction back; what had no elements is the identity of int32, which those of fewer bits do not hold."""
+    if dtype == np.bool_:
+        return single("b_from_i")
+    if kind not in (windows.MAX, windows.MIN):
+        return single(narrowing(dtype) or "copy")
+    if dtype == np.uint32:
+        return _ORDER_OF_UNSIGNED
+    block = BlockBuilder(1)
+    opcode = "max_i" if kind == windows.MAX else "min_i"
+    return block.build(block.emit(opcode, block.input(0), block.constant(windows.identity(kind, dtype))))
+
+
+def _with_sign_changed() -> BlockProgram:
+    block = BlockBuilder(1)
+    return block.build(block.emit("xor_i", block.input(0), block.constant(np.int32(np.iinfo(np.int32).min))))
+
+
+_ORDER_OF_UNSIGNED = _with_sign_changed()  # int32 are ordered as uint32 with the highest bit changed

@@ -47,7 +47,7 @@ def run(program: Program) -> Program:
     """Cluster around each reduction in turn."""
     done: set[Value] = set()
     while True:
-        seed = next((op for op in program.ops if op.family is REDUCE and op.output not in done), None)
+        seed = next((op for op in program.ops if op.family is REDUCE and op.attrs.kind < ROW and op.output not in done), None)
         if seed is None:
             return program
         done.add(seed.output)
@@ -98,7 +98,7 @@ class _Space:
 
     def kind_of(self, op: Op) -> int | None:
         """What the op's result is to the rows: a reduction's kind, ROW or NUMBER; None where it has nothing to do with them."""
-        if op.program is None and op.family is REDUCE:
+        if op.program is None and op.family is REDUCE and op.attrs.kind < ROW:
             own = _Space(op.inputs[0].shape, op.attrs.axes)
             return op.attrs.kind if own.runs() == self.runs() else None
         if op.family is not BLOCK or op.program is None or any(lane_of(item.dtype) is None for item in (*op.inputs, op.output)):

@@ -78,6 +78,19 @@ struct Function {
 double half_away(double x) { return std::round(x); }
 double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
 double relu(double x) { return x < 0 ? 0 : x; }
+// By Newton's method with Halley's correction from a first guess that is right to 1%; 1 - erf_inv's argument is exact.
+double erf_inv(double x) {
+  if (!(std::abs(x) < 1)) return std::abs(x) == 1 ? std::copysign(kInf, x) : kNaN;
+  const double log = std::log1p(-x * x), half = 2 / (3.141592653589793 * 0.147) + log / 2;
+  double a = std::sqrt(std::sqrt(half * half - log / 0.147) - half);
+  if (std::abs(x) < 1e-6) return x * 0.886226925452758;
+  for (int i = 0; i < 4; ++i) {
+    const double over = std::abs(x) < 0.5 ? std::erf(a) - std::abs(x) : (1 - std::abs(x)) - std::erfc(a);
+    const double step = over / (1.1283791670955126 * std::exp(-a * a));
+    a -= step / (1 + a * step);
+  }
+  return std::copysign(a, x);
+}
 
 const Function kFunctions[] = {
     {"neg", k_neg_f, [](double x) { return -x; }, 0},
@@ -102,6 +115,15 @@ const Function kFunctions[] = {
     {"sin", k_sin_f, [](double x) { return std::sin(x); }, 0.51},
     {"cos", k_cos_f, [](double x) { return std::cos(x); }, 0.51},
     {"tan", k_tan_f, [](double x) { return std::tan(x); }, 0.51},
+    {"sinh", k_sinh_f, [](double x) { return std::sinh(x); }, 0.51},
+    {"cosh", k_cosh_f, [](double x) { return std::cosh(x); }, 0.51},
+    {"asin", k_asin_f, [](double x) { return std::asin(x); }, 0.51},
+    {"acos", k_acos_f, [](double x) { return std::acos(x); }, 0.51},
+    {"atan", k_atan_f, [](double x) { return std::atan(x); }, 0.51},
+    {"asinh", k_asinh_f, [](double x) { return std::asinh(x); }, 0.51},
+    {"acosh", k_acosh_f, [](double x) { return std::acosh(x); }, 0.51},
+    {"atanh", k_atanh_f, [](double x) { return std::atanh(x); }, 0.51},
+    {"erf_inv", k_erf_inv_f, erf_inv, 0.55},
     {"relu", k_relu_f, relu, 0},
     {"square", k_square_f, [](double x) { return x * x; }, 0.5001},
 };
@@ -205,7 +227,8 @@ const BinaryFunction kBinaryFunctions[] = {
     {"min", k_min_f, [](double a, double b) { return std::isnan(a) || a < b ? a : b; }, 0},
     {"rem", k_rem_f, [](double a, double b) { return std::fmod(a, b); }, 0},
     {"pow", k_pow_f, [](double a, double b) { return std::pow(a, b); }, 0.51},
-    {"atan2", k_atan2_f, [](double a, double b) { return std::atan2(a, b); }, 1.5},
+    {"atan2", k_atan2_f, [](double a, double b) { return std::atan2(a, b); }, 0.51},
+    {"nextafter", k_nextafter_f, [](double a, double b) -> double { return std::nextafterf(float(a), float(b)); }, 0},
 };
 
 int test_binary_functions(Random& random, int count) {
@@ -302,6 +325,8 @@ std::vector<ExactFunction> exact_functions() {
       {"le_i", k_le_i, {I, I}, B, [=](U a, U b, U) -> U { return i(a) <= i(b); }},
       {"gt_i", k_gt_i, {I, I}, B, [=](U a, U b, U) -> U { return i(a) > i(b); }},
       {"ge_i", k_ge_i, {I, I}, B, [=](U a, U b, U) -> U { return i(a) >= i(b); }},
+      {"popcount_i", k_popcount_i, {I}, I, [](U a, U, U) -> U { return std::popcount(a); }},
+      {"clz_i", k_clz_i, {I}, I, [](U a, U, U) -> U { return std::countl_zero(a); }},
       {"as_i8_i", k_as_i8_i, {I}, I, [](U a, U, U) { return static_cast<U>(static_cast<int8_t>(a)); }},
       {"as_i16_i", k_as_i16_i, {I}, I, [](U a, U, U) { return static_cast<U>(static_cast<int16_t>(a)); }},
       {"as_u8_i", k_as_u8_i, {I}, I, [](U a, U, U) { return a & 0xff; }},

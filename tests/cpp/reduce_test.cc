@@ -12,12 +12,13 @@ namespace {
 using namespace aspen;
 using namespace aspen::cpu::testing;
 
-enum Kind : int64_t { kSum, kMax, kMin, kProduct };
+enum Kind : int64_t { kSum, kMax, kMin, kProduct, kAnd, kOr, kXor };
 
 int test_random(Random& random) {
   const auto rank = static_cast<size_t>(random.integer(0, 5));
-  const auto kind = static_cast<Kind>(random.integer(0, 3));
-  const DType dtype = random.chance(0.6) || (kind != kMax && kind != kMin)
+  const auto kind = static_cast<Kind>(random.integer(0, 6));
+  const DType dtype = kind >= kAnd ? DType::kI32
+                      : random.chance(0.6) || (kind != kMax && kind != kMin)
                           ? random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16, DType::kI32})
                           : DType::kBool;
   const bool floats = dtype == DType::kF32 || is_half(dtype);
@@ -55,8 +56,8 @@ int test_random(Random& random) {
       "reduce of kind " + std::to_string(kind), "reduce", inputs, out_dtype, output, params, random,
       [&](const Index& index, const std::byte* got) -> std::string {
         const double infinity = std::numeric_limits<double>::infinity();
-        double sum = 0, magnitude = 0, product = 1, low = infinity, high = -infinity;
-        uint32_t wrapped_sum = 0, wrapped_product = 1;
+        double sum = 0, magnitude = 0, product = 1, growth = 1, decay = 1, low = infinity, high = -infinity;
+        uint32_t wrapped_sum = 0, wrapped_product = 1, all = ~0u, some = 0, parity = 0;
         Index lo, hi;
         for (size_t axis = 0, kept = 0; axis < rank; ++axis) {
           lo.push_back(reduced[axis] ? 0 : index[kept]);
@@ -70,11 +71,17 @@ int test_random(Random& random) {
             sum += v;
             magnitude += std::abs(v);
             product *= v;
+            growth *= std::max(1.0, std::abs(v));
+            decay *= std::min(1.0, std::abs(v));
             low = std::min(low, v);
             high = std::max(high, v);
             if (dtype == DType::kI32) {
-              wrapped_sum += static_cast<uint32_t>(static_cast<int32_t>(v));
-              wrapped_product *= static_cast<uint32_t>(static_cast<int32_t>(v));
+              const auto bits = static_cast<uint32_t>(static_cast<int32_t>(v));
+              wrapped_sum += bits;
+              wrapped_product *= bits;
+              all &= bits;
+              some |= bits;
+              parity ^= bits;
             }
           } while (next(at, lo, hi));
         }
@@ -88,11 +95,12 @@ int test_random(Random& random) {
         if (dtype == DType::kI32) {
           if (kind == kSum) wanted = static_cast<int32_t>(wrapped_sum);
           if (kind == kProduct) wanted = static_cast<int32_t>(wrapped_product);
+          if (kind >= kAnd) wanted = static_cast<int32_t>(kind == kAnd ? all : kind == kOr ? some : parity);
           wanted = std::clamp<double>(wanted, INT32_MIN, INT32_MAX);
           return value == wanted ? "" : differs(value, wanted);
         }
-        // Long products leave the range of float32 on the way.
-        if (kind == kProduct && !(std::abs(product) < 1e30 && std::abs(product) > 1e-30)) return "";
+        // Long products may leave the range of float32 on the way.
+        if (kind == kProduct && !(growth < 1e30 && decay > 1e-30)) return "";
         double scale = 1;
         if (epilogue && !to_bool) scale = inputs[1].at(index) * inputs[1].at(index);
         const double error = kind == kSum ? 2e-7 * magnitude : kind == kProduct ? 1e-4 * std::abs(product) : 0;

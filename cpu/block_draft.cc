@@ -1,0 +1,224 @@
+#include "block_draft.h"
+
+#include <bit>
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw GraphError("block program: " + what); }
+
+// How a dtype is held in lanes; false where it cannot be.
+bool lane_of(DType dtype, Lane* lane) {
+  switch (dtype) {
+    case DType::kBool:
+      *lane = Lane::kBool;
+      return true;
+    case DType::kI8:
+    case DType::kI16:
+    case DType::kI32:
+    case DType::kU8:
+    case DType::kU16:
+    case DType::kU32:
+      *lane = Lane::kInt;
+      return true;
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF32:
+      *lane = Lane::kFloat;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Checks that register `reg` can be read as `wanted` (kBits: as it is) and returns the lane it is then read as.
+Lane check_use(const Draft& draft, int reg, Lane wanted) {
+  const Register& source = draft.registers[reg];
+  if (source.lane == wanted || wanted == Lane::kBits) return source.lane;
+  if (source.lane == Lane::kBits && (wanted != Lane::kBool || source.is_mask)) return wanted;
+  refuse("register " + std::to_string(reg) + " is read as another type than it has");
+}
+
+Draft parse_words(WordReader& words, std::span<const DType> inputs) {
+  constexpr int kMaxConstants = 4096;
+  constexpr int kMaxInstructions = 4096;
+  constexpr int kWords = 5;
+  Draft draft;
+  draft.num_inputs = static_cast<int>(words.integer(0, BlockProgram::kMaxInputs, "a block program's number of inputs"));
+  if (static_cast<size_t>(draft.num_inputs) != inputs.size()) {
+    refuse("it has " + std::to_string(draft.num_inputs) + " inputs where the op has " + std::to_string(inputs.size()));
+  }
+  for (const DType dtype : inputs) {
+    Register& input = draft.registers.emplace_back();
+    if (!lane_of(dtype, &input.lane)) input.opcode = -2;
+  }
+  const auto constants = words.list();
+  if (constants.size() > kMaxConstants) refuse(std::to_string(constants.size()) + " constants are too many");
+  for (const int64_t word : constants) {
+    if (word != static_cast<int32_t>(word)) refuse("constant " + std::to_string(word) + " does not fit 32 bits");
+    draft.constants.push_back(static_cast<int32_t>(word));
+    draft.registers.emplace_back().is_mask = word == 0 || word == -1;
+  }
+  const auto code = words.list();
+  if (code.size() % kWords != 0 || code.size() / kWords > kMaxInstructions) {
+    refuse("an instruction list of " + std::to_string(code.size()) + " words");
+  }
+  for (size_t at = 0; at < code.size(); at += kWords) {
+    const int64_t opcode = code[at];
+    if (opcode < 0 || opcode >= kNumEncoded || kInstructions[opcode].name == nullptr) {
+      refuse("unknown opcode " + std::to_string(opcode));
+    }
+    const auto destination = static_cast<int64_t>(draft.registers.size());
+    if (code[at + 1] != destination) {
+      refuse("instruction " + std::to_string(at / kWords) + " writes register " + std::to_string(code[at + 1]) + " where " +
+             std::to_string(destination) + " is next");
+    }
+    const Instruction& instruction = kInstructions[opcode];
+    Register reg;
+    reg.opcode = static_cast<int>(opcode);
+    reg.lane = instruction.signature.result;
+    reg.is_mask = true;
+    for (int i = 0; i < instruction.num_args; ++i) {
+      const int64_t arg = code[at + 2 + i];
+      if (arg < 0 || arg >= destination) refuse("register " + std::to_string(arg) + " is read before it is written");
+      reg.args[i] = static_cast<int>(arg);
+      if (draft.registers[arg].opcode == -2) refuse("input " + std::to_string(arg) + " has a dtype that it can only copy");
+      const Lane wanted = instruction.signature.args[i];
+      const Lane lane = check_use(draft, reg.args[i], wanted == Lane::kBits ? reg.lane : wanted);
+      if (wanted == Lane::kBits) {
+        reg.is_mask &= draft.registers[arg].is_mask;
+        if (reg.lane == Lane::kBits && lane != Lane::kBits) {
+          reg.lane = lane;
+          for (int earlier = 0; earlier < i; ++earlier) {
+            if (instruction.signature.args[earlier] == Lane::kBits) check_use(draft, reg.args[earlier], lane);
+          }
+        }
+      }
+    }
+    draft.registers.push_back(reg);
+  }
+  draft.result = static_cast<int>(words.integer(0, static_cast<int64_t>(draft.registers.size()) - 1, "a block program's result"));
+  return draft;
+}
+
+// The instruction that brings a register to the values of a dtype that is stored anyway; -1 where there is none.
+int conversion_to(DType dtype) {
+  switch (dtype) {
+    case DType::kI8:
+      return k_as_i8_i;
+    case DType::kI16:
+      return k_as_i16_i;
+    case DType::kU8:
+      return k_as_u8_i;
+    case DType::kU16:
+      return k_as_u16_i;
+    case DType::kF16:
+      return k_as_f16_f;
+    case DType::kBF16:
+      return k_as_bf16_f;
+    default:
+      return -1;
+  }
+}
+
+// Reads through copies (widening an input is one), and leaves the last rounding or wrapping to the store.
+void skip_copies(Draft& draft, DType output) {
+  const auto source = [&](int reg) {
+    while (draft.registers[reg].opcode == k_copy) reg = draft.registers[reg].args[0];
+    return reg;
+  };
+  for (int reg = draft.first_instruction(); reg < static_cast<int>(draft.registers.size()); ++reg) {
+    for (int i = 0; i < draft.num_args(reg); ++i) draft.registers[reg].args[i] = source(draft.registers[reg].args[i]);
+  }
+  draft.result = source(draft.result);
+  while (conversion_to(output) >= 0 && draft.registers[draft.result].opcode == conversion_to(output)) {
+    draft.result = draft.registers[draft.result].args[0];
+  }
+}
+
+// Counts the uses of each register that the result depends on; others have none and are dropped.
+void count_uses(Draft& draft) {
+  for (Register& reg : draft.registers) reg.uses = 0;
+  draft.registers[draft.result].uses = 1;
+  for (int reg = static_cast<int>(draft.registers.size()) - 1; reg >= draft.first_instruction(); --reg) {
+    if (draft.registers[reg].uses == 0) continue;
+    for (int i = 0; i < draft.num_args(reg); ++i) ++draft.registers[draft.registers[reg].args[i]].uses;
+  }
+}
+
+// Joins instructions that commonly follow each other, which saves a pass over the block. A product is joined with the sum that
+// is its only use (one rounding instead of two), as XLA's CPU compiler does too.
+void fuse(Draft& draft) {
+  const auto is = [&](int reg, int opcode) { return draft.registers[reg].opcode == opcode; };
+  const auto is_only_use = [&](int reg, int opcode) { return is(reg, opcode) && draft.registers[reg].uses == 1; };
+  const auto is_bound = [&](int reg) {
+    return draft.is_constant(reg) && !std::isnan(std::bit_cast<float>(draft.constants[reg - draft.num_inputs]));
+  };
+  for (int at = draft.first_instruction(); at < static_cast<int>(draft.registers.size()); ++at) {
+    Register& reg = draft.registers[at];
+    int& a = reg.args[0];
+    int& b = reg.args[1];
+    const auto become = [&](int opcode, std::array<int, 4> args) {
+      reg.opcode = opcode;
+      reg.args = args;
+    };
+    if (reg.opcode == k_max_f) {
+      if (is_bound(a)) std::swap(a, b);
+      if (is_bound(b) && draft.constants[b - draft.num_inputs] == 0) become(k_relu_f, {a});
+    }
+    if (reg.opcode == k_add_f) {
+      const auto join = [&](int opcode, auto joined) {
+        if (reg.opcode != k_add_f) return;
+        if (is_only_use(b, opcode)) std::swap(a, b);
+        if (is_only_use(a, opcode)) joined(draft.registers[a].args);
+      };
+      join(k_mul_f, [&](auto args) { become(k_fma_f, {args[0], args[1], b}); });
+      join(k_fma_f, [&](auto args) { become(k_fused_fma_add, {args[0], args[1], args[2], b}); });
+    } else if (reg.opcode == k_relu_f) {
+      if (is_only_use(a, k_add_f))
+        become(k_fused_add_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fma_f))
+        become(k_fused_fma_relu, draft.registers[a].args);
+      else if (is_only_use(a, k_fused_fma_add))
+        become(k_fused_fma_add_relu, draft.registers[a].args);
+    } else if (reg.opcode == k_min_f) {
+      if (is_bound(a)) std::swap(a, b);
+      if (!is_bound(b)) continue;
+      auto [x, y, z, unused] = draft.registers[a].args;
+      if (is_only_use(a, k_relu_f))
+        become(k_fused_relu_cap, {x, b});
+      else if (is_only_use(a, k_fused_add_relu))
+        become(k_fused_add_relu_cap, {x, y, b});
+      else if (is_only_use(a, k_fused_fma_relu))
+        become(k_fused_fma_relu_cap, {x, y, z, b});
+      else if (is_only_use(a, k_max_f) && is_bound(y))
+        become(k_fused_clamp, {x, y, b});
+    } else if (reg.opcode == k_mul_f) {
+      if (is(b, k_logistic_f)) std::swap(a, b);
+      if (is_only_use(a, k_logistic_f) && draft.registers[a].args[0] == b) become(k_fused_silu, {b});
+    }
+  }
+}
+
+}  // namespace
+
+Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
+  Draft draft = parse_words(words, inputs);
+  skip_copies(draft, output);
+  draft.is_copy = draft.is_input(draft.result) && inputs[draft.result] == output;
+  if (draft.is_copy) return draft;
+  if (draft.registers[draft.result].opcode == -2) refuse("it converts a dtype that it can only copy");
+  Lane lane;
+  if (!lane_of(output, &lane)) refuse("it computes a dtype that it can only copy");
+  check_use(draft, draft.result, lane);
+  count_uses(draft);
+  fuse(draft);
+  count_uses(draft);
+  return draft;
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET
