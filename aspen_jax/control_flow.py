@@ -14,10 +14,6 @@ from aspen_jax.primitive import aspen_call_p, parameters, prune, why_inlined
 # Parameters that hold the bodies.
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
 
-# Operations on elements. A call from inside a loop costs some microseconds where workers have to be woken, in which XLA does this
-# much: loop counters, predicates and scalar bodies stay below it.
-_LEAST_WORK = 10_000
-
 
 def is_control_flow(equation: core.JaxprEqn) -> bool:
     """Whether the equation runs bodies that may be tiled."""
@@ -69,4 +65,4 @@ def _tiled(body: Any, strict: bool) -> Any:
 
 
 def _is_worth_it(body: core.ClosedJaxpr) -> bool:
-    return why_inlined(body) is None and cost.of_jaxpr(body.jaxpr).total >= _LEAST_WORK
+    return why_inlined(body) is None and cost.is_worth_a_call(body.jaxpr.eqns)

@@ -33,6 +33,10 @@ _FREE = _words(
     """
 )
 
+# Operations on elements that take XLA some microseconds, as much as a custom call costs whose workers have to be woken. Bytes do
+# not count: XLA moves them as fast, and in place where a loop updates an array.
+_LEAST_WORK = 10_000
+
 # Flops an element where XLA expands one primitive into several instructions; logistic takes an exp as well.
 _SEVERAL = {"logistic": 3, "argmax": 9, "argmin": 9, "erf_inv": 37, "nextafter": 30}
 
@@ -63,6 +67,11 @@ class Cost:
 def of_jaxpr(jaxpr: core.Jaxpr) -> Cost:
     """The cost of a jaxpr. As XLA does it, a loop counts as one iteration and a choice as its dearest branch."""
     return sum(map(of_equation, jaxpr.eqns), Cost())
+
+
+def is_worth_a_call(equations: Iterable[core.JaxprEqn]) -> bool:
+    """Whether equations among others that stay with XLA, or in a loop, have enough to do for a custom call of their own."""
+    return sum(of_equation(equation).total for equation in equations) >= _LEAST_WORK
 
 
 def of_equation(equation: Any) -> Cost:

@@ -8,12 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jax.extend import core
 
-from aspen_jax.ops.block import BLOCK
+from aspen_jax import cost
 from aspen_jax.program import Op, Operand, Program, Value
-
-# Operations and bytes of ops beside a fallback that are not worth a custom call of their own (about 10 microseconds): XLA
-# fuses them with the fallback in that time.
-_LEAST_WORK = 100_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,21 +127,9 @@ def _too_small(items: Sequence[Item], levels: Sequence[int]) -> set[Converted]:
             waiting.setdefault(level, []).append(item)
     for level in sorted(whole):
         for candidates in (whole[level], waiting.get(level, [])):
-            if candidates and _work(candidates) < _LEAST_WORK:
+            if candidates and not cost.is_worth_a_call(item.equation for item in candidates):
                 return set(candidates)
     return set()
-
-
-def _work(items: Sequence[Converted]) -> float:
-    """Operations and bytes; copies are views once the passes have run."""
-    total = 0.0
-    for item in items:
-        for op in item.ops:
-            if op.family is not BLOCK or op.program is None or not op.program.is_copy:
-                box = np.array([[(0, extent) for extent in op.output.shape]], np.int64).reshape(1, len(op.output.shape), 2)
-                work = op.family.work(op, box)
-                total += float(work.flops[0] + work.bytes[0])
-    return total
 
 
 def _part(constants: Sequence[tuple[Value, np.ndarray]], ops: Sequence[Op], outputs: Sequence[Value]) -> Program:
