@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from aspen_jax import UnsupportedError, aspen
+from tests.test_transformations import kinked
 
 
 def normal(seed, *shape):
@@ -26,16 +27,6 @@ def clipped(x):
 
 
 clipped.defvjp(lambda x: (jnp.sin(x) * 2, x), lambda x, dy: (jnp.clip(dy * jnp.cos(x), -0.3, 0.3),))
-
-
-@jax.custom_jvp
-def kinked(x):
-    return jnp.abs(x)
-
-
-@kinked.defjvp
-def _(primals, tangents):
-    return kinked(*primals), 3 * tangents[0]
 
 
 def rnn(w, x):
