@@ -9,9 +9,11 @@ import tyro
 
 from aspen_jax.errors import AspenError
 from benchmarks import build, kernels, layers, memory, overhead, scaling, scheduler, tiles, unequal, weights, whole_models
+from benchmarks.peers import command
 
 COMMANDS = {
     "models": whole_models.models,
+    "peers": command.peers,
     "kernels": kernels.kernels,
     "scheduler": scheduler.scheduler,
     "overhead": overhead.overhead,

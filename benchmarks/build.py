@@ -31,7 +31,7 @@ def build(
     """Seconds from jaxpr to ready graph, and its stages one by one; and from function to jaxpr, which is JAX's work.
 
     Args:
-        models: bert-base, bert-large, gpt2, gpt2-decode, vit-b16, llama-small, and names in keras.applications.
+        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
         size: of the inputs.
         rounds: how often each is built.
         json: where to write the figures as well.

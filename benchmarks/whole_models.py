@@ -22,7 +22,7 @@ def models(
     """Models with random weights: jax.jit(model) against jax.jit(aspen(model)); first the results, then the times, in turns.
 
     Args:
-        models: bert-base, bert-large, gpt2, gpt2-decode, vit-b16, llama-small, and names in keras.applications.
+        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
         size: of the inputs.
         rounds: how often each side is timed.
         workers: cores for both sides; all usable ones by default.

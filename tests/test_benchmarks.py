@@ -105,12 +105,12 @@ def test_schedulers_lines_are_read():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["models", "--models", "bert"], "there is no model 'bert'; take bert-base, bert-large"),
+        (["models", "--models", "bert"], "there is no model 'bert'; take one of alexnet, vgg11"),
         (["models", "--models", "bert-base", "--tokens", "513"], "has positions for 512 tokens, not 513"),
         (["models", "--models", "vit-b16", "--image-size", "40"], "squares of 16 pixels, which 40 is no multiple of"),
         (["models", "--models", "gpt2", "--tokens", "0"], "the length of a text is 0"),
         (["models", "--models", "ResNet5"], "no model 'ResNet5'; did you mean ResNet50"),
-        (["models", "--models", "VGG16", "--image-size", "0"], "for images of 0 pixels"),
+        (["models", "--models", "VGG16", "--image-size", "0"], "the height and width of images is 0"),
         (["models", "--models", "VGG16", "--image-size", "32", "--batch", "0"], "the batch is 0"),
         (["models", "--workers", "0"], "0 workers are asked for"),
         (["kernels", "transformer"], "no op has transformer in its name"),
@@ -122,6 +122,12 @@ def test_schedulers_lines_are_read():
         (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),
+        (["peers", "--rounds", "0"], "the number of rounds is 0"),
+        (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
+        (["peers", "--models", "yolov3", "--image-size", "100"], "images of a multiple of 32 pixels, not 100"),
+        (["peers", "--models", "resnet18", "alexnet", "--image-size", "20"], "Pool(kind='max'"),
+        (["peers", "--peers", "pytorch"], "there is no peer 'pytorch'; take some of 'aspen', 'jax.jit'"),
+        (["peers", "--threads", "0"], "0 threads are asked for"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.models.model import Model, Size
-from benchmarks.models.transformer import Config, Params, Seeded
+from benchmarks.models.transformer import Config, Seeded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,8 @@ class LlamaConfig(Config):
 
     key_heads: int
 
+
+Params = dict[str, Any]
 
 SMALL = LlamaConfig(layers=8, width=512, heads=8, hidden=1408, tokens=256, vocabulary=8192, key_heads=2)
 

@@ -6,6 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from benchmarks.network.in_jax import in_jax
+from benchmarks.network.network import Network
+from benchmarks.network.parameters import calibrated, draw, draw_inputs
+
 
 @dataclasses.dataclass(frozen=True)
 class Size:
@@ -51,3 +58,14 @@ class Model:
 
 
 Build = Callable[[Size], Model]
+Describe = Callable[[Size], Network]
+
+
+def of_network(name: str, network: Network) -> Model:
+    """The model that a description stands for."""
+    drawn = draw(network)
+
+    def arrays(params: Any) -> Any:
+        return jax.tree.map(jnp.asarray, params)
+
+    return Model(name, in_jax(network), arrays(drawn), arrays(draw_inputs(network)), lambda: arrays(calibrated(network, drawn)))

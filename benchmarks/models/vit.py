@@ -2,70 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
-import jax
-import jax.numpy as jnp
-
 from aspen_jax.errors import InputError
-from benchmarks.models.model import Model, Size
-from benchmarks.models.transformer import Config, Params, Seeded, attention, dense, feed_forward, layer_norm
+from benchmarks.models.blocks import CLASSES, conv
+from benchmarks.models.model import Size
+from benchmarks.models.transformer import Config
+from benchmarks.network.layers import Activation, Attention, First, LayerNorm, Linear, Positions, Tokens
+from benchmarks.network.network import Network
 
 PATCH = 16
-CLASSES = 1000
 BASE = Config(layers=12, width=768, heads=12, hidden=3072, tokens=(224 // PATCH) ** 2, vocabulary=CLASSES)
 
-_EPSILON = 1e-6
-_gelu = functools.partial(jax.nn.gelu, approximate=False)
+_NORM = LayerNorm(1e-6)
 
 
-def classify(params: Params, images: jax.Array, *, heads: int) -> jax.Array:
-    """Logits of classes, float32 [batch, classes], of images, float32 [batch, height, width, 3]."""
-    patches = jax.lax.conv_general_dilated(
-        images, params["patches"]["weight"], (PATCH, PATCH), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    batch, width = len(images), patches.shape[-1]
-    x = (patches + params["patches"]["bias"]).reshape(batch, -1, width)
-    first = jnp.broadcast_to(params["class"], (batch, 1, width))
-    x = jnp.concatenate([first, x], axis=1) + params["positions"]
-    for block in params["blocks"]:
-        x = x + attention(block, layer_norm(block["attention_norm"], x, _EPSILON), heads, None)
-        x = x + feed_forward(block, layer_norm(block["hidden_norm"], x, _EPSILON), _gelu)
-    return dense(params["head"], layer_norm(params["norm"], x[:, 0], _EPSILON))
+def vit(size: Size, *, config: Config) -> Network:
+    """Logits of `config.vocabulary` classes; `config.tokens` is the usual number of patches, a square.
 
-
-def draw(config: Config, seeded: Seeded) -> Params:
-    """Seeded parameters."""
-    pixels = PATCH * PATCH * 3
-    return {
-        "patches": {
-            "weight": seeded.matrix(pixels, config.width).reshape(PATCH, PATCH, 3, config.width),
-            "bias": seeded.around(0, config.width),
-        },
-        "class": seeded.around(0, config.width),
-        "positions": seeded.table(config.tokens + 1, config.width),
-        "blocks": [seeded.block(config) for _ in range(config.layers)],
-        "norm": seeded.norm(config.width),
-        "head": seeded.dense(config.width, config.vocabulary),
-    }
-
-
-def build(name: str, config: Config, batch: int = 1) -> Model:
-    """A ViT of these measures; `config.tokens` is the number of patches, a square."""
-    seeded = Seeded()
-    extent = PATCH * round(config.tokens**0.5)
-    images = seeded.normal(batch, extent, extent, 3)
-    return Model(name, functools.partial(classify, heads=config.heads), draw(config, seeded), (images,))
-
-
-def _build_sized(size: Size) -> Model:
-    extent = size.image_size or 224
+    Raises:
+        InputError: the image cannot be cut into patches.
+    """
+    extent = size.image_size or PATCH * round(config.tokens**0.5)
     if extent < PATCH or extent % PATCH:
-        raise InputError(
-            f"vit-b16 cuts images into squares of {PATCH} pixels, which {extent} is no multiple of; take another size"
-        )
-    return build("vit-b16", dataclasses.replace(BASE, tokens=(extent // PATCH) ** 2), size.batch)
+        raise InputError(f"ViT cuts images into squares of {PATCH} pixels, which {extent} is no multiple of; take another size")
+    net = Network()
+    patches = net(net.image(size.batch, extent), conv(config.width, PATCH, PATCH, pad=0))
+    x = net(patches, Tokens(), Positions(1 + (extent // PATCH) ** 2))
+    for _ in range(config.layers):
+        x = net.add(x, net(x, _NORM, Attention(config.heads)))
+        x = net.add(x, net(x, _NORM, Linear(config.hidden), Activation("gelu"), Linear(config.width)))
+    return net.returns(net(x, _NORM, First(), Linear(config.vocabulary)))
 
 
-MODELS = {"vit-b16": _build_sized}
+NETWORKS = {"vit-b16": functools.partial(vit, config=BASE)}

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 
 from aspen_jax.errors import InputError
-from benchmarks.models import bert, gpt2, llama, vision, vit
-from benchmarks.models.model import Build, Model, Size
+from benchmarks.models import bert, densenet, gpt2, inception, llama, mobile, repvgg, resnet, squeezenet, vgg, vision, vit, yolo
+from benchmarks.models.model import Build, Describe, Model, Size, of_network
+from benchmarks.network.network import Network
 
-TRANSFORMERS: dict[str, Build] = {**bert.MODELS, **gpt2.MODELS, **vit.MODELS, **llama.MODELS}
+_DESCRIPTIONS = (vgg, resnet, densenet, squeezenet, inception, mobile, repvgg, yolo, bert, gpt2, vit)
+
+# Described once, for JAX, PyTorch and ONNX.
+NETWORKS: dict[str, Describe] = {name: describe for module in _DESCRIPTIONS for name, describe in module.NETWORKS.items()}
+# In JAX only.
+FUNCTIONS: dict[str, Build] = {**gpt2.MODELS, **llama.MODELS}
 
 
 def build(name: str, size: Size | None = None) -> Model:
     """Build a model with seeded parameters and inputs.
 
     Args:
-        name: one of `TRANSFORMERS`, such as bert-base, or a name in keras.applications, such as ResNet50.
+        name: one of `NETWORKS` or `FUNCTIONS`, such as bert-base, or a name in keras.applications, such as ResNet50.
         size: of its inputs; its own by default.
 
     Raises:
         InputError: there is no such model, or it does not take inputs of that size.
         AspenError: Keras is needed and not installed, or runs on another backend already.
     """
-    size = size or Size()
-    if size.batch < 1:
-        raise InputError(f"the batch is {size.batch}; take 1 or more examples")
-    if size.tokens is not None and size.tokens < 1:
-        raise InputError(f"the length of a text is {size.tokens}; take 1 or more tokens")
-    if name in TRANSFORMERS:
-        return TRANSFORMERS[name](size)
-    if name.lower() in TRANSFORMERS or difflib.get_close_matches(name, TRANSFORMERS):
-        raise InputError(f"there is no model {name!r}; take {', '.join(TRANSFORMERS)}, or one of keras.applications")
-    return vision.build(name, size)
+    size = _checked(size or Size())
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](size)
+    if name[:1].isupper():  # so are all names there, and none here
+        return vision.build(name, size)
+    return of_network(name, describe(name, size))
+
+
+def describe(name: str, size: Size | None = None) -> Network:
+    """The description of a network.
+
+    Raises:
+        InputError: there is no such network, or it does not take inputs of that size.
+    """
+    if name not in NETWORKS:
+        known = ", ".join([*NETWORKS, *FUNCTIONS])
+        raise InputError(f"there is no model {name!r}; take one of {known}, or of keras.applications")
+    return NETWORKS[name](_checked(size or Size()))
+
+
+def _checked(size: Size) -> Size:
+    for what, value in {**dataclasses.asdict(size)}.items():
+        if value is not None and value < 1:
+            raise InputError(f"{_MEANING[what]} is {value}; take 1 or more")
+    return size
+
+
+_MEANING = {"batch": "the batch", "image_size": "the height and width of images", "tokens": "the length of a text"}

@@ -1,0 +1,92 @@
+"""The command `python -m benchmarks peers`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tqdm import tqdm
+
+from aspen_jax.errors import AspenError, InputError
+from aspen_jax.report.timing import check_rounds
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.options import Models, Sizes
+from benchmarks.peers.match import Match
+from benchmarks.peers.picture import draw_picture
+from benchmarks.peers.prepared import Prepared
+from benchmarks.peers.record import DISAGREES, Record
+from benchmarks.peers.sides import ASPEN, SIDES
+
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+
+
+def peers(
+    models: Models = tuple(zoo.NETWORKS),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    threads: int | None = None,
+    peers: Names = tuple(SIDES),
+    rounds: int = 20,
+    timeout: float = 900,
+    output: Folder = None,
+) -> int:
+    """This package beside other runtimes, on networks with the same weights: first the results, then the times, in turns.
+
+    Args:
+        models: the whole zoo by default.
+        size: of the inputs.
+        threads: of every side; as many as there are usable cores by default.
+        peers: who takes part beside aspen. What is not installed is reported with what to install.
+        rounds: how often each side is timed.
+        timeout: seconds that a side may take to answer, compilation included.
+        output: folder for peers.json, peers.md and peers.png; a new one by default. Where it has a record of the same settings,
+            models that are in it are not measured again.
+    """
+    check_rounds(rounds)
+    threads = _check_threads(threads)
+    sides = _check_sides(peers)
+    for name in models:
+        zoo.describe(name, size)  # what cannot be built is refused before anything is measured
+    folder = output or Path(time.strftime("peers-%Y%m%d-%H%M%S"))
+    settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds}
+    record = Record(folder, settings)
+    left = [name for name in models if name not in record.results]
+    try:
+        with tqdm(total=len(left) * Match.steps(sides, rounds), unit="step", smoothing=0.05, dynamic_ncols=True) as bar:
+            for name in left:
+                with tempfile.TemporaryDirectory() as directory:
+                    prepared = Prepared(Path(directory), name, size)
+                    record.add(Match(prepared, sides, threads, rounds, timeout, bar).play())
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
+        return 130
+    results = [record.results[name] for name in models]
+    print(record.markdown.read_text())
+    try:
+        draw_picture(results, record.picture)
+    except AspenError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+    print(f"all of it is in {folder}")
+    return 1 if any(side.state == DISAGREES for result in results for side in result.sides.values()) else 0
+
+
+def _check_threads(threads: int | None) -> int:
+    usable = len(os.sched_getaffinity(0))
+    if threads is not None and not 1 <= threads <= usable:
+        raise InputError(f"{threads} threads are asked for and this process may use {usable} cores; take 1 to {usable}")
+    return threads or usable
+
+
+def _check_sides(peers: tuple[str, ...]) -> list[str]:
+    """All sides, aspen first."""
+    unknown = sorted(set(peers) - set(SIDES))
+    if unknown:
+        raise InputError(f"there is no peer {unknown[0]!r}; take some of {', '.join(map(repr, SIDES))}")
+    return [side for side in SIDES if side in {*peers, ASPEN}]

@@ -1,0 +1,218 @@
+"""What was measured: as JSON, from which an interrupted run goes on, and as Markdown tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import aspen_jax
+from aspen_jax.errors import InputError
+from aspen_jax.report.machine import machine
+from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import Timing, duration, speedup
+from benchmarks.peers.sides import ASPEN, JIT
+
+TIMED, DISAGREES, FAILED, ABSENT = "timed", "disagrees", "failed", "absent"
+
+
+@dataclasses.dataclass(frozen=True)
+class SideResult:
+    """How one side did with one model.
+
+    Attributes:
+        state: whether it was timed, or why not.
+        message: what there is to say about that, such as a remedy.
+        difference: largest difference of its outputs, as a share of the largest expected one; None where it gave none.
+        start_s: seconds until its first answer, compilation included.
+        version: of its library.
+        samples_s: seconds a call, one from each round.
+    """
+
+    state: str
+    message: str = ""
+    difference: float | None = None
+    start_s: float | None = None
+    version: str = ""
+    samples_s: tuple[float, ...] = ()
+
+    @property
+    def timing(self) -> Timing | None:
+        """Its times, where it was timed."""
+        return Timing(self.samples_s) if self.state == TIMED else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelResult:
+    """How all sides did with one model.
+
+    Attributes:
+        name: of the network.
+        flops: floating-point operations of a call.
+        peak_flops: FLOP/s of the multiply-add loop on all threads, one from each round.
+        onnx: where the ONNX model came from.
+        sides: by name.
+    """
+
+    name: str
+    flops: float
+    peak_flops: tuple[float, ...]
+    onnx: str
+    sides: dict[str, SideResult]
+
+    def share_of_peak(self, side: str) -> float:
+        """Of the multiply-add peak, at the side's minimum; NaN where it was not timed."""
+        timing = self.sides[side].timing
+        return self.flops / timing.minimum / max(self.peak_flops) if timing and self.peak_flops else math.nan
+
+    def ahead(self, side: str) -> float:
+        """How many times as fast as a side aspen is, from round to round; NaN where one of them was not timed."""
+        slow, fast = (self.sides[name].timing if name in self.sides else None for name in (side, ASPEN))
+        return speedup(slow, fast) if slow and fast else math.nan
+
+    def best_peer(self) -> str | None:
+        """The fastest of the others, by the median."""
+        timings = {name: side.timing for name, side in self.sides.items() if name != ASPEN and side.timing}
+        return min(timings, key=lambda name: timings[name].median, default=None)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ModelResult:
+        sides = {name: SideResult(**{**side, "samples_s": tuple(side["samples_s"])}) for name, side in content["sides"].items()}
+        return cls(**{**content, "peak_flops": tuple(content["peak_flops"]), "sides": sides})
+
+
+class Record:
+    """A folder with peers.json, peers.md and peers.png."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Open a folder, and read what an interrupted run has measured.
+
+        Raises:
+            InputError: it cannot be written, or what is there was measured with other settings, code or machine.
+        """
+        self._settings = json.loads(json.dumps({**settings, "code": _code(), "machine": machine()}))
+        self._folder = folder
+        self.results: dict[str, ModelResult] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{str(folder)!r} cannot be made: {error.strerror}; name another folder") from error
+        if self.json.exists():
+            self._resume()
+
+    @property
+    def json(self) -> Path:
+        return self._folder / "peers.json"
+
+    @property
+    def markdown(self) -> Path:
+        return self._folder / "peers.md"
+
+    @property
+    def picture(self) -> Path:
+        return self._folder / "peers.png"
+
+    def add(self, result: ModelResult) -> None:
+        """Keep one more result, on disk."""
+        self.results[result.name] = result
+        content = {"benchmark": "peers", "settings": self._settings, "results": [*map(dataclasses.asdict, self.results.values())]}
+        unfinished = self.json.with_suffix(".part")
+        write_record(unfinished, content)
+        unfinished.replace(self.json)  # whole or not at all, whenever the run is interrupted
+        self.markdown.write_text(to_markdown(list(self.results.values()), self._settings))
+
+    def _resume(self) -> None:
+        try:
+            content = json.loads(self.json.read_text())
+            before = content["settings"]
+            results = [ModelResult.from_json(item) for item in content["results"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(self.json)!r} is no record of this benchmark ({error}); name another folder") from error
+        other = sorted(key for key in {*before, *self._settings} if before.get(key) != self._settings.get(key))
+        if other:
+            raise InputError(
+                f"{str(self.json)!r} was measured with another {', '.join(other)}, and times of different runs cannot be "
+                "compared; take the same options on the same machine, or name another folder"
+            )
+        self.results = {result.name: result for result in results}
+
+
+def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
+    """A table of all models, and one for each."""
+    names = list(dict.fromkeys(name for result in results for name in result.sides))
+    about = f"Batch {settings['size']['batch']}, {settings['threads']} threads, {settings['rounds']} rounds"
+    lines = [
+        f"{about}, {settings['machine']['cpu']}. Milliseconds, minimum / median of the rounds; *ahead* is how many times",
+        "as fast as the fastest peer, and as jax.jit, aspen is (the median of the rounds' quotients).",
+        "",
+        *_table(["model", *names, "fastest peer", "ahead", "ahead of jax.jit"], [_summary(result, names) for result in results]),
+        "",
+        f"Geometric mean: {_mean([_ahead_of_best(result) for result in results])} times as fast as the fastest peer, "
+        f"{_mean([result.ahead(JIT) for result in results])} times as fast as jax.jit.",
+    ]
+    for result in results:
+        peak = f"{max(result.peak_flops) / 1e9:.0f} GFLOP/s" if result.peak_flops else "not measured"
+        lines += [
+            "",
+            f"## {result.name}",
+            "",
+            f"{result.flops / 1e9:.3g} GFLOP; multiply-add peak of the same run {peak}; ONNX model {result.onnx}.",
+            "",
+            *_table(
+                ["", "min", "median", "spread", "of peak", "difference", "first answer", ""],
+                [_detail(result, name) for name in result.sides],
+            ),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(result: ModelResult, names: list[str]) -> list[str]:
+    cells = []
+    for name in names:
+        side = result.sides.get(name)
+        timing = side.timing if side else None
+        cells.append(f"{timing.minimum * 1e3:.3g} / {timing.median * 1e3:.3g}" if timing else side.state if side else "")
+    return [result.name, *cells, result.best_peer() or "", _times(_ahead_of_best(result)), _times(result.ahead(JIT))]
+
+
+def _detail(result: ModelResult, name: str) -> list[str]:
+    side, timing = result.sides[name], result.sides[name].timing
+    label = f"{name} {side.version}".strip()
+    difference = "" if side.difference is None else f"{side.difference:.1e}"
+    start = "" if side.start_s is None else duration(side.start_s)
+    if timing is None:
+        return [label, "", "", "", "", difference, start, f"{side.state}: {side.message}" if side.message else side.state]
+    times = [duration(timing.minimum), duration(timing.median), f"{timing.spread:.0%}"]
+    return [label, *times, f"{result.share_of_peak(name):.0%}", difference, start, side.message]
+
+
+def _ahead_of_best(result: ModelResult) -> float:
+    best = result.best_peer()
+    return result.ahead(best) if best else math.nan
+
+
+def _mean(quotients: list[float]) -> str:
+    known = [quotient for quotient in quotients if not math.isnan(quotient)]
+    return f"{statistics.geometric_mean(known):.2f}" if known else "unknown"
+
+
+def _times(quotient: float) -> str:
+    return "" if math.isnan(quotient) else f"{quotient:.2f}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *escaped)]
+
+
+def _code() -> str:
+    """A digest of the package as it is, extension module included: times of two builds are no times of one run."""
+    digest = hashlib.sha256()
+    root = Path(aspen_jax.__file__).parent
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".so")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,133 @@
+"""Descriptions of networks: JAX, ONNX and PyTorch compute the same, and those published have their number of parameters."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from aspen_jax import CUSTOM_CALL_TARGET, aspen
+from aspen_jax.report.difference import largest_difference
+from benchmarks.models import bert, gpt2, vit, zoo
+from benchmarks.models.blocks import RELU, conv, max_pool, mean_pool, norm_conv
+from benchmarks.models.model import Size
+from benchmarks.models.transformer import Config
+from benchmarks.network.in_jax import in_jax
+from benchmarks.network.layers import Activation, Flatten, GlobalMean, Linear, Upsample
+from benchmarks.network.layout import to_nchw, to_nhwc
+from benchmarks.network.network import Network
+from benchmarks.network.parameters import calibrated, draw, draw_inputs
+
+# As their authors, torchvision or Hugging Face count them.
+PARAMETERS = {
+    "alexnet": 61_100_840,
+    "vgg11": 132_863_336,
+    "vgg11_bn": 132_868_840,
+    "vgg13": 133_047_848,
+    "vgg13_bn": 133_053_736,
+    "vgg16": 138_357_544,
+    "vgg16_bn": 138_365_992,
+    "vgg19": 143_667_240,
+    "vgg19_bn": 143_678_248,
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "densenet121": 7_978_856,
+    "densenet161": 28_681_000,
+    "densenet169": 14_149_480,
+    "densenet201": 20_013_928,
+    "squeezenet1_0": 1_248_424,
+    "squeezenet1_1": 1_235_496,
+    "inception_v3": 23_834_568,  # without the auxiliary classifier, which only training uses
+    "mobilenet_v2": 3_504_872,
+    "efficientnet_b0": 5_288_548,
+    "repvgg_a0": 8_309_384,
+    "repvgg_a1": 12_789_864,
+    "repvgg_b0": 14_339_048,
+    "yolov3": 61_949_149,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "gpt2": 124_439_808,
+    "vit-b16": 86_567_656,
+}
+
+
+@pytest.mark.parametrize("name", zoo.NETWORKS)
+def test_published_networks_have_their_number_of_parameters(name):
+    assert zoo.describe(name).number_of_parameters() == PARAMETERS[name]
+
+
+def test_yolo_predicts_at_three_scales():
+    network = zoo.describe("yolov3", Size(batch=2))
+    shapes = {node.name: node.shape for node in network.nodes}
+    assert [shapes[name] for name in network.outputs] == [(2, extent, extent, 255) for extent in (13, 26, 52)]
+
+
+def every_layer_of_images() -> Network:
+    net = Network()
+    x = net(net.image(2, 37), *norm_conv(8, 3, 2, activation="leaky_relu"), *norm_conv(12, (1, 5), activation="relu6"))
+    x = net(x, conv(12, 3, groups=4), RELU, max_pool(3, 2, ceil=True), mean_pool(3, 1, 1))
+    gate = net(x, GlobalMean(), conv(4, 1), Activation("silu"), conv(12, 1), Activation("sigmoid"))
+    fine = net.multiply(x, gate)
+    coarse = net(fine, max_pool(3, 3))
+    x = net.concat(net(coarse, Upsample(3)), net.add(fine, x, fine))
+    pixel = net(x, GlobalMean(), Flatten())
+    return net.returns(coarse, net(x, max_pool(3, 4), Linear(10), Activation("tanh"), Linear(7)), pixel)
+
+
+_SMALL = Config(layers=2, width=48, heads=4, hidden=80, tokens=13, vocabulary=57)
+SMALL = {
+    "every layer of images": every_layer_of_images,
+    "bert": lambda: bert.bert(Size(2), config=_SMALL),
+    "gpt2": lambda: gpt2.gpt2(Size(2), config=_SMALL),
+    "vit": lambda: vit.vit(Size(2, image_size=48), config=_SMALL),
+    "squeezenet1_1": lambda: zoo.describe("squeezenet1_1", Size(2, image_size=45)),
+    "alexnet": lambda: zoo.describe("alexnet", Size(2, image_size=98)),
+    "resnet18": lambda: zoo.describe("resnet18", Size(2, image_size=65)),
+}
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def small(request):
+    """A network, its parameters and inputs, and what it gives in JAX."""
+    network = SMALL[request.param]()
+    params, inputs = calibrated(network, draw(network)), draw_inputs(network)
+    with jax.default_matmul_precision("highest"):
+        return network, params, inputs, [np.asarray(x) for x in jax.tree.leaves(jax.jit(in_jax(network))(params, *inputs))]
+
+
+def test_outputs_tell_inputs_apart(small):
+    _, _, _, expected = small
+    for output in expected:
+        assert np.abs(output[0] - output[1]).max() > 1e-3 * np.abs(output).max() > 0
+
+
+def test_all_of_it_is_tiled(small):
+    network, params, inputs, expected = small
+    compiled = jax.jit(aspen(in_jax(network), weights=0, strict=True)).lower(params, *inputs).compile()
+    assert (compiled.as_text() or "").count(f'custom_call_target="{CUSTOM_CALL_TARGET}"') == 1
+    assert largest_difference(jax.tree.leaves(compiled(params, *inputs)), expected) < 1e-4
+
+
+def test_onnx_runtime_gives_the_same(small, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from benchmarks.network.in_onnx import write_onnx
+
+    network, params, inputs, expected = small
+    write_onnx(network, params, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    outputs = session.run(None, dict(zip(network.inputs, map(to_nchw, inputs), strict=True)))
+    assert largest_difference([to_nhwc(output) for output in outputs], expected) < 1e-5
+
+
+def test_torch_gives_the_same(small):
+    torch = pytest.importorskip("torch", reason="PyTorch is a peer, and optional")
+    from benchmarks.network.in_torch import in_torch, inputs_in_torch
+
+    network, params, inputs, expected = small
+    with torch.no_grad():
+        outputs = in_torch(network, params)(*inputs_in_torch(inputs))
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert largest_difference([to_nhwc(output.numpy()) for output in outputs], expected) < 1e-5

@@ -1,0 +1,106 @@
+"""The command that puts aspen beside other runtimes, with ONNX Runtime for real, one that is broken, and one that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.peers.record import ModelResult
+
+pytest.importorskip("onnxruntime")
+
+_BROKEN = "raise RuntimeError('no kernels for this machine')"
+_WRONG = """
+import numpy as np
+
+class Request:
+    def infer(self, inputs, **options):
+        return {"output": np.zeros((1, 1000), np.float32)}
+
+class Compiled:
+    def create_infer_request(self):
+        return Request()
+
+def compile_model(path, device, options):
+    return Compiled()
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Packages in front of all others, here and in child processes."""
+
+    def install(**sources: str) -> None:
+        for name, source in sources.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text(source)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr("sys.path_importer_cache", {})
+    return install
+
+
+def run(folder: Path, *options: str, rounds: int = 2) -> int:
+    peers = ("jax.jit", "ONNX Runtime", "OpenVINO", "TVM")
+    size = ("--image-size", "32", "--threads", "1")
+    models = ("--models", "squeezenet1_1")
+    return main(["peers", *models, *size, "--peers", *peers, "--rounds", str(rounds), "--output", str(folder), *options])
+
+
+def test_sides_are_checked_timed_and_resumed_or_reported(tmp_path, installed, capsys):
+    installed(openvino=_WRONG, tvm=_BROKEN)
+    folder = tmp_path / "record"
+    assert run(folder) == 1  # one of them is wrong
+    record = json.loads((folder / "peers.json").read_text())
+    result = ModelResult.from_json(record["results"][0])
+    states = {name: side.state for name, side in result.sides.items()}
+    assert states == {
+        "aspen": "timed",
+        "jax.jit": "timed",
+        "ONNX Runtime": "timed",
+        "OpenVINO": "disagrees",
+        "TVM": "failed",
+    }
+    for name in ("aspen", "jax.jit", "ONNX Runtime"):
+        side = result.sides[name]
+        assert side.difference is not None
+        assert side.difference < 1e-4
+        assert len(side.samples_s) == 2
+        assert result.share_of_peak(name) > 0
+    assert result.sides["OpenVINO"].difference == 1
+    assert result.sides["TVM"].message == "RuntimeError: no kernels for this machine"
+    assert len(result.peak_flops) == 2
+    assert 2e6 < result.flops < 1e8
+
+    assert (folder / "peers.png").stat().st_size > 10_000
+    table = (folder / "peers.md").read_text()
+    assert "| disagrees | failed |" in table
+    assert "failed: RuntimeError: no kernels for this machine" in table
+    assert table in capsys.readouterr().out
+
+    before = (folder / "peers.json").read_bytes()
+    assert run(folder) == 1  # nothing is left to do
+    assert (folder / "peers.json").read_bytes() == before
+    assert run(folder, rounds=3) == 2
+    assert "was measured with another rounds" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path, capsys):
+    (tmp_path / "peers.json").write_text("{}")
+    assert run(tmp_path) == 2
+    assert "is no record of this benchmark" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_in_the_record(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("torch", "onnxscript", "tvm") else object())
+    options = ["--models", "squeezenet1_1", "--image-size", "32", "--threads", "1", "--rounds", "1"]
+    assert main(["peers", *options, "--peers", "torch eager", "TVM", "--output", str(tmp_path)]) == 0
+    sides = ModelResult.from_json(json.loads((tmp_path / "peers.json").read_text())["results"][0]).sides
+    assert (sides["TVM"].state, sides["TVM"].message) == ("absent", "pip install apache-tvm")
+    assert (sides["torch eager"].state, sides["torch eager"].message) == ("absent", "pip install torch")
+    assert sides["aspen"].state == "timed"
