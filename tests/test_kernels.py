@@ -18,7 +18,7 @@ from aspen_jax import apu, frontend
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.winograd import TILE
-from aspen_jax.passes import PASSES, run_passes, winograd
+from aspen_jax.passes import PASSES, run_passes
 from aspen_jax.program import Value
 from tests.random_functions import random_function
 
@@ -139,11 +139,11 @@ def test_winograd(batch, image, channels, outputs, padding, seed, known):
     arguments = (x, shift) if known else (x, w, shift)
     called = (lambda x, shift: function(x, w, shift)) if known else function
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd, "is_cheaper", lambda *_: True)
+        patch.setattr(Machine, "are_cheaper", lambda *_: True)
         (result,) = run_tiled(called, arguments)
     if min(result.shape[1:3]) >= TILE:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(winograd, "is_cheaper", lambda *_: True)
+            patch.setattr(Machine, "are_cheaper", lambda *_: True)
             jaxpr = jax.make_jaxpr(called)(*arguments)
             (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
             kinds = {op.family.name for op in run_passes(part).ops}
