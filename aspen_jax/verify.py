@@ -17,7 +17,6 @@ from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import ALIGNMENT
 from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import GraphFormatError
-from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.program import Op, Program, Value
 from aspen_jax.tilegraph import TileGraph, read_input
 from aspen_jax.verify_reuse import check_reuse
@@ -157,11 +156,7 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
                 raise ValueError(f"{len(op.inputs)} inputs where {num_main} are needed")
             if num_main:
                 shape, dtype = op.family.infer(op.attrs, [(item.shape, item.dtype) for item in op.main_inputs])
-                # Kernels of floats keep float32 until they store their result.
-                fits = dtype == op.output.dtype or (
-                    op.family.takes_epilogue and lane_of(dtype) == lane_of(op.output.dtype) == "f"
-                )
-                if shape != op.output.shape or (op.program is None and not fits):
+                if shape != op.output.shape or not op.family.may_store(op, dtype):
                     raise ValueError(f"it gives {dtype}{list(shape)}, not {op.output.dtype}{list(op.output.shape)}")
             # The program's registers are the op's own result, where there is a kernel, and the inputs after the kernel's.
             registers = len(op.extra_inputs) + (num_main > 0)

@@ -95,8 +95,7 @@ struct Conv2d final : OpState {
     // Row k of the weights, counted through the taps, lies at k * w_row where kernel, rows and channels are dense.
     const auto& w = shape.w_strides;
     w_row = shape.kernel_channels > 1 ? w[kKernelIn] : shape.kernel[1] > 1 ? w[kKernelWidth] : w[kKernelHeight];
-    w_in_place = shape.dtype == DType::kF32 && w[kKernelOut] == 1 &&
-                 (shape.kernel[1] == 1 || w[kKernelWidth] == shape.kernel_channels * w_row) &&
+    w_in_place = w[kKernelOut] == 1 && (shape.kernel[1] == 1 || w[kKernelWidth] == shape.kernel_channels * w_row) &&
                  (shape.kernel[0] == 1 || w[kKernelHeight] == shape.kernel[1] * shape.kernel_channels * w_row);
   }
 
@@ -233,12 +232,8 @@ struct Pixels {
     }
   }
 
-  const float* weights(int64_t column, const Chunk& chunk) const {
-    if constexpr (Narrow<T>) {
-      return nullptr;
-    } else {
-      return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
-    }
+  const T* weights(int64_t column, const Chunk& chunk) const {
+    return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
   }
   int64_t weights_stride() const { return op.w_row; }
 

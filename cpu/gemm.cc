@@ -10,14 +10,16 @@ namespace aspen::cpu::ASPEN_TARGET {
 
 namespace {
 
-using Micro = void (*)(const Block&, int lanes, float* packed) noexcept;
+template <class T>
+using Micro = void (*)(const Block&, RightOperand<T>, int lanes, float* packed) noexcept;
 
 // kRows x kVectors vectors of sums stay in registers from the first run to the last. `lanes` counts the columns of the last
 // vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack.
-template <int kRows, int kVectors, bool kPartial, bool kPack>
-void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed) noexcept {
+template <class T, int kRows, int kVectors, bool kPartial, bool kPack>
+void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed) noexcept {
   constexpr int kLast = kVectors - 1;
-  const auto load_weights = [&](const float* from, int v) __attribute__((always_inline)) {
+  constexpr int kVectorsOfCacheLine = 64 / (kLanes * static_cast<int>(sizeof(T)));
+  const auto load_weights = [&](const T* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
   };
   Floats sum[kRows][kVectors];
@@ -26,8 +28,8 @@ void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] floa
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) sum[r][v] = Floats{};
   }
-  const float* weights = block.weights;
-  const int64_t stride = block.weights_stride;
+  const T* weights = operand.at;
+  const int64_t stride = operand.stride;
   const int64_t depth = block.depth;
   const float* const* pointers = block.pointers;
   for (int64_t run = 0; run < block.runs; ++run, pointers += kBlockRows) {
@@ -41,7 +43,9 @@ void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] floa
       for (int v = 0; v < kVectors; ++v) {
         w[v] = load_weights(weights, v);
         // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
-        if constexpr (kPack || kVectors > kPanelVectors) __builtin_prefetch(weights + 8 * stride + v * kLanes);
+        if constexpr (kPack || kVectors > kPanelVectors) {
+          if (v % kVectorsOfCacheLine == 0) __builtin_prefetch(weights + 8 * stride + v * kLanes);
+        }
         if constexpr (kPack) store(packed + v * kLanes, w[v]);
       }
       if constexpr (kPack) packed += kVectors * kLanes;
@@ -71,42 +75,60 @@ void micro(const Block& block, [[maybe_unused]] int lanes, [[maybe_unused]] floa
 }
 
 // Micro kernels by number of rows, less one.
-using ByRows = std::array<Micro, kBlockRows>;
-template <int kVectors, bool kPartial, bool kPack>
-constexpr ByRows kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return ByRows{micro<kRow + 1, kVectors, kPartial, kPack>...};
-}(std::make_integer_sequence<int, kBlockRows>());
+template <class T>
+constexpr int kMostRows = Narrow<T> ? kFewRows : kBlockRows;
+template <class T, int kVectors, bool kPartial, bool kPack>
+constexpr auto kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<Micro<T>, kMostRows<T>>{micro<T, kRow + 1, kVectors, kPartial, kPack>...};
+}(std::make_integer_sequence<int, kMostRows<T>>());
 
 // The kernel for a panel of `columns` columns, of which at most kPanel are taken.
-template <bool kPack>
-Micro panel_kernel(int rows, int64_t columns) {
+template <class T, bool kPack>
+Micro<T> panel_kernel(int rows, int64_t columns) {
   const int i = rows - 1;
-  if (columns >= kPanel) return kByRows<kPanelVectors, false, kPack>[i];
-  if (columns > kLanes) return kByRows<kPanelVectors, true, kPack>[i];
-  return columns == kLanes ? kByRows<1, false, kPack>[i] : kByRows<1, true, kPack>[i];
+  if (columns >= kPanel) return kByRows<T, kPanelVectors, false, kPack>[i];
+  if (columns > kLanes) return kByRows<T, kPanelVectors, true, kPack>[i];
+  return columns == kLanes ? kByRows<T, 1, false, kPack>[i] : kByRows<T, 1, true, kPack>[i];
 }
 
 // As many vectors a row as leave registers for a row of weights and a broadcast.
 constexpr int strip_vectors(int rows) { return std::min((kRegisters - 1) / (rows + 1), kRegisters / 2); }
+template <class T>
 constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<Micro, kFewRows>{micro<kRow + 1, strip_vectors(kRow + 1), false, false>...};
+  return std::array<Micro<T>, kFewRows>{micro<T, kRow + 1, strip_vectors(kRow + 1), false, false>...};
 }(std::make_integer_sequence<int, kFewRows>());
+
+// What is left of an operand beyond the columns that `take` handles.
+template <class T>
+struct Walk {
+  Block block;
+  RightOperand<T> weights;
+  int64_t columns;
+
+  void take(Micro<T> kernel, int64_t width, float* packed) {
+    kernel(block, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed);
+    weights.at += width;
+    block.out += width;
+    columns -= width;
+  }
+  int64_t panel() const { return columns > kLanes ? kPanel : kLanes; }
+};
 
 // Columns whose sums the dot products of kFewRows rows keep in registers, beside the vectors that they read.
 constexpr int kDotColumns = 4;
 
 // kRows x kColumns sums of products along adjacent memory on both sides, a vector of partial sums for each.
-template <int kRows, int kColumns>
-void dots(const Block& block) noexcept {
+template <class T, int kRows, int kColumns>
+void dots(const Block& block, RightOperand<T> weights) noexcept {
   Floats sum[kRows][kColumns] = {};
-  const float* columns = block.weights;
+  const T* columns = weights.at;
   const float* const* pointers = block.pointers;
   const int64_t whole = block.depth / kLanes * kLanes;
   const int rest = static_cast<int>(block.depth - whole);
   const auto add = [&](int64_t k, auto load_some) __attribute__((always_inline)) {
     Floats w[kColumns];
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) w[c] = load_some(columns + c * block.weights_stride + k);
+    for (int c = 0; c < kColumns; ++c) w[c] = load_some(columns + c * weights.stride + k);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Floats x = load_some(pointers[r] + k);
@@ -115,8 +137,8 @@ void dots(const Block& block) noexcept {
     }
   };
   for (int64_t run = 0; run < block.runs; ++run, pointers += kBlockRows, columns += block.depth) {
-    for (int64_t k = 0; k < whole; k += kLanes) add(k, [](const float* from) { return load(from); });
-    if (rest > 0) add(whole, [&](const float* from) { return load_partial(from, rest); });
+    for (int64_t k = 0; k < whole; k += kLanes) add(k, [](const auto* from) { return load(from); });
+    if (rest > 0) add(whole, [&](const auto* from) { return load_partial(from, rest); });
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -126,55 +148,57 @@ void dots(const Block& block) noexcept {
   }
 }
 
+template <class T>
 constexpr auto kDots = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<std::array<void (*)(const Block&) noexcept, 2>, kFewRows>{
-      {{dots<kRow + 1, 1>, dots<kRow + 1, kDotColumns>}...}};
+  return std::array<std::array<void (*)(const Block&, RightOperand<T>) noexcept, 2>, kFewRows>{
+      {{dots<T, kRow + 1, 1>, dots<T, kRow + 1, kDotColumns>}...}};
 }(std::make_integer_sequence<int, kFewRows>());
 
 }  // namespace
 
-void multiply_columns(const Block& block, int64_t columns) noexcept {
+template <class T>
+void multiply_columns(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
   Block part = block;
   for (int64_t width = kDotColumns; columns > 0; columns -= width) {
     if (columns < kDotColumns) width = 1;
-    kDots[block.rows - 1][width == kDotColumns](part);
-    part.weights += width * block.weights_stride;
+    kDots<T>[block.rows - 1][width == kDotColumns](part, weights);
+    weights.at += width * weights.stride;
     part.out += width;
   }
 }
+template void multiply_columns(const Block&, RightOperand<float>, int64_t) noexcept;
+template void multiply_columns(const Block&, RightOperand<BF16>, int64_t) noexcept;
+template void multiply_columns(const Block&, RightOperand<F16>, int64_t) noexcept;
 
-void multiply(const Block& block, int64_t columns, float* packed) noexcept {
-  Block part = block;
-  const auto take = [&](Micro kernel, int64_t width) {
-    const int64_t last = (std::min(width, columns) - 1) % kLanes + 1;
-    kernel(part, static_cast<int>(last), packed);
-    part.weights += width;
-    part.out += width;
-    columns -= width;
-  };
-  if (packed == nullptr && block.rows <= kFewRows) {
+template <class T>
+void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
+  Walk<T> walk{block, weights, columns};
+  if (block.rows <= kFewRows) {
     const int64_t width = strip_vectors(block.rows) * kLanes;
-    while (columns >= width) take(kStrips[block.rows - 1], width);
+    while (walk.columns >= width) walk.take(kStrips<T>[block.rows - 1], width, nullptr);
   }
-  while (columns > 0) {
-    const int64_t width = columns > kLanes ? kPanel : kLanes;
-    if (packed == nullptr) {
-      take(panel_kernel<false>(block.rows, columns), width);
-    } else {
-      take(panel_kernel<true>(block.rows, columns), width);
-      packed += block.runs * block.depth * width;
-    }
+  while (walk.columns > 0) walk.take(panel_kernel<T, false>(block.rows, walk.columns), walk.panel(), nullptr);
+}
+template void multiply(const Block&, RightOperand<float>, int64_t) noexcept;
+template void multiply(const Block&, RightOperand<BF16>, int64_t) noexcept;
+template void multiply(const Block&, RightOperand<F16>, int64_t) noexcept;
+
+void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t columns, float* packed) noexcept {
+  Walk<float> walk{block, weights, columns};
+  while (walk.columns > 0) {
+    const int64_t width = walk.panel();
+    walk.take(panel_kernel<float, true>(block.rows, walk.columns), width, packed);
+    packed += block.runs * block.depth * width;
   }
 }
 
-void multiply_packed(const Block& block, int64_t columns) noexcept {
+void multiply_packed(const Block& block, const float* packed, int64_t columns) noexcept {
   Block part = block;
   const int64_t depth = block.runs * block.depth;
   for (; columns > 0; columns -= kPanel) {
     const int64_t width = columns > kLanes ? kPanel : kLanes;
-    part.weights_stride = width;
-    panel_kernel<false>(block.rows, width)(part, 0, nullptr);
-    part.weights += depth * width;
+    panel_kernel<float, false>(block.rows, width)(part, {packed, width}, 0, nullptr);
+    packed += depth * width;
     part.out += width;
   }
 }

@@ -1,13 +1,15 @@
 // The matrix product at the heart of matmul and conv2d: a block of rows times a panel of columns, summed in registers.
 //
 // The left operand is given by pointers: row r of the block is a sequence of runs of adjacent floats, so a convolution hands in
-// where each tap of each pixel lies and needs no im2col. The right operand is read where it is or packed into panels.
+// where each tap of each pixel lies and needs no im2col. The right operand is read where it is or packed into panels; floats of
+// 16 bits become float32 on the way, in registers where few rows read them, else when they are packed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "aspen_jax/engine/kernel.h"
+#include "elements.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -31,24 +33,35 @@ struct Block {
   int rows;                      // 1 .. kBlockRows
   const float* const* pointers;  // [runs][kBlockRows]: where each row's run begins
   int64_t runs;
-  int64_t depth;         // length of each run
-  const float* weights;  // row k of the right operand is at weights + k * weights_stride; k counts through the runs
-  int64_t weights_stride;
-  float* out;  // rows x columns, columns adjacent
+  int64_t depth;  // length of each run
+  float* out;     // rows x columns, columns adjacent
   int64_t out_stride;
   bool accumulate;  // add to what `out` holds
 };
 
-// `out` (+)= the block's rows times `columns` columns of the right operand, read in place; nothing beyond them is touched. With
-// `packed`, leaves the operand there, packed: it is in registers anyway, so that the stores cost next to nothing.
-void multiply(const Block& block, int64_t columns, float* packed) noexcept;
+// A right operand of float, BF16 or F16 in place. What `stride` counts, multiply and multiply_columns say; k counts through the
+// runs.
+template <class T>
+struct RightOperand {
+  const T* at;
+  int64_t stride;
+};
+
+// `out` (+)= the block's rows times `columns` columns of the right operand, whose row k is at + k * stride; nothing beyond them
+// is touched. Where it has 16 bits an element, for at most kFewRows rows.
+template <class T>
+void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept;
+
+// The same, and leaves the operand packed in `packed`: it is in registers anyway, so that the stores cost next to nothing.
+void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t columns, float* packed) noexcept;
 
 // The same where the right operand has been packed. All vectors of `out` are written whole: its rows have room for
 // round_up(columns, kLanes).
-void multiply_packed(const Block& block, int64_t columns) noexcept;
+void multiply_packed(const Block& block, const float* packed, int64_t columns) noexcept;
 
-// The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at weights + c * weights_stride.
-void multiply_columns(const Block& block, int64_t columns) noexcept;
+// The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at + c * stride.
+template <class T>
+void multiply_columns(const Block& block, RightOperand<T> weights, int64_t columns) noexcept;
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

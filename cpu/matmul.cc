@@ -1,5 +1,6 @@
-// matmul: sums of products of two operands over the dimensions that only they have; float32, through any views. Each dimension
-// of an operand runs along one of the output, or is summed, so that no operand has to be transposed or repeated first.
+// matmul: sums of products of two operands over the dimensions that only they have, through any views; float32, or floats of 16
+// bits, which are widened on the way. Each dimension of an operand runs along one of the output, or is summed, so that no operand
+// has to be transposed or repeated first.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -36,8 +37,10 @@ struct Matmul final : OpState {
   std::vector<Dim> dims;  // of the output, but for those of one element
   std::vector<Dim> runs;  // summed dimensions that cannot be walked together with the innermost, outermost first
   Dim depth;              // the innermost summed dimension
-  bool rows_adjacent;     // a row's run is in adjacent elements
-  bool columns_uniform;   // in the columns' operand all summed dimensions are one walk
+  DType rows_dtype;
+  DType columns_dtype;
+  bool rows_adjacent;    // a row's run is in adjacent float32
+  bool columns_uniform;  // in the columns' operand all summed dimensions are one walk
   std::vector<int64_t> out_strides;
   ProductPlan plan;
   Epilogue epilogue;
@@ -52,12 +55,13 @@ struct Matmul final : OpState {
   }
 };
 
-// One product of rows by columns inside a tile.
+// One product of rows by columns of T inside a tile.
+template <class T>
 struct Rows {
   const Matmul& op;
   const TileArgs& args;
-  const float* a;       // at the first row
-  const float* b;       // at the first column
+  const std::byte* a;   // at the first row
+  const T* b;           // at the first column
   float* out;           // at the first element
   const Dim* row;       // nullptr: there is one row
   int64_t column_step;  // from a column to the next, in b
@@ -67,35 +71,36 @@ struct Rows {
   int64_t row_step() const { return row != nullptr ? row->row_stride : 0; }
 
   void point(int64_t first, int rows, const Chunk& chunk, const float** pointers, float* gathered) const {
-    const float* const from = a + first * row_step() + chunk.begin * op.depth.row_stride;
+    const int64_t from = first * row_step() + chunk.begin * op.depth.row_stride;
     for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
-      const float* const source = from + op.run_offset(chunk.run + run, &Dim::row_stride);
+      const std::byte* const source = a + (from + op.run_offset(chunk.run + run, &Dim::row_stride)) * size_of(op.rows_dtype);
       if (op.rows_adjacent) {
-        for (int r = 0; r < rows; ++r) pointers[r] = source + r * row_step();
+        for (int r = 0; r < rows; ++r) pointers[r] = reinterpret_cast<const float*>(source) + r * row_step();
         continue;
       }
-      load_lanes(DType::kF32, source, row_step(), op.depth.row_stride, rows, chunk.depth, reinterpret_cast<int32_t*>(gathered),
+      load_lanes(op.rows_dtype, source, row_step(), op.depth.row_stride, rows, chunk.depth, reinterpret_cast<int32_t*>(gathered),
                  chunk.depth);
       for (int r = 0; r < rows; ++r, gathered += chunk.depth) pointers[r] = gathered;
     }
   }
 
   void pack(int64_t column, int64_t columns, const Chunk& chunk, float* packed) const {
-    const float* const from = b + column * column_step + chunk.begin * op.depth.column_stride;
+    const T* const from = b + column * column_step + chunk.begin * op.depth.column_stride;
     for (int64_t run = 0; run < chunk.runs; ++run) {
-      aspen::cpu::ASPEN_TARGET::pack(from + op.run_offset(chunk.run + run, &Dim::column_stride), op.depth.column_stride,
-                                     column_step, chunk.depth, columns, packed, run * chunk.depth, chunk.runs * chunk.depth);
+      aspen::cpu::ASPEN_TARGET::pack(op.columns_dtype, from + op.run_offset(chunk.run + run, &Dim::column_stride),
+                                     op.depth.column_stride, column_step, chunk.depth, columns, packed, run * chunk.depth,
+                                     chunk.runs * chunk.depth);
     }
   }
 
-  const float* first_weight(int64_t column, const Chunk& chunk) const {
+  const T* first_weight(int64_t column, const Chunk& chunk) const {
     return b + column * column_step + op.run_offset(chunk.run, &Dim::column_stride) + chunk.begin * op.depth.column_stride;
   }
-  const float* weights(int64_t column, const Chunk& chunk) const {
+  const T* weights(int64_t column, const Chunk& chunk) const {
     return column_step == 1 && op.columns_uniform ? first_weight(column, chunk) : nullptr;
   }
   int64_t weights_stride() const { return op.depth.column_stride; }
-  const float* weight_columns(int64_t column, const Chunk& chunk) const {
+  const T* weight_columns(int64_t column, const Chunk& chunk) const {
     return op.columns_uniform && op.depth.column_stride == 1 ? first_weight(column, chunk) : nullptr;
   }
   int64_t weight_columns_stride() const { return column_step; }
@@ -120,6 +125,7 @@ struct Loop : Dim {
   int outermost;
 };
 
+template <class T>
 const char* run(const TileArgs& args) noexcept {
   const auto& op = *static_cast<const Matmul*>(args.state);
   const int rank = static_cast<int>(op.dims.size());
@@ -179,11 +185,11 @@ const char* run(const TileArgs& args) noexcept {
     return false;
   };
   do {
-    const Rows source{
+    const Rows<T> source{
         .op = op,
         .args = args,
-        .a = static_cast<const float*>(args.inputs[op.rows_input]) + row_at,
-        .b = static_cast<const float*>(args.inputs[1 - op.rows_input]) + column_at,
+        .a = static_cast<const std::byte*>(args.inputs[op.rows_input]) + row_at * size_of(op.rows_dtype),
+        .b = static_cast<const T*>(args.inputs[1 - op.rows_input]) + column_at,
         .out = op.epilogue.empty() ? static_cast<float*>(args.output) + out_at : nullptr,
         .row = rows,
         .column_step = has_columns ? loops[0].column_stride : 1,
@@ -290,7 +296,7 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
   if (spec.inputs.size() < 2) throw GraphError("matmul needs two inputs, a and b");
   for (int i = 0; i < 2; ++i) {
     check_rank(spec.inputs[i], spec.inputs[i].rank, "matmul's operand");
-    check_float32(spec.inputs[i], "matmul's operand");
+    check_float(spec.inputs[i], "matmul's operand");
   }
   check_rank(spec.output, spec.output.rank, "matmul's output");
   check_dense(spec.output, "matmul's output");
@@ -324,7 +330,10 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
   op->depth = op->runs.back();
   op->runs.pop_back();
   // A single element is adjacent to itself: what is never stepped over need not be gathered.
-  op->rows_adjacent = op->depth.row_stride == 1 || op->depth.extent <= 1;
+  op->rows_dtype = spec.inputs[op->rows_input].dtype;
+  op->columns_dtype = spec.inputs[1 - op->rows_input].dtype;
+  const bool is_float32 = op->rows_dtype == DType::kF32;
+  op->rows_adjacent = op->depth.extent == 0 || (is_float32 && (op->depth.row_stride == 1 || op->depth.extent == 1));
   op->columns_uniform = true;
   int64_t num_runs = 1, reach = op->depth.column_stride * op->depth.extent;
   for (auto dim = op->runs.rbegin(); dim != op->runs.rend(); ++dim) {
@@ -345,7 +354,7 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
   const TensorView output = without_units(spec.output, spec.output);
   op->epilogue = Epilogue::parse(words, OpSpec{inputs, output, spec.params}, 2, DType::kF32);
   PreparedOp prepared;
-  prepared.run = run;
+  prepared.run = visit_float(op->columns_dtype, []<class T>(T) -> RunTile { return run<T>; });
   prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm.h"
 
@@ -52,9 +53,9 @@ class ProductPlan {
   //   void point(int64_t row, int rows, const Chunk&, const float** pointers, float* gathered) const
   //     fills pointers[run * kBlockRows + r] for the chunk's runs; `gathered` has room for the block's rows of the chunk;
   //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
-  //   const float* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
-  //     nullptr where their columns are not adjacent or their rows not equally far apart;
-  //   optionally const float* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
+  //   const T* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
+  //     nullptr where their columns are not adjacent or their rows not equally far apart; floats, or of 16 bits;
+  //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
   //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
   //   float* direct(int64_t row, int rows, int64_t column) const, int64_t direct_stride() const: where the block goes if it is to
   //     be left as it is and its rows are equally far apart, or nullptr;
@@ -67,7 +68,9 @@ class ProductPlan {
     auto* const packed = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_);
     auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
     const bool by_columns = reads_columns(source, rows);
-    const bool in_place = by_columns || source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
+    using T = std::remove_cvref_t<decltype(*source.weights(0, Chunk{}))>;
+    // Many rows would widen floats of 16 bits again for each block; packed, they are widened once.
+    const bool in_place = by_columns || ((!Narrow<T> || rows <= kFewRows) && source.weights(0, Chunk{0, 1, 0, 0}) != nullptr);
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
     const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kPanel);
@@ -99,17 +102,15 @@ class ProductPlan {
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
             if (by_columns) {
               if constexpr (kMayReadColumns<Source>) {
-                block.weights = source.weight_columns(column, chunk);
-                block.weights_stride = source.weight_columns_stride();
-                multiply_columns(block, width);
+                multiply_columns(block, RightOperand<T>{source.weight_columns(column, chunk), source.weight_columns_stride()},
+                                 width);
               }
             } else if (is_packed) {
-              block.weights = packed;
-              multiply_packed(block, width);
-            } else {
-              block.weights = source.weights(column, chunk);
-              block.weights_stride = source.weights_stride();
-              multiply(block, width, packs ? packed : nullptr);
+              multiply_packed(block, packed, width);
+            } else if (const RightOperand<T> weights{source.weights(column, chunk), source.weights_stride()}; !packs) {
+              multiply(block, weights, width);
+            } else if constexpr (!Narrow<T>) {
+              multiply_and_pack(block, weights, width, packed);
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
           }

@@ -196,18 +196,17 @@ void multiply_panel(const Winograd& op, const float* panel, int64_t patches, con
   block.pointers = pointers;
   block.runs = 1;
   block.depth = op.channels;
-  block.weights_stride = op.u_strides[2];
   block.out_stride = kPoints * kColumns;
   block.accumulate = false;
   const int64_t blocks = ceil_div(patches, kBlockRows);
   for (int point = 0; point < kPoints; ++point) {
-    block.weights = panel + point * op.u_strides[0];
+    const RightOperand<float> weights{panel + point * op.u_strides[0], op.u_strides[2]};
     int64_t patch = 0;
     for (int64_t i = 0; i < blocks; ++i, patch += block.rows) {
       block.rows = static_cast<int>(patches / blocks + (i < patches % blocks));
       for (int r = 0; r < block.rows; ++r) pointers[r] = transformed + (patch + r) * op.patch_floats() + point * op.patch_stride;
       block.out = sums + (patch * kPoints + point) * kColumns;
-      multiply(block, kColumns, nullptr);
+      multiply(block, weights, kColumns);
     }
   }
 }

@@ -74,6 +74,9 @@ class Attention(OpFamily):
         rest.insert(attrs.values_chained, between)
         return MATMUL.infer(values[0], rest[:2])
 
+    def may_store(self, op: Op, dtype: np.dtype) -> bool:
+        return MATMUL.may_store(parts_of(op)[2], dtype)
+
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         parts = parts_of(op)
         attrs: AttentionAttrs = op.attrs
@@ -104,7 +107,7 @@ class Attention(OpFamily):
         dtypes = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
         def product(part: tuple[Any, Any], own: list[jax.Array], dtype: np.dtype) -> jax.Array:
-            result = MATMUL.reference(part[0], *own[:2])
+            result = MATMUL.reference(part[0], *(item.astype(np.float32) for item in own[:2]))
             if part[1] is None:
                 return result.astype(dtype)
             return part[1].reference(result, *own[2:], shape=result.shape, dtype=dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block_program import BlockProgram
+from aspen_jax.ops.opcodes import lane_of
 
 if TYPE_CHECKING:
     from jax import Array
@@ -60,6 +61,12 @@ class OpFamily(abc.ABC):
         Raises:
             ValueError: the inputs do not fit together.
         """
+
+    def may_store(self, op: Op, dtype: np.dtype) -> bool:
+        """Whether the op, whose result has `dtype` by `infer`, may write an output of the dtype that it has."""
+        # Kernels of floats keep float32 until they store their result.
+        is_float = lane_of(dtype) == lane_of(op.output.dtype) == "f"
+        return op.program is not None or dtype == op.output.dtype or (self.takes_epilogue and is_float)
 
     @abc.abstractmethod
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:

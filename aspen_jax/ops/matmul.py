@@ -16,6 +16,7 @@ from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, unpermuted
 from aspen_jax.ops.layout import transposed
+from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class MatmulAttrs(Attrs):
 
 
 class Matmul(OpFamily):
-    """Sums of products of a and b over the summed dimensions, float32."""
+    """Sums of products of a and b, floats, over the summed dimensions."""
 
     name = "matmul"
     kernel = "matmul"
@@ -112,7 +113,7 @@ MATMUL = Matmul()
 
 @converts("dot_general")
 def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand) -> Operand:
-    need_dtypes(equation, (lhs, rhs), "float32")
+    need_dtypes(equation, (lhs, rhs), *FLOATS)
     if len(equation.shape) > _MAX_RANK:
         raise Unsupported(f"dot_general with an output of rank {len(equation.shape)}; kernels take up to {_MAX_RANK}")
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
@@ -124,4 +125,4 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     columns_from = len(lhs_batch) + len(lhs_free)
     batch, rows, columns = range(len(lhs_batch)), range(len(lhs_batch), columns_from), range(columns_from, len(equation.shape))
     summed = [-1 - j for j in range(len(lhs_contract))]
-    return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b])
+    return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b], dtype=equation.dtype)

@@ -64,6 +64,11 @@ class RowProgram:
         """Dtype of the result."""
         return self.stages[-1].dtype
 
+    def stored_as(self, dtype: np.dtype) -> RowProgram:
+        """The same with a result of another dtype of the same lanes."""
+        *others, last = self.stages
+        return dataclasses.replace(self, stages=(*others, last._replace(dtype=dtype)))
+
     def to_words(self) -> list[int]:
         words = [len(self.stages)]
         for kind, dtype, program in self.stages:

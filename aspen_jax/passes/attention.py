@@ -2,7 +2,8 @@
 
 Nothing is matched but the shape: a product whose only reader is a row program along its last axis, whose only reader is a
 product that sums that axis. Scale, masks, biases, caps and softmax are whatever the row program and the epilogues hold. The pass
-runs last, when these have been made.
+runs last, when these have been made. Between them floats of 16 bits stay float32: they never leave the cache, and where the
+jaxpr converts them, the programs round them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
 from aspen_jax.ops.family import unpermuted
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.passes.layout import permutation_of
 from aspen_jax.program import Op, Operand, Program, Value
@@ -117,6 +121,7 @@ def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[
             batch = set(small_scores.attrs.a) & set(small_scores.attrs.b)
             if small_scores.output.shape == small_rows.output.shape and not batch & {last, last - 1} and _pays(small_rows):
                 inputs = list(small_rows.inputs)
+                small_scores = small_scores.replace(output=_wide(small_scores.output))
                 inputs[index] = Operand.whole(small_scores.output)
                 small_rows = small_rows.replace(inputs=tuple(inputs))
                 return _Chain(scores.output, rows.output, small_scores, small_rows, index, small_values, place)
@@ -140,14 +145,19 @@ def _kept(operand: Operand, dimensions: Sequence[int]) -> Operand:
     return Operand(operand.value, view)
 
 
+def _wide(value: Value) -> Value:
+    """A value of this shape that holds what the kernel before computes."""
+    return Value(value.shape, np.dtype(np.float32) if lane_of(value.dtype) == "f" else value.dtype)
+
+
 def _small_rows(op: Op) -> Op:
     """The row program without dimensions of one element; only what gives rows has its input's shape."""
     shape = op.inputs[0].shape
     kept = _without_units(shape)
     axes = tuple(index for index, d in enumerate(kept) if d in op.attrs.axes)
-    output = Value(tuple(shape[d] for d in kept), op.output.dtype)
+    output = _wide(Value(tuple(shape[d] for d in kept), op.output.dtype))
     inputs = tuple(_kept(item, kept) for item in op.inputs)
-    return op.replace(attrs=RowsAttrs(axes, op.attrs.rows), inputs=inputs, output=output)
+    return op.replace(attrs=RowsAttrs(axes, op.attrs.rows.stored_as(output.dtype)), inputs=inputs, output=output)
 
 
 def _small_product(op: Op) -> Op:

@@ -12,13 +12,14 @@ import numpy as np
 
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.program import Op, Operand, Program, Value
 
-_WIDENING = (CONV2D, POOL, REDUCE)
+_WIDENING = (CONV2D, MATMUL, POOL, REDUCE)
 
 
 def run(program: Program) -> Program:
@@ -72,9 +73,9 @@ def _without_widening(op: Op, producers: dict[Value, Op]) -> Op:
     if op.family not in _WIDENING:
         return op
     count = op.family.num_main(op)
-    narrow = [source for operand in op.main_inputs if (source := _before_widening(operand, producers)) is not None]
-    # All or none: kernels of several floats take them of one dtype.
-    if len(narrow) < count or len({source.dtype for source in narrow}) > 1:
+    narrow = [_before_widening(operand, producers) or operand for operand in op.main_inputs]
+    # All or none: other kernels of several floats take them of one dtype.
+    if op.family is not MATMUL and len({source.dtype for source in narrow}) > 1:
         return op
     return op.replace(inputs=(*narrow, *op.inputs[count:]))
 

@@ -126,6 +126,7 @@ struct Case {
   std::vector<int64_t> params;  // without the mark of the epilogue
   // The result before the epilogue.
   std::function<double(const std::vector<Operand>&, const Index&)> reference;
+  bool mixes_dtypes = false;  // whether the kernel takes its own inputs in different dtypes
 };
 
 // max(result * scale + shift + residual, 0), with scale and shift by channel: BatchNorm, residual connection and ReLU.
@@ -176,7 +177,7 @@ inline int check(const Case& test, Random& random, bool with_epilogue, DType dty
   const DType out_dtype = random.chance(0.7) ? dtype : DType::kF32;
   std::vector<std::vector<uint16_t>> halves(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_half(dtype) || (i >= num_main && random.chance(0.3))) continue;
+    if (!is_half(dtype) || ((i >= num_main || test.mixes_dtypes) && random.chance(0.3))) continue;
     inputs[i].view.dtype = dtype;
     for (float& value : inputs[i].buffer) {
       halves[i].push_back(half_bits(dtype, value));

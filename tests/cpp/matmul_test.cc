@@ -35,6 +35,7 @@ Case make_case(std::string name, const Labels& labels, Index output, Operand a, 
   test.params = labels.words();
   test.inputs = {std::move(a), std::move(b)};
   test.output = std::move(output);
+  test.mixes_dtypes = true;
   test.reference = [labels](const std::vector<Operand>& inputs, const Index& at) {
     Index extents;
     for (size_t d = 0; d < labels.a.size(); ++d) {
@@ -62,6 +63,8 @@ Case make_plain(int64_t batch, int64_t rows, int64_t inner, int64_t columns, Ope
   return make_case(show({batch, rows, inner, columns}), kPlain, {batch, rows, columns}, std::move(a), std::move(b));
 }
 
+DType any_float(Random& random) { return random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16}); }
+
 int random_case(uint64_t seed) {
   Random random(seed);
   const int64_t batch = random.pick<int64_t>({1, 1, 2, 3});
@@ -71,7 +74,7 @@ int random_case(uint64_t seed) {
   if (columns > 200) rows = std::min<int64_t>(rows, 9);
   return check(make_plain(batch, rows, inner, columns, Operand::any({batch, rows, inner}, random),
                           Operand::any({batch, inner, columns}, random)),
-               random, random.chance(0.5));
+               random, random.chance(0.5), any_float(random));
 }
 
 // Any number of dimensions of each kind, in any order everywhere.
@@ -102,18 +105,18 @@ int many_dimensions(uint64_t seed) {
   Operand a = operand(labels.a), b = operand(labels.b);
   return check(
       make_case(show(labels.a) + " by " + show(labels.b) + " to " + show(output), labels, output, std::move(a), std::move(b)),
-      random, !output.empty() && random.chance(0.5));
+      random, !output.empty() && random.chance(0.5), any_float(random));
 }
 
 // Sums too long for one chunk, of numbers of one sign, where rounding errors pile up; b by rows or by columns.
-int long_case(int64_t rows, int64_t inner, int64_t columns, bool by_columns) {
+int long_case(int64_t rows, int64_t inner, int64_t columns, bool by_columns, DType dtype = DType::kF32) {
   Random random(7);
   Operand a = Operand::dense({1, rows, inner}, random);
   Operand b = Operand::stored({1, inner, columns}, by_columns ? Index{0, 2, 1} : Index{0, 1, 2}, {1, 1, 1}, random);
   for (Operand* operand : {&a, &b}) {
     for (float& value : operand->buffer) value = std::abs(value);
   }
-  return check(make_plain(1, rows, inner, columns, std::move(a), std::move(b)), random, rows % 2 == 0);
+  return check(make_plain(1, rows, inner, columns, std::move(a), std::move(b)), random, rows % 2 == 0, dtype);
 }
 
 int hostile_cases() {
@@ -179,6 +182,9 @@ int main(int argc, char** argv) {
   for (const bool by_columns : {false, true}) {
     for (const int64_t rows : {1, 4, 30}) failures += long_case(rows, 25088, 33, by_columns) > 0;
     failures += long_case(50, 4000, 70, by_columns) > 0;
+    for (const int64_t rows : {1, 2, 3, 5, 6, 7}) {
+      for (const DType dtype : {DType::kF16, DType::kBF16}) failures += long_case(rows, 1700, 555, by_columns, dtype) > 0;
+    }
   }
   std::printf("matmul: %lld random cases, %d failures\n", static_cast<long long>(cases), failures);
   return failures == 0 ? 0 : 1;
