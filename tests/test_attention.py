@@ -91,3 +91,40 @@ def test_gradients_and_batches_are_right():
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
     stacked = [jnp.stack([x, x + 1]) for x in (q, k, v)]
     np.testing.assert_allclose(jax.vmap(aspen(plain))(*stacked), jax.vmap(plain)(*stacked), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", [(2, 33, 33, 4, 16), (1, 1, 70, 2, 8), (3, 7, 130, 2, 5)])
+def test_16_bits_are_rounded_no_more_than_the_program_says(dtype, shape):
+    batch, queries, keys, heads, width = shape
+    q, k, v = (
+        normal(batch, queries, heads, width).astype(dtype),
+        normal(batch, keys, heads, width, seed=1).astype(dtype),
+        normal(batch, keys, heads, width, seed=2).astype(dtype),
+    )
+
+    def library(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=queries == keys)
+
+    def plain(q, k, v):
+        # Scores, softmax and weights all called narrow by the jaxpr, and an epilogue behind the last product.
+        weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) * q.dtype.type(0.3), axis=-1)
+        return jax.nn.relu(jnp.einsum("bnts,bsnh->btnh", weights, v))
+
+    for function in (library, plain):
+        wide = [item.astype(np.float32) for item in (q, k, v)]
+        exact = np.asarray(function(*wide))
+        part = part_of(function, q, k, v)
+        assert sum(op.family is ATTENTION for op in part.ops) == int(queries > 1), str(part)
+        aspen(function).graph(q, k, v).verify()
+        bound = 2 * float(jnp.finfo(dtype).eps) * np.abs(exact).max()
+        for ours in (run_tiled(function, (q, k, v))[0], np.asarray(aspen(function)(q, k, v))):
+            assert ours.dtype == dtype
+            assert np.abs(ours.astype(np.float32) - exact).max() <= bound
+
+
+def test_a_condition_may_end_attention():
+    q, k, v = (normal(2, 9, 3, 8, seed=i) for i in range(3))
+    function = aspen(lambda q, k, v: jax.nn.dot_product_attention(q, k, v) > 0.1)
+    function.graph(q, k, v).verify()
+    assert function(q, k, v).dtype == np.bool_

@@ -89,16 +89,17 @@ def test_fuse_makes_a_chain_one_program_but_keeps_shared_results():
 
 
 def test_kernels_and_programs_read_16_bits_without_a_conversion_before():
-    def function(x, w):
+    def function(x, w, v):
         wide = x.astype(jnp.float32)
         numbers = ("NHWC", "HWIO", "NHWC")
         y = lax.conv_general_dilated(wide, w.astype(jnp.float32), (1, 1), "SAME", dimension_numbers=numbers)
-        return y, wide.max((0, 1)), wide * 2.0
+        # A product takes them beside float32.
+        return y, wide.max((0, 1)), wide * 2.0, v @ w.reshape(36, 2).astype(jnp.float32)
 
-    x, w = np.ones((1, 5, 6, 4), jnp.bfloat16), np.ones((3, 3, 4, 2), jnp.bfloat16)
-    program, inputs = traced(function, x, w)
+    x, w, v = np.ones((1, 5, 6, 4), jnp.bfloat16), np.ones((3, 3, 4, 2), jnp.bfloat16), np.ones((3, 36), np.float32)
+    program, inputs = traced(function, x, w, v)
     result = run_passes(program)
-    assert sorted(kinds(result)) == ["block", "conv2d", "reduce"]
+    assert sorted(kinds(result)) == ["block", "conv2d", "matmul", "reduce"]
     assert_same(program, result, inputs)
 
 

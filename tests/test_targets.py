@@ -11,7 +11,7 @@ import pytest
 
 from aspen_jax import _engine
 
-KERNEL_TESTS = ("test_kernels.py", "test_rows.py", "test_indexing.py", "test_along_axis.py")
+KERNEL_TESTS = ("test_kernels.py", "test_rows.py", "test_indexing.py", "test_along_axis.py", "test_attention.py")
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 
 

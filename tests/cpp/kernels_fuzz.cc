@@ -43,7 +43,7 @@ Bytes encode_one(const OneOp& op) {
 }
 
 std::vector<Bytes> seeds() {
-  constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8;
+  constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8, h = DType::kF16, bf = DType::kBF16;
   // Programs as docs/graph_format.md says; the opcodes are those of cpu/block_ops.inc.
   const Words add_relu = {1, 2, 0, 10, 1, 2, 0, 1, 0, 40, 3, 2, 0, 0, 3};                              // relu(r0 + r1)
   const Words scale = {1, 1, 1, 0x3FC00000, 5, 3, 2, 0, 1, 0, 2};                                      // r0 * 1.5
@@ -73,6 +73,8 @@ std::vector<Bytes> seeds() {
       {"matmul", {{f, {2, 5, 7}}, {f, {2, 7, 19}}, {f, {19}}}, f, {2, 5, 19}, with(product, add_relu)},
       {"matmul", {{f, {1, 1, 33}}, {f, {1, 33, 40}}}, f, {1, 1, 40}, with(product, {0})},
       {"matmul", {{f, {5, 3, 2, 7}}, {f, {19, 7, 5, 2}}}, f, {2, 19, 3}, {4, -1, 2, 0, -2, 4, 1, -2, -1, 0, 0}},
+      {"matmul", {{h, {2, 5, 7}}, {bf, {2, 7, 19}}, {f, {19}}}, h, {2, 5, 19}, with(product, add_relu)},
+      {"matmul", {{bf, {1, 1, 33}}, {bf, {1, 33, 40}}}, f, {1, 1, 40}, with(product, {0})},
       // Scores of 2 x 5 queries by 6 keys, softmax, values of 9 columns.
       {"attention", {{f, {2, 5, 7}}, {f, {2, 7, 6}}, {f, {2, 6, 9}}}, f, {2, 5, 9}, {3, 2,  5,  6, 11, 11, 2, -1, 9,  3, 0, 1, -1,
                                                                                      3, 0,  -1, 2, 0,  1,  0, 43, 1,  2, 4, 1, 11,
