@@ -131,3 +131,53 @@ def test_torch_gives_the_same(small):
         outputs = in_torch(network, params)(*inputs_in_torch(inputs))
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     assert largest_difference([to_nhwc(output.numpy()) for output in outputs], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "extent"),
+    [
+        ("alexnet", 224),
+        ("resnet18", 75),
+        ("resnet50", 75),
+        ("densenet121", 75),
+        ("squeezenet1_0", 75),
+        ("squeezenet1_1", 75),
+        ("inception_v3", 107),
+        ("mobilenet_v2", 75),
+        ("efficientnet_b0", 75),
+    ],
+)
+def test_torchvisions_network_gives_the_same(name, extent):
+    """Layers are matched by the order in which they run, and so is what stands between them by what comes out."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a peer, and optional")
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
+        pytest.skip(f"torchvision cannot be imported: {error}")
+    from benchmarks.network.in_torch import in_torch
+
+    network = zoo.describe(name, Size(2, image_size=extent))
+    ours = in_torch(network, draw(network))
+    theirs = getattr(models, name)(
+        weights=None, **({"aux_logits": False, "init_weights": False} if name == "inception_v3" else {})
+    ).eval()
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, extent, extent), np.float32))
+
+    def layers(module):
+        """Those with parameters, in the order in which they run."""
+        kinds = (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.Linear)
+        met = []
+        hooks = [
+            item.register_forward_hook(lambda item, *_: met.append(item)) for item in module.modules() if isinstance(item, kinds)
+        ]
+        module(x)
+        for hook in hooks:
+            hook.remove()
+        return met
+
+    with torch.no_grad():
+        for mine, other in zip(layers(ours), layers(theirs), strict=True):
+            assert type(mine) is type(other)
+            assert getattr(mine, "eps", None) == getattr(other, "eps", None)
+            other.load_state_dict(mine.state_dict(), strict=False)  # all but how many batches were seen
+        assert largest_difference(ours(x).numpy(), theirs(x).numpy()) < 1e-5

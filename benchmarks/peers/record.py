@@ -210,9 +210,9 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _code() -> str:
-    """A digest of the package as it is, extension module included: times of two builds are no times of one run."""
+    """A digest of package and benchmarks as they are, extension module included: two builds' times are not those of one run."""
     digest = hashlib.sha256()
-    root = Path(aspen_jax.__file__).parent
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".so")):
-        digest.update(path.read_bytes())
+    for root in (Path(aspen_jax.__file__).parent, Path(__file__).parents[1]):
+        for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".so")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -46,7 +46,7 @@ class Side:
 
     def version(self) -> str:
         """Of its first package, once that is imported."""
-        return getattr(sys.modules[next(iter(self.packages))], "__version__", "")
+        return getattr(sys.modules[next(iter(self.packages))], "__version__", "").partition("-")[0]
 
 
 def _jit(prepared: Prepared, threads: int) -> Run:
