@@ -236,6 +236,7 @@ struct Pixels {
     return op.w_in_place ? w + column + (chunk.run * op.plan.depth() + chunk.begin) * op.w_row : nullptr;
   }
   int64_t weights_stride() const { return op.w_row; }
+  int64_t columns_from(int64_t column) const { return op.shape.out_channels - first_channel - column; }
 
   float* direct(int64_t pixel, int rows, int64_t column) const {
     const int64_t ahead = column_of(pixel);

@@ -11,14 +11,16 @@ namespace aspen::cpu::ASPEN_TARGET {
 namespace {
 
 template <class T>
-using Micro = void (*)(const Block&, RightOperand<T>, int lanes, float* packed) noexcept;
+using Micro = void (*)(const Block&, RightOperand<T>, int lanes, float* packed, Ahead) noexcept;
 
 // kRows x kVectors vectors of sums stay in registers from the first run to the last. `lanes` counts the columns of the last
-// vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack.
-template <class T, int kRows, int kVectors, bool kPartial, bool kPack>
-void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed) noexcept {
+// vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack; a line a row of `ahead` is
+// fetched, where kFetch.
+template <class T, int kRows, int kVectors, bool kPartial, bool kPack, bool kFetch = false>
+void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed,
+           [[maybe_unused]] Ahead ahead) noexcept {
   constexpr int kLast = kVectors - 1;
-  constexpr int kVectorsOfCacheLine = 64 / (kLanes * static_cast<int>(sizeof(T)));
+  constexpr int kVectorsOfCacheLine = kCacheLine / (kLanes * static_cast<int>(sizeof(T)));
   const auto load_weights = [&](const T* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
   };
@@ -49,6 +51,10 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
         if constexpr (kPack) store(packed + v * kLanes, w[v]);
       }
       if constexpr (kPack) packed += kVectors * kLanes;
+      if constexpr (kFetch) {
+        __builtin_prefetch(ahead.at, 0, 2);
+        ahead.at += ahead.stride;
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats x = broadcast(row[r][k]);
@@ -82,6 +88,11 @@ constexpr auto kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
   return std::array<Micro<T>, kMostRows<T>>{micro<T, kRow + 1, kVectors, kPartial, kPack>...};
 }(std::make_integer_sequence<int, kMostRows<T>>());
 
+// Those that multiply a whole packed panel and fetch ahead.
+constexpr auto kFetching = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<Micro<float>, kBlockRows>{micro<float, kRow + 1, kPanelVectors, false, false, true>...};
+}(std::make_integer_sequence<int, kBlockRows>());
+
 // The kernel for a panel of `columns` columns, of which at most kPanel are taken.
 template <class T, bool kPack>
 Micro<T> panel_kernel(int rows, int64_t columns) {
@@ -91,12 +102,30 @@ Micro<T> panel_kernel(int rows, int64_t columns) {
   return columns == kLanes ? kByRows<T, 1, false, kPack>[i] : kByRows<T, 1, true, kPack>[i];
 }
 
-// As many vectors a row as leave registers for a row of weights and a broadcast.
-constexpr int strip_vectors(int rows) { return std::min((kRegisters - 1) / (rows + 1), kRegisters / 2); }
+// Few rows take strips of columns as wide as leave registers for a row of weights and a broadcast, or narrower ones where that
+// makes them more equal: the wider, the more memory is asked for at once.
+constexpr int widest_strip(int rows) { return std::min((kRegisters - 1) / (rows + 1), kRegisters / 2); }
+constexpr int kStripStep = 4;  // vectors
+constexpr int kStripSteps = (widest_strip(1) - 1) / kStripStep + 1;
+constexpr int strip_vectors(int rows, int step) { return std::min((step + 1) * kStripStep, widest_strip(rows)); }
+
+template <class T, int kRows>
+constexpr auto kStripsOfRows = []<int... kStep>(std::integer_sequence<int, kStep...>) {
+  return std::array<Micro<T>, kStripSteps>{micro<T, kRows, strip_vectors(kRows, kStep), false, false>...};
+}(std::make_integer_sequence<int, kStripSteps>());
 template <class T>
 constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<Micro<T>, kFewRows>{micro<T, kRow + 1, strip_vectors(kRow + 1), false, false>...};
+  return std::array<std::array<Micro<T>, kStripSteps>, kFewRows>{kStripsOfRows<T, kRow + 1>...};
 }(std::make_integer_sequence<int, kFewRows>());
+
+// Which of kStrips to take of so many whole vectors: of equal strips, or the widest that there are enough for; -1: none.
+int strip_step(int rows, int64_t vectors) {
+  const int64_t equal = vectors > 0 ? ceil_div(vectors, ceil_div(vectors, widest_strip(rows))) : 0;
+  int step = 0;
+  while (strip_vectors(rows, step) < equal) ++step;
+  while (step >= 0 && strip_vectors(rows, step) > vectors) --step;
+  return step;
+}
 
 // What is left of an operand beyond the columns that `take` handles.
 template <class T>
@@ -106,7 +135,7 @@ struct Walk {
   int64_t columns;
 
   void take(Micro<T> kernel, int64_t width, float* packed) {
-    kernel(block, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed);
+    kernel(block, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed, {});
     weights.at += width;
     block.out += width;
     columns -= width;
@@ -174,8 +203,9 @@ template <class T>
 void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
   Walk<T> walk{block, weights, columns};
   if (block.rows <= kFewRows) {
-    const int64_t width = strip_vectors(block.rows) * kLanes;
-    while (walk.columns >= width) walk.take(kStrips<T>[block.rows - 1], width, nullptr);
+    for (int step; (step = strip_step(block.rows, walk.columns / kLanes)) >= 0;) {
+      walk.take(kStrips<T>[block.rows - 1][step], strip_vectors(block.rows, step) * kLanes, nullptr);
+    }
   }
   while (walk.columns > 0) walk.take(panel_kernel<T, false>(block.rows, walk.columns), walk.panel(), nullptr);
 }
@@ -192,12 +222,18 @@ void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t 
   }
 }
 
-void multiply_packed(const Block& block, const float* packed, int64_t columns) noexcept {
+void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept {
   Block part = block;
   const int64_t depth = block.runs * block.depth;
   for (; columns > 0; columns -= kPanel) {
     const int64_t width = columns > kLanes ? kPanel : kLanes;
-    panel_kernel<float, false>(block.rows, width)(part, {packed, width}, 0, nullptr);
+    if (width == kPanel && ahead.lines > 0) {
+      kFetching[block.rows - 1](part, {packed, width}, 0, nullptr, ahead);
+      ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
+      --ahead.lines;
+    } else {
+      panel_kernel<float, false>(block.rows, width)(part, {packed, width}, 0, nullptr, {});
+    }
     packed += depth * width;
     part.out += width;
   }

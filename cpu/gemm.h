@@ -29,6 +29,8 @@ inline constexpr int kPanel = kPanelVectors * kLanes;
 // Up to this many rows the product is bound by reading the right operand once: it is read in place, in wide strips.
 inline constexpr int kFewRows = kBlockRows / 2;
 
+inline constexpr int kCacheLine = 64;  // bytes
+
 struct Block {
   int rows;                      // 1 .. kBlockRows
   const float* const* pointers;  // [runs][kBlockRows]: where each row's run begins
@@ -55,9 +57,17 @@ void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noex
 // The same, and leaves the operand packed in `packed`: it is in registers anyway, so that the stores cost next to nothing.
 void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t columns, float* packed) noexcept;
 
+// A piece of a right operand that is multiplied next, brought into the L2 cache meanwhile: as many rows, `stride` apart, as the
+// packed one has, of `lines` cache lines.
+struct Ahead {
+  const float* at = nullptr;
+  int64_t stride = 0;
+  int64_t lines = 0;
+};
+
 // The same where the right operand has been packed. All vectors of `out` are written whole: its rows have room for
-// round_up(columns, kLanes).
-void multiply_packed(const Block& block, const float* packed, int64_t columns) noexcept;
+// round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
+void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
 
 // The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at + c * stride.
 template <class T>

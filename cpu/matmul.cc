@@ -100,6 +100,7 @@ struct Rows {
     return column_step == 1 && op.columns_uniform ? first_weight(column, chunk) : nullptr;
   }
   int64_t weights_stride() const { return op.depth.column_stride; }
+  int64_t columns_from(int64_t column) const { return op.dims.back().extent - at[op.dims.size() - 1] - column; }
   const T* weight_columns(int64_t column, const Chunk& chunk) const {
     return op.columns_uniform && op.depth.column_stride == 1 ? first_weight(column, chunk) : nullptr;
   }

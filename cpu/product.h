@@ -55,6 +55,7 @@ class ProductPlan {
   //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
   //   const T* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
   //     nullptr where their columns are not adjacent or their rows not equally far apart; floats, or of 16 bits;
+  //   int64_t columns_from(int64_t column) const: how many the operand has from there on, beyond the tile too, more or less;
   //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
   //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
   //   float* direct(int64_t row, int rows, int64_t column) const, int64_t direct_stride() const: where the block goes if it is to
@@ -92,6 +93,7 @@ class ProductPlan {
           if (!in_place) source.pack(column, width, chunk, packed);
           const int64_t blocks = ceil_div(height, kBlockRows);
           const bool packs = blocks >= kPackingBlocks;
+          Ahead ahead = packs && in_place ? following(source, column, width, chunk, last) : Ahead{};
           int64_t row = top;
           for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
             block.rows = static_cast<int>(height / blocks + (i < height % blocks));
@@ -106,7 +108,7 @@ class ProductPlan {
                                  width);
               }
             } else if (is_packed) {
-              multiply_packed(block, packed, width);
+              multiply_packed(block, packed, width, ahead);
             } else if (const RightOperand<T> weights{source.weights(column, chunk), source.weights_stride()}; !packs) {
               multiply(block, weights, width);
             } else if constexpr (!Narrow<T>) {
@@ -140,6 +142,24 @@ class ProductPlan {
       return rows <= kFewRows && source.weight_columns(0, Chunk{0, 1, 0, 0}) != nullptr;
     }
     return false;
+  }
+
+  // What is read after a chunk of some columns: the next chunk of theirs, or the first of the columns behind them, which are
+  // those of the next tile where they are not of this one.
+  template <class Source>
+  Ahead following(const Source& source, int64_t column, int64_t width, Chunk chunk, bool last) const {
+    using T = std::remove_cvref_t<decltype(*source.weights(0, Chunk{}))>;
+    if constexpr (std::is_same_v<T, float>) {
+      if (last) {
+        column += width;
+        width = std::min(width, source.columns_from(column));
+        chunk = {};
+      } else {
+        advance(chunk);
+      }
+      return {source.weights(column, chunk), source.weights_stride(), ceil_div(std::max<int64_t>(width, 0) * 4, kCacheLine)};
+    }
+    return {};
   }
 
   void advance(Chunk& chunk) const {
