@@ -147,7 +147,7 @@ class _Search:
         # In the whole graph weights come from memory.
         weights = {op.inputs[index].value for index in op.family.weight_inputs}
         copies = min(_MOST_COPIES, -(-_COLD_BYTES // max(1, sum(value.nbytes for value in weights))))
-        first = {value: _random(value) for value in values}
+        first = {value: random_array(value) for value in values}
         turns = [[first[value].copy() if value in weights else first[value] for value in values] for _ in range(copies)]
         turn = itertools.cycle(turns)
         seconds = _fastest([lambda graph=graph: graph.run(*next(turn)) for graph in graphs], _SECONDS_AN_OP)
@@ -188,7 +188,7 @@ class _Search:
 
     @functools.cached_property
     def arrays(self) -> list[list[np.ndarray]]:
-        return [[_random(value) for value in program.inputs] for program in self.programs]
+        return [[random_array(value) for value in program.inputs] for program in self.programs]
 
     def with_measured(self, known: Measurements) -> apu.Machine:
         return dataclasses.replace(self.model, measured=known)
@@ -216,7 +216,7 @@ def _fastest(functions: Sequence[Callable[[], object]], budget: float) -> list[f
     raise AssertionError
 
 
-def _random(value: Value) -> np.ndarray:
+def random_array(value: Value) -> np.ndarray:
     """Numbers that no kernel is slow at; indices into the first rows of what they index."""
     random = np.random.default_rng(value.size)
     if np.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-
 from aspen_jax import apu, aspen
 from aspen_jax.apu import measured
 from aspen_jax.apu.measured import Measured, Measurements
@@ -16,6 +14,7 @@ from aspen_jax.program import Op, Program
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
+from aspen_jax.tuning import random_array
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
@@ -55,8 +54,7 @@ def tiles(
         program = chosen.program()
         graphs = {str(count): apu.build(program, workers, _machine(program, workers, count)) for count in counts}
         graphs[_CHOSEN] = chosen
-        rng = np.random.default_rng(0)
-        inputs = [_random(rng, value.shape, value.dtype) for value in program.inputs]
+        inputs = [random_array(value) for value in program.inputs]
         timings = interleaved({key: functools.partial(graph.run, *inputs) for key, graph in graphs.items()}, rounds)
         rows = [("tiles a layer", "tiles", "min", "median")]
         rows += [
@@ -90,9 +88,3 @@ def _machine(program: Program, workers: int, count: int) -> apu.Machine:
 def _nearest(op: Op, workers: int, count: int) -> tuple[int, ...]:
     """Of the ways to cut an op into the number of tiles nearest to `count`, the one that the cost model prefers."""
     return min(by_price(op, workers, apu.Machine()), key=lambda parts: abs(math.log(math.prod(parts) / count)))
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-        return rng.integers(0, 2, shape).astype(dtype)
-    return rng.standard_normal(shape, np.float32).astype(dtype)

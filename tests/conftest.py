@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
 os.environ["KERAS_BACKEND"] = "jax"
 _cache = tempfile.TemporaryDirectory()  # removed at exit
@@ -12,3 +14,14 @@ os.environ["ASPEN_CACHE_DIR"] = _cache.name
 
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """A file for a benchmark's figures; this process is left on its cores, and gets its workers back."""
+    from aspen_jax import runtime
+
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    workers = runtime.num_workers()
+    yield tmp_path / "figures.json"
+    runtime.set_num_workers(workers)

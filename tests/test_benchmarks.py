@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from aspen_jax import runtime
 from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import TILED
 from aspen_jax.report.difference import largest_difference
@@ -17,15 +16,6 @@ from benchmarks.__main__ import main
 from benchmarks.child import measure_in_child
 from benchmarks.kernel_cases import CASES
 from benchmarks.scheduler import parse
-
-
-@pytest.fixture
-def record(tmp_path, monkeypatch):
-    """A file for the figures, and this process left on its cores."""
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    workers = runtime.num_workers()
-    yield tmp_path / "figures.json"
-    runtime.set_num_workers(workers)
 
 
 def test_overhead(record, capsys):
@@ -122,6 +112,12 @@ def test_schedulers_lines_are_read():
         (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),
+        (["layers", "--sweeps", "depth"], "no sweep is called 'depth'; take layers, size, channels"),
+        (["tiles", "--counts", "0"], "0 tiles"),
+        (["tiles", "--rounds", "0"], "the number of rounds is 0"),
+        (["scaling", "--workers", "0"], "0 workers are asked for"),
+        (["unequal", "--seconds", "-1"], "-1.0 seconds"),
+        (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
         (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
         (["peers", "--models", "yolov3", "--image-size", "100"], "images of a multiple of 32 pixels, not 100"),

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from aspen_jax import runtime
 from aspen_jax.errors import InputError
 from benchmarks import layers
 from benchmarks.__main__ import main
@@ -15,15 +14,6 @@ from benchmarks.picture import save_curves
 from benchmarks.scaling import parallel_fraction
 
 SMALL = ["--models", "VGG16", "--image-size", "32"]
-
-
-@pytest.fixture
-def record(tmp_path, monkeypatch):
-    """A file for the figures, and this process left on its cores."""
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    workers = runtime.num_workers()
-    yield tmp_path / "figures.json"
-    runtime.set_num_workers(workers)
 
 
 def results(record):
@@ -76,23 +66,6 @@ def test_unequal_cores(record):
     assert main(["unequal", "--models", "llama-small", "--rounds", "1", "--seconds", "0.2", "--json", str(record)]) == 0
     (result,) = results(record)
     assert all(rate > 0 for by_set in result["calls_per_s"].values() for rates in by_set.values() for rate in rates)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["layers", "--sweeps", "depth"], "no sweep is called 'depth'; take layers, size, channels"),
-        (["tiles", "--counts", "0"], "0 tiles"),
-        (["tiles", "--rounds", "0"], "the number of rounds is 0"),
-        (["scaling", "--workers", "0"], "0 workers are asked for"),
-        (["unequal", "--seconds", "-1"], "-1.0 seconds"),
-        (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -58,11 +59,10 @@ def _jit(prepared: Prepared, threads: int) -> Run:
 
 def _aspen(prepared: Prepared, threads: int) -> Run:
     share_cores(threads)
-    tiled = aspen(in_jax(prepared.network), weights=0)
     params, inputs = jax.tree.map(jax.numpy.asarray, (prepared.params, prepared.inputs))
-    ready = tiled.prepare(params, *inputs)
-    apply = jax.jit(tiled)
-    return lambda: jax.tree.leaves(jax.block_until_ready(apply(ready, *inputs)))
+    # Closed over: weights are constants, as they are for all peers that freeze a model or read it from a file.
+    apply = jax.jit(aspen(functools.partial(in_jax(prepared.network), params)))
+    return lambda: jax.tree.leaves(jax.block_until_ready(apply(*inputs)))
 
 
 def _torch(name: str) -> Callable[[Prepared, int], Run]:
