@@ -60,6 +60,7 @@ template <class T>
 inline void load_lanes_of(const T* from, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols, int32_t* to,
                           int64_t to_row_stride) {
   constexpr int64_t kFew = 3;  // rows or columns that are not worth a square
+  if (cols == 0) return;       // there may be no element to read
   if (row_stride == 1 && col_stride != 1 && rows > kFew && cols > kFew) {
     for (int64_t row = 0; row < rows; row += kLanes) {
       for (int64_t col = 0; col < cols; col += kLanes) {
