@@ -50,9 +50,9 @@ ASPEN_INLINE Doubles exp2_f64(Doubles x) {
 
 // log2 of a positive, finite, normal number; every positive finite float32 is normal in float64.
 ASPEN_INLINE Doubles log2_f64(Doubles x) {
-  const Longs bits = reinterpret_cast<Longs>(x);
-  const Longs e = (bits - 0x3fe6a09e667f3bcd) >> 52;  // so that m is in [sqrt(1/2), sqrt(2))
-  const Doubles m = reinterpret_cast<Doubles>(bits - (e << 52));
+  const UnsignedLongs bits = reinterpret_cast<UnsignedLongs>(x);                       // of other numbers the differences wrap
+  const Longs e = reinterpret_cast<Longs>(bits - uint64_t{0x3fe6a09e667f3bcd}) >> 52;  // so that m is in [sqrt(1/2), sqrt(2))
+  const Doubles m = reinterpret_cast<Doubles>(bits - (reinterpret_cast<UnsignedLongs>(e) << 52));
   const Doubles s = (m - 1.0) / (m + 1.0);
   // log2((1 + s) / (1 - s)) / s in s^2 on |s| <= 0.172: 2.7e-14 relative.
   constexpr double kC[] = {2.8853900817778486, 0.9617966941158762, 0.5770779415926364,

@@ -83,7 +83,7 @@ inline constexpr auto atanh_f = [](Floats a) { return atanh(a); };
 inline constexpr auto erf_inv_f = [](Floats a) { return erf_inv(a); };
 inline constexpr auto nextafter_f = [](Floats a, Floats b) {
   const Ints step = (Ints(a < b) ^ Ints(a > 0.0f)) | 1;  // away from zero, or -1 towards it
-  const Ints bits = a == 0.0f ? sign_bit(b) | 1 : as_ints(a) + step;
+  const Ints bits = a == 0.0f ? sign_bit(b) | 1 : wrapped(wrapping(as_ints(a)) + wrapping(step));
   return (a != a) | (b != b) ? broadcast(kNaN) : a == b ? b : as_floats(bits);
 };
 
