@@ -5,6 +5,7 @@ import enum
 import functools
 import gc
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -485,12 +486,15 @@ def test_strict_names_what_cannot_be_tiled():
 def test_import_is_light(tmp_path):
     script = """
 import sys, aspen_jax, jax
-from jax._src import xla_bridge
-assert not xla_bridge.backends_are_initialized()
 heavy = [name for name in ("cupy", "keras", "flax", "matplotlib", "tqdm", "tyro") if name in sys.modules]
 assert not heavy, heavy
-print(aspen_jax.__version__)
+try:
+    jax.devices()
+except RuntimeError:
+    print(aspen_jax.__version__)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    # There is no such backend, so an import that starts one fails.
+    environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == aspen_jax.__version__
