@@ -151,22 +151,7 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
                 _refuse(f"input {index} of {where} is written by no op")
             _check_view(f"input {index} of {where}", operand.view, operand.value.size)
         try:
-            num_main = op.family.num_main(op)
-            if not 0 <= num_main <= len(op.inputs):
-                raise ValueError(f"{len(op.inputs)} inputs where {num_main} are needed")
-            if num_main:
-                shape, dtype = op.family.infer(op.attrs, [(item.shape, item.dtype) for item in op.main_inputs])
-                if shape != op.output.shape or not op.family.may_store(op, dtype):
-                    raise ValueError(f"it gives {dtype}{list(shape)}, not {op.output.dtype}{list(op.output.shape)}")
-            # The program's registers are the op's own result, where there is a kernel, and the inputs after the kernel's.
-            registers = len(op.extra_inputs) + (num_main > 0)
-            if op.program is None and (op.extra_inputs or not num_main):
-                raise ValueError("a program is missing")
-            if op.program is not None and op.program.num_inputs != registers:
-                raise ValueError(f"its program takes {op.program.num_inputs} inputs and gets {registers}")
-            for operand in op.extra_inputs:
-                if operand.shape != op.output.shape:
-                    raise ValueError(f"a program input has shape {list(operand.shape)}, not {list(op.output.shape)}")
+            op.family.check(op)
         except (ValueError, IndexError, TypeError, ArithmeticError) as error:
             _refuse(f"{where} does not fit its inputs: {error}")
 

@@ -146,7 +146,7 @@ def run_in_some_order(graph, program, read, rng, deepest_first):
     sizes = {}
     first_mark, marks = {}, 0
     rebuilt = graph.program()
-    number_of = {value: number for number, value in enumerate(values_of(rebuilt, graph))}
+    number_of = numbers_of(rebuilt, graph)
     for value, number in number_of.items():
         buffer, offset = graph.values[number, :2].tolist()
         sizes[buffer] = max(sizes.get(buffer, 0), offset + value.nbytes)
@@ -192,11 +192,14 @@ def run_in_some_order(graph, program, read, rng, deepest_first):
         check(operand.value, np.arange(operand.value.size))
 
 
-def values_of(program: Program, graph: TileGraph) -> list[Value]:
-    """The values of a rebuilt program in the order of the graph's table."""
-    found = dict(zip(graph.operands.tolist(), program.inputs, strict=True))
-    found.update(zip(graph.ops[:, 1].tolist(), (op.output for op in program.ops), strict=True))
-    return [found[number] for number in range(len(graph.values))]
+def numbers_of(program: Program, graph: TileGraph) -> dict[Value, int]:
+    """The number in the graph's table of each value of a rebuilt program that has one of its own: not a view as a result."""
+    return dict(
+        [
+            *zip(program.inputs, graph.operands.tolist(), strict=True),
+            *zip((op.output for op in program.ops), graph.ops[:, 1].tolist(), strict=True),
+        ]
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -24,7 +24,7 @@ from aspen_jax.tilegraph import TileGraph
 from aspen_jax.verify_reuse import check_reuse
 from aspen_jax.view import View
 from tests.random_programs import random_program
-from tests.test_apu import build_with_random_tiles, values_of
+from tests.test_apu import build_with_random_tiles, numbers_of
 
 FLOAT = np.dtype(np.float32)
 FINE = Machine(flops_per_ns=1e-3, tile_ns=1.0, shortest_tile_ns=1.0)
@@ -363,7 +363,7 @@ def test_a_result_that_no_op_or_two_write_is_refused():
 def is_safe_by_definition(graph: TileGraph) -> bool:
     """Element by element and path by path, as slow as it is plain."""
     program = graph.program()
-    numbers = {value: number for number, value in enumerate(values_of(program, graph))}
+    numbers = numbers_of(program, graph)
     parents, children = graph.dag.edges()
     ancestors: list[set[int]] = [set() for _ in range(graph.num_tiles)]
     for nodes in graph.dag.levels:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.dtypes import DTYPES
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.matmul import MATMUL
@@ -74,6 +74,20 @@ class Attention(OpFamily):
         rest.insert(attrs.values_chained, between)
         return MATMUL.infer(values[0], rest[:2])
 
+    def check(self, op: Op) -> None:
+        _check_attrs(op)
+        scores, rows, values = parts_of(op)
+        for part in (scores, rows, values):
+            part.family.check(part)
+        if op.program is not None:
+            raise ValueError("attention has an epilogue of its own beside its last product's")
+        last = len(scores.output.shape) - 1
+        if last < 1 or rows.attrs.axes != (last,):
+            raise ValueError(f"attention's rows run along {rows.attrs.axes} of scores of rank {last + 1}, not the last axis")
+        labels = weight_labels(op.attrs)
+        if [axis for axis, label in enumerate(labels) if label < 0] != [last]:
+            raise ValueError(f"attention's last product sums its weights as {labels}, not exactly along their last axis")
+
     def may_store(self, op: Op, dtype: np.dtype) -> bool:
         return MATMUL.may_store(parts_of(op)[2], dtype)
 
@@ -104,7 +118,6 @@ class Attention(OpFamily):
 
     def reference(self, attrs: AttentionAttrs, *inputs: jax.Array) -> jax.Array:
         scores, rows, values = _parsed(attrs)
-        dtypes = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
         def product(part: tuple[Any, Any], own: list[jax.Array], dtype: np.dtype) -> jax.Array:
             result = MATMUL.reference(part[0], *(item.astype(np.float32) for item in own[:2]))
@@ -114,10 +127,10 @@ class Attention(OpFamily):
 
         rest = list(inputs)
         own, rest = rest[: attrs.scores_inputs], rest[attrs.scores_inputs :]
-        between = product(scores, own, dtypes[attrs.scores_dtype])
+        between = product(scores, own, DTYPES[attrs.scores_dtype])
         own, rest = rest[: attrs.rows_inputs - 1], rest[attrs.rows_inputs - 1 :]
         own.insert(attrs.rows_chained, between)
-        between = ROWS.reference(rows[0], *own).astype(dtypes[attrs.weights_dtype])
+        between = ROWS.reference(rows[0], *own).astype(DTYPES[attrs.weights_dtype])
         rest.insert(attrs.values_chained, between)
         return product(values, rest, np.dtype(np.float32))
 
@@ -136,13 +149,27 @@ def weight_labels(attrs: AttentionAttrs) -> tuple[int, ...]:
     return (product.a, product.b)[attrs.values_chained]
 
 
+def _check_attrs(op: Op) -> None:
+    """That the attributes give scores a shape and dtypes and share the inputs out, so that `parts_of` can be asked."""
+    attrs: AttentionAttrs = op.attrs
+    if not all(0 <= extent < 1 << 48 for extent in attrs.shape):
+        raise ValueError(f"attention's scores have shape {list(attrs.shape)}")
+    numbers = (attrs.scores_dtype, attrs.weights_dtype)
+    if not all(0 <= number < len(DTYPES) for number in numbers):
+        raise ValueError(f"attention keeps its scores and weights as dtypes number {numbers} of {len(DTYPES)}")
+    counts = (attrs.scores_inputs, attrs.rows_inputs, attrs.values_inputs)
+    if min(counts) < 1 or sum(counts) - 2 != len(op.inputs):
+        raise ValueError(f"attention has {len(op.inputs)} inputs and its parts, of which two chain, {counts}")
+    if attrs.scores_chained != -1 or not 0 <= attrs.rows_chained < attrs.rows_inputs or attrs.values_chained not in (0, 1):
+        raise ValueError(f"attention chains {attrs.scores_chained}, {attrs.rows_chained} and {attrs.values_chained}")
+
+
 def parts_of(op: Op) -> tuple[Op, Op, Op]:
     """The three ops, with values between them."""
     from aspen_jax.program import Op, Operand, Value
 
     attrs: AttentionAttrs = op.attrs
-    dtypes = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
-    between = [Value(attrs.shape, dtypes[number]) for number in (attrs.scores_dtype, attrs.weights_dtype)]
+    between = [Value(attrs.shape, DTYPES[number]) for number in (attrs.scores_dtype, attrs.weights_dtype)]
     rest = list(op.inputs)
     ops = []
     for (own_attrs, program), family, count, chained, before, output in zip(

@@ -62,6 +62,29 @@ class OpFamily(abc.ABC):
             ValueError: the inputs do not fit together.
         """
 
+    def check(self, op: Op) -> None:
+        """Check that an op of any origin fits its inputs, whatever its attributes say.
+
+        Raises:
+            ValueError: it does not.
+        """
+        num_main = self.num_main(op)
+        if not 0 <= num_main <= len(op.inputs):
+            raise ValueError(f"{len(op.inputs)} inputs where {num_main} are needed")
+        if num_main:
+            shape, dtype = self.infer(op.attrs, [(item.shape, item.dtype) for item in op.main_inputs])
+            if shape != op.output.shape or not self.may_store(op, dtype):
+                raise ValueError(f"it gives {dtype}{list(shape)}, not {op.output.dtype}{list(op.output.shape)}")
+        # The program's registers are the op's own result, where there is a kernel, and the inputs after the kernel's.
+        registers = len(op.extra_inputs) + (num_main > 0)
+        if op.program is None and (op.extra_inputs or not num_main):
+            raise ValueError("a program is missing")
+        if op.program is not None and op.program.num_inputs != registers:
+            raise ValueError(f"its program takes {op.program.num_inputs} inputs and gets {registers}")
+        for operand in op.extra_inputs:
+            if operand.shape != op.output.shape:
+                raise ValueError(f"a program input has shape {list(operand.shape)}, not {list(op.output.shape)}")
+
     def may_store(self, op: Op, dtype: np.dtype) -> bool:
         """Whether the op, whose result has `dtype` by `infer`, may write an output of the dtype that it has."""
         # Kernels of floats keep float32 until they store their result.

@@ -58,9 +58,10 @@ class Matmul(OpFamily):
         for label, extent in (*zip(attrs.a, a, strict=True), *zip(attrs.b, b, strict=True)):
             if extents.setdefault(label, extent) != extent:
                 raise ValueError(f"matmul of {a} by {b} with {attrs}: they disagree on label {label}")
-        rank = max((label + 1 for label in extents), default=0)
         summed = {label for label in extents if label < 0}
-        if len(set(attrs.a)) < len(a) or len(set(attrs.b)) < len(b) or not set(range(max(rank, 0))) <= set(extents):
+        rank = len(extents) - len(summed)
+        # Labels may be any numbers here: nothing may grow with them.
+        if len(set(attrs.a)) < len(a) or len(set(attrs.b)) < len(b) or not all(label in extents for label in range(rank)):
             raise ValueError(f"matmul with {attrs}: a label is missing or twice on an operand")
         if not summed <= set(attrs.a) & set(attrs.b):
             raise ValueError(f"matmul with {attrs}: a summed dimension is in one operand only")
