@@ -16,6 +16,8 @@ from aspen_jax.reference import evaluate
 from tests.random_functions import random_function
 from tests.tracing import traced
 
+NHWC = ("NHWC", "HWIO", "NHWC")
+
 
 def kinds(program: Program) -> list[str]:
     return [op.family.name for op in program.ops]
@@ -76,6 +78,83 @@ def test_layout_makes_an_nchw_network_one_without_transposes():
     assert len(copies) <= 3, "one each for the image, the weights and the output"
     assert not [op for op in result.ops if op.family.name == "pool" and not op.inputs[0].is_whole]
     assert_same(program, result, inputs)
+
+
+def normal(*shape):
+    return np.random.default_rng(shape).standard_normal(shape, np.float32)
+
+
+def normalised(y, channels, axis=-1):
+    """Batch normalisation with known statistics, then the usual activation."""
+    shape = [1] * y.ndim
+    shape[axis] = channels
+    mean, scale, shift = (normal(channels, k).reshape(-1, k)[:, 0].reshape(shape) for k in (1, 2, 3))
+    return jax.nn.relu((y - mean) * scale + shift)
+
+
+def hosts():
+    """Convolutions and products of x [2,5,6,4] with constant weights, and their numbers of channels."""
+    w, nchw, depthwise, right, left = normal(3, 3, 4, 8), normal(8, 5, 3, 3), normal(3, 3, 1, 4), normal(4, 7), normal(7, 5)
+
+    def conv(x, w, groups=1):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=groups)
+
+    return {
+        "convolution": (lambda x: conv(x, w), 8),
+        "of NCHW": (lambda x: lax.conv(x, jnp.asarray(nchw), (1, 1), "SAME"), 8),
+        "depthwise": (lambda x: conv(x, depthwise, 4), 4),
+        "product": (lambda x: x @ right, 7),
+        "product from the left": (lambda x: jnp.einsum("mh,bhwc->bwcm", left, x), 7),
+    }
+
+
+@pytest.mark.parametrize("name", hosts())
+def test_affine_folds_known_normalisation_into_known_weights(name):
+    host, channels = hosts()[name]
+    axis = 1 if name == "of NCHW" else -1
+    program, inputs = traced(lambda x: normalised(host(x), channels, axis), normal(2, 5, 6, 4))
+    result = run_passes(program)
+    assert [op.program.instructions for op in result.ops if op.program is not None and not op.program.is_copy] == [
+        (("add_f", (0, 1)), ("relu_f", (2,)))
+    ]
+    assert_same(program, result, inputs)
+    assert_same(program, run_passes(program, set(PASSES) - {"layout", "affine"}), inputs)
+
+
+def test_affine_leaves_one_scale_and_one_shift_where_no_weights_take_them():
+    def function(x):
+        y = jnp.concatenate([jnp.exp(x), jnp.tanh(x)], axis=-1)
+        return normalised(y, 8), y.sum(0)
+
+    program, inputs = traced(function, normal(2, 5, 6, 4))
+    result = run_passes(program)
+    (written,) = [op.program for op in result.ops if op.program is not None and "relu_f" in str(op.program)]
+    assert [step.opcode for step in written.instructions] == ["mul_f", "add_f", "relu_f"]
+    assert_same(program, result, inputs)
+
+
+def test_affine_keeps_what_others_read_what_is_exact_and_what_float32_cannot_hold():
+    w = normal(4, 7)
+
+    def weights_of(function, x):
+        """How many products read the weights as they were given, and the program."""
+        program, inputs = traced(function, x)
+        result = run_passes(program)
+        if np.isfinite(np.concatenate([np.ravel(item) for item in evaluate(program, *inputs)])).all():
+            assert_same(program, result, inputs)
+        return sum(np.array_equal(array, w) for _, array in result.constants)
+
+    x, scale = normal(3, 4), normal(7)
+    assert weights_of(lambda x: (x @ w) * scale, x) == 0
+    assert weights_of(lambda x: scale - (x @ w) / (scale + 9), x) == 0
+    assert weights_of(lambda x: (lambda y: (y * scale, jnp.exp(y)))(x @ w), x) == 1
+    assert weights_of(lambda x: jnp.matmul(x, w, precision="highest") * scale, x) == 1
+    assert weights_of(lambda x: (x @ w) * np.float32(1e-30) * np.float32(1e30), x) == 1
+    assert weights_of(lambda x: (x @ w) * np.float32(np.inf), x) == 1
+    assert weights_of(lambda x: (x @ w) * normal(3, 7), x) == 1, "along two axes"
+    assert weights_of(lambda x: (x @ w) * normal(3, 1), x) == 1, "along an axis that the weights do not have"
+    assert weights_of(lambda x: scale / (x @ w), x) == 1
+    assert weights_of(lambda x: jnp.exp((x @ w) + scale) - scale, x) == 1, "a shift alone stays where it is"
 
 
 def test_fuse_makes_a_chain_one_program_but_keeps_shared_results():

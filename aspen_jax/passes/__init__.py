@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection
 
 from aspen_jax.apu.machine import Machine
 from aspen_jax.errors import InputError
-from aspen_jax.passes import attention, constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
+from aspen_jax.passes import affine, attention, constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
     "simplify": simplify.run,
     "layout": layout.run,
+    "affine": affine.run,
     "winograd": winograd.run,
     "constants": constants.run,
     "fuse": fuse.run,

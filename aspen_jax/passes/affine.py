@@ -1,0 +1,194 @@
+"""Folds constant scales and shifts of channels: batch normalisation, where it is known when tracing.
+
+A chain of block ops that add, subtract, multiply or divide by constants along one axis is one scale and one shift. Where a
+convolution or product with constant weights is in front, its weights take the scale, and one addition is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from aspen_jax import storage
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import single
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.view import ViewDim
+
+_FLOAT = np.dtype(np.float32)
+# Scales beyond these could take weights, or what is left of a result, out of float32's range.
+_SMALLEST, _LARGEST = 1e-18, 1e18
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """`length` ops that make `scale * base + shift`; both are float64 arrays of the base's rank, with one axis at most."""
+
+    base: Value
+    scale: np.ndarray
+    shift: np.ndarray
+    length: int = 0
+
+    def then(self, opcode: str, other: np.ndarray, reverse: bool) -> _Chain | None:
+        """The chain and one instruction more; `reverse`: with the array as its first argument."""
+        scale, shift = self.scale, self.shift
+        match opcode:
+            case "add_f":
+                shift = shift + other
+            case "sub_f":
+                shift = shift - other
+                if reverse:
+                    scale, shift = -scale, -shift
+            case "mul_f":
+                scale, shift = scale * other, shift * other
+            case "div_f" if not reverse:
+                scale, shift = scale / other, shift / other
+            case _:
+                return None
+        fits = max(len(_axes(scale)), len(_axes(shift))) <= 1
+        return _Chain(self.base, scale, shift, self.length + 1) if fits else None
+
+    @property
+    def steps(self) -> list[tuple[str, np.ndarray]]:
+        """The instructions that are needed."""
+        return [("mul_f", self.scale)] * bool((self.scale != 1).any()) + [("add_f", self.shift)] * bool((self.shift != 0).any())
+
+
+def run(program: Program) -> Program:
+    """Write each chain as short as it can be."""
+    known = dict(program.constants)
+    readers = {value: len(uses) for value, uses in program.uses().items()}
+    chains: dict[Value, _Chain] = {}
+    continued: set[Value] = set()
+    for op in program.ops:
+        operand, chain = _extended(op, chains, readers, known)
+        if operand is not None and chain is not None:
+            chains[op.output] = chain
+            if chain.base is not operand.value:
+                continued.add(operand.value)
+    ends = {value: chain for value, chain in chains.items() if value not in continued}
+
+    writer = _Writer(program, known, readers)
+    for op in program.ops:
+        chain = ends.get(op.output)
+        if chain is None or not writer.write(op, chain):
+            writer.keep(op)
+    return program.replace(ops=tuple(writer.build.ops), constants=(*program.constants, *writer.build.constants))
+
+
+def _extended(
+    op: Op, chains: dict[Value, _Chain], readers: dict[Value, int], known: dict[Value, np.ndarray]
+) -> tuple[Operand | None, _Chain | None]:
+    """The chain that ends with this op, and the operand that it goes on from; None where it is no part of one."""
+    body = op.program
+    if op.family is not BLOCK or op.exact or body is None or len(body.instructions) != 1 or op.output.dtype != _FLOAT:
+        return None, None
+    ((opcode, arguments),) = body.instructions
+    if len(arguments) != 2 or body.result != len(op.inputs) + len(body.constants):
+        return None, None
+    sides = [op.inputs[k] if k < len(op.inputs) else np.array(body.constants[k - len(op.inputs)], np.int32) for k in arguments]
+    arrays = [_known(side, known, len(op.output.shape)) for side in sides]
+    if (arrays[0] is None) == (arrays[1] is None):
+        return None, None
+    reverse = arrays[0] is not None
+    operand, array = sides[reverse], arrays[not reverse]
+    assert isinstance(operand, Operand)
+    assert array is not None
+    if not operand.is_whole or operand.dtype != _FLOAT or operand.value.shape != op.output.shape:
+        return None, None
+    before = chains.get(operand.value)
+    if before is None or readers[operand.value] > 1:
+        before = _Chain(operand.value, np.ones([1] * operand.view.rank), np.zeros([1] * operand.view.rank))
+    with np.errstate(all="ignore"):
+        return operand, before.then(opcode, array, reverse)
+
+
+def _known(side: Operand | np.ndarray, known: dict[Value, np.ndarray], rank: int) -> np.ndarray | None:
+    """A constant as a float64 array of that rank, repeated along no axis; None where it is none or has several axes."""
+    if isinstance(side, np.ndarray):
+        return side.view(_FLOAT).astype(np.float64).reshape([1] * rank)
+    if side.value not in known or side.dtype != _FLOAT:
+        return None
+    once = dataclasses.replace(side.view, dims=tuple(ViewDim(-1, 0, 1) if dim.source < 0 else dim for dim in side.view.dims))
+    if sum(extent > 1 for extent in once.shape) > 1:
+        return None
+    return once.gather(known[side.value]).astype(np.float64)
+
+
+def _axes(array: np.ndarray) -> list[int]:
+    """The axes along which an array has several elements."""
+    return [axis for axis, extent in enumerate(array.shape) if extent > 1]
+
+
+class _Writer:
+    """Ops written so far."""
+
+    def __init__(self, program: Program, known: dict[Value, np.ndarray], readers: dict[Value, int]):
+        self.build = Builder()
+        self._known = known
+        self._readers = readers
+        self._copied = storage.copies(program)
+        self._producers: dict[Value, Op] = {}
+
+    def keep(self, op: Op) -> None:
+        """Write an op as it is."""
+        self._producers[op.output] = op
+        self.build.ops.append(op)
+
+    def write(self, end: Op, chain: _Chain) -> bool:
+        """Write what ends with an op in fewer ops; False where that cannot be, or should not."""
+        steps, last = chain.steps, Operand.whole(chain.base)
+        scales = np.abs(chain.scale[chain.scale != 0])
+        if not (steps and np.isfinite(chain.shift).all() and ((scales > _SMALLEST) & (scales < _LARGEST)).all()):
+            return False
+        host = self._scaled(self._producers.get(chain.base), chain) if steps[0][0] == "mul_f" else None
+        if host is not None:
+            del steps[0]
+            host = host.replace(output=Value(end.output.shape, end.output.dtype))
+            last = Operand.whole(host.output)
+            self.build.ops.append(host)
+        elif len(steps) == chain.length:
+            return False
+        self.build.name, self.build.source = end.name, end.source
+        for opcode, array in steps:
+            inputs = [last, self._spread(array, end.output.shape)]
+            last = self.build.block(single(opcode), inputs, end.output.shape, end.output.dtype)
+        self.build.ops[-1] = self.build.ops[-1].replace(output=end.output)
+        return True
+
+    def _spread(self, array: np.ndarray, shape: tuple[int, ...]) -> Operand:
+        axes = _axes(array)
+        constant = self.build.constant(array.astype(_FLOAT).reshape([array.shape[axis] for axis in axes]))
+        return Operand(constant.value, constant.view.broadcast_in_dim(shape, axes))
+
+    def _scaled(self, host: Op | None, chain: _Chain) -> Op | None:
+        """The convolution or product by scaled weights; None where it has no constant ones with that axis, or another reader."""
+        along = _axes(chain.scale)
+        if host is None or host.exact or host.program is not None or self._readers[chain.base] > 1:
+            return None
+        for index, axes in _weight_axes(host).items():
+            weights = storage.behind_copy(host.inputs[index], self._copied)
+            if weights.value not in self._known or weights.dtype != _FLOAT or not set(along) <= set(axes):
+                continue
+            scale = chain.scale.reshape(
+                [-1 if place in [axes[axis] for axis in along] else 1 for place in range(weights.view.rank)]
+            )
+            array = weights.view.gather(self._known[weights.value]) * scale
+            inputs = list(host.inputs)
+            inputs[index] = self.build.constant(array.astype(_FLOAT))
+            return host.replace(inputs=tuple(inputs))
+        return None
+
+
+def _weight_axes(host: Op) -> dict[int, dict[int, int]]:
+    """For each input that may be weights, which of its axes is that of an output's axis."""
+    if host.family is CONV2D:
+        return {1: {3: 3}}
+    if host.family is MATMUL:
+        sides = (host.attrs.a, host.attrs.b)
+        return {index: {label: place for place, label in enumerate(sides[index]) if label >= 0} for index in (1, 0)}
+    return {}
