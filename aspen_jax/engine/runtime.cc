@@ -19,6 +19,7 @@
 
 #include "dse.h"
 #include "parking.h"
+#include "placement.h"
 #include "ready_pool.h"
 #include "run_state.h"
 #include "spin.h"
@@ -30,7 +31,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Longer than the gaps between the tiles of a run, shorter than anyone would notice in a profile.
-constexpr auto kSearchTime = std::chrono::microseconds(30);
+constexpr auto kSearchTime = std::chrono::microseconds(15);
+// Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
+constexpr auto kLookTime = std::chrono::microseconds(15);
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
 
@@ -122,6 +125,7 @@ class Runtime::Impl {
 
   ReadyPool pool_;
   Parking parking_;
+  Placement placement_;
   // Written by every run; what follows is read by every tile and hardly ever written.
   alignas(64) std::atomic<uint64_t> num_runs_{0};
   alignas(64) std::atomic<const Policy*> policy_{&kShallowFirst};
@@ -208,12 +212,16 @@ void Runtime::Impl::work(int self) noexcept {
   Arena scratch;
   const Dse dse{pool_.row(self), scratch, self};
   const Pooled company{*this, self};
+  placement_.enter(self);
   for (;;) {
     if (company.leaving() && leave(self)) return;
     Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
     if (head == nullptr) head = search(self);
     if (head == nullptr) continue;
-    if (RunState* finished = walk(head, dse, company)) complete(finished);
+    placement_.begin_walk(self);
+    RunState* const finished = walk(head, dse, company);
+    placement_.end_walk(self);
+    if (finished != nullptr) complete(finished);
   }
 }
 
@@ -223,20 +231,30 @@ Node* Runtime::Impl::search(int self) noexcept {
   const auto leaving = [&] { return self >= target_.load(std::memory_order_seq_cst); };
   parking_.start_search();
   Node* node = nullptr;
-  for (const auto end = Clock::now() + kSearchTime; node == nullptr && !leaving() && Clock::now() < end;) {
-    for (int i = 0; i < 16 && !pool_.has_work(); ++i) pause_core();
-    node = pool_.pop(self, policy);
+  const auto search_for = [&](Clock::duration time) {
+    for (const auto end = Clock::now() + time; node == nullptr && !leaving() && Clock::now() < end;) {
+      for (int i = 0; i < 16 && !pool_.has_work(); ++i) pause_core();
+      node = pool_.pop(self, policy);
+    }
+  };
+  search_for(kSearchTime);
+  Placement::Look look;
+  if (node == nullptr) {
+    look = placement_.look(self, target_.load(std::memory_order_relaxed));
+    search_for(kLookTime);
   }
   const bool last = parking_.stop_search();
   if (node != nullptr) {
     if (last && pool_.has_work()) parking_.wake(1);
     return node;
   }
+  placement_.make_way(look);
   const uint32_t ticket = parking_.prepare();
   if (pool_.has_work() || leaving()) {
     parking_.cancel();
   } else {
     parking_.park(ticket);
+    placement_.spread(self, target_.load(std::memory_order_relaxed));
   }
   return nullptr;
 }
@@ -244,6 +262,7 @@ Node* Runtime::Impl::search(int self) noexcept {
 bool Runtime::Impl::leave(int self) noexcept {
   const std::lock_guard lock(mutex_);
   if (self < target_.load(std::memory_order_relaxed)) return false;
+  placement_.leave(self);
   alive_[self] = false;
   num_alive_.fetch_sub(1, std::memory_order_relaxed);
   // We may have been woken for work that we now leave to others.
@@ -323,6 +342,7 @@ void Runtime::Impl::handle_process_events() {
                    impl.num_alive_.store(0, std::memory_order_relaxed);
                    impl.started_.store(false, std::memory_order_relaxed);
                    impl.parking_.reset();
+                   impl.placement_.reset();
                    impl.pool_.reset();
                    impl.mutex_.unlock();
                  });
