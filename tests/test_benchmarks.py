@@ -84,12 +84,25 @@ def test_peak_memory_is_that_of_a_process_of_its_own():
 
 
 def test_schedulers_lines_are_read():
-    lines = ("plain loop   min     3.5  median    13.0 ns a tile", "2 workers    min   120.0  median   130.5 ns a tile")
-    text = "chain: 10 tiles, 9 edges\n  " + "\n  ".join(lines) + "\n"
-    assert parse(text) == [
-        {"graph": "chain", "variant": "plain loop", "min_ns": 3.5, "median_ns": 13.0},
-        {"graph": "chain", "variant": "2 workers", "min_ns": 120.0, "median_ns": 130.5},
-    ]
+    text = """chain: 10 tiles, 9 edges
+  plain loop         min     3.5  median    13.0 ns a tile
+  oneTBB, 2 threads  min   120.0  median   130.5 ns a tile
+grain: tiles of the stencil that compute
+  2 workers               31.2 ns a tile  efficiency 0.250
+  2 workers             6702.0 ns a tile  efficiency 1.000
+  2 workers          METG(50%) 51.7 ns
+  oneTBB, 2 threads  METG(50%) nan ns
+oneTBB: absent; install it
+"""
+    assert parse(text) == {
+        "results": [
+            {"graph": "chain", "variant": "plain loop", "min_ns": 3.5, "median_ns": 13.0},
+            {"graph": "chain", "variant": "oneTBB, 2 threads", "min_ns": 120.0, "median_ns": 130.5},
+        ],
+        "grains": {"2 workers": [{"tile_ns": 31.2, "efficiency": 0.25}, {"tile_ns": 6702.0, "efficiency": 1.0}]},
+        "metg_ns": {"2 workers": 51.7, "oneTBB, 2 threads": None},
+        "absent": ["oneTBB"],
+    }
 
 
 @pytest.mark.parametrize(
