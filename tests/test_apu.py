@@ -29,7 +29,7 @@ from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
-from aspen_jax.ops.winograd import WINOGRAD, WinogradAttrs
+from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
@@ -202,31 +202,33 @@ def numbers_of(program: Program, graph: TileGraph) -> dict[Value, int]:
     )
 
 
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("seed", range(20))
-def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed):
-    """The kernel reads 6x6 inputs for each 4x4 outputs from the tile's corner on, also for outputs beyond its end."""
+def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed, tile):
+    """The kernel reads the inputs of each whole patch from the tile's corner on, also for outputs beyond its end."""
+    points = (tile + 2) ** 2
     rng = np.random.default_rng(seed)
     height, width = rng.integers(5, 20, 2)
     padding = tuple(rng.integers(-1, 3, 4).tolist())
     build_ops = Builder()
-    x, u = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((2, height, width, 5), (36, 3, 5, 32)))
-    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70), [x, u])
+    x, u = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((2, height, width, 5), (points, 3, 5, 32)))
+    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70, tile), [x, u])
     (op,) = build_ops.ops
     lo = np.array([rng.integers(0, extent) for extent in out.shape])
     hi = np.array([rng.integers(low, extent) + 1 for low, extent in zip(lo, out.shape, strict=True)])
     box = np.stack([lo, hi], axis=1)[None]
     read = np.zeros(x.shape, bool)
-    for row in range(lo[1], hi[1], 4):
-        for column in range(lo[2], hi[2], 4):
-            rows = [r for r in range(row - padding[0], row - padding[0] + 6) if 0 <= r < height]
-            columns = [c for c in range(column - padding[2], column - padding[2] + 6) if 0 <= c < width]
+    for row in range(lo[1], hi[1], tile):
+        for column in range(lo[2], hi[2], tile):
+            rows = [r for r in range(row - padding[0], row - padding[0] + tile + 2) if 0 <= r < height]
+            columns = [c for c in range(column - padding[2], column - padding[2] + tile + 2) if 0 <= c < width]
             read[np.ix_(range(lo[0], hi[0]), rows, columns, range(5))] = True
     (region,) = op.family.region(op, 0, box)
     covered = np.zeros(x.shape, bool)
     covered[tuple(slice(low, high) for low, high in region)] = True
     np.testing.assert_array_equal(covered, read)
     (region,) = op.family.region(op, 1, box)
-    np.testing.assert_array_equal(region, [(0, 36), (lo[3] // 32, (hi[3] - 1) // 32 + 1), (0, 5), (0, 32)])
+    np.testing.assert_array_equal(region, [(0, points), (lo[3] // 32, (hi[3] - 1) // 32 + 1), (0, 5), (0, 32)])
 
 
 def conv(shape, weight, strides=(1, 1), padding=(1, 1, 1, 1)):

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax import storage
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D
-from aspen_jax.ops.winograd import TILE, WINOGRAD, WINOGRAD_WEIGHTS, WinogradAttrs, transform_weights
+from aspen_jax.ops.winograd import TILES, WINOGRAD, WINOGRAD_WEIGHTS, WinogradAttrs, WinogradWeightsAttrs, transform_weights
 from aspen_jax.program import Op, Program
 
 if TYPE_CHECKING:
@@ -17,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
-    """Replace the convolutions for which the cost model says so, or measurement."""
-    known = dict(program.constants)
+    """Replace the convolutions for which the cost model says so, or measurement, by the cheapest filtering."""
+    known, copied = dict(program.constants), storage.copies(program)
     transformed: dict[Value, np.ndarray] = {}
     ops: list[Op] = []
     for op in program.ops:
-        if not _may_be(op):
-            ops.append(op)
-            continue
-        weights, product = _rewritten(op)
-        source = weights.inputs[0]
-        is_known = source.value in known
-        if not machine.are_cheaper([product] if is_known else [weights, product], [op]):
-            ops.append(op)
-        elif is_known:
-            array = transform_weights(source.view.gather(known[source.value]).astype(np.float64), np)
-            transformed[weights.output] = np.ascontiguousarray(array, np.float32)
-            ops.append(product)
-        else:
-            ops += [weights, product]
+        best = [op]
+        source = storage.behind_copy(op.inputs[1], copied) if op.family is CONV2D else None
+        is_known = source is not None and source.value in known
+        for tile in TILES if _may_be(op) else ():
+            weights, product = _rewritten(op, tile)
+            candidate = [product] if is_known else [weights, product]
+            if machine.are_cheaper(candidate, best):
+                best = candidate
+        if best[-1].family is WINOGRAD and source is not None and is_known:
+            array = source.view.gather(known[source.value]).astype(np.float64)
+            transformed[best[-1].inputs[1].value] = np.ascontiguousarray(
+                transform_weights(array, best[-1].attrs.tile, np), np.float32
+            )
+        ops += best
     return program.replace(ops=tuple(ops), constants=(*program.constants, *transformed.items()))
 
 
@@ -47,18 +48,18 @@ def _may_be(op: Op) -> bool:
         and op.inputs[1].shape[:2] == (3, 3)
         and op.attrs.strides == op.attrs.dilation == (1, 1)
         and op.attrs.groups == 1
-        and min(op.output.shape[1:3]) >= TILE
+        and min(op.output.shape[1:3]) >= min(TILES)
         and op.output.size > 0
         and all(item.dtype == np.float32 for item in op.main_inputs)
     )
 
 
-def _rewritten(op: Op) -> tuple[Op, Op]:
+def _rewritten(op: Op, tile: int) -> tuple[Op, Op]:
     """The transform of the weights, and the convolution by it."""
     build = Builder()
     build.name, build.source = f"{op.name}/weights", op.source
-    u = build.op(WINOGRAD_WEIGHTS, None, [op.inputs[1]])
-    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3]), [op.inputs[0], u])
+    u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [op.inputs[1]])
+    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3], tile), [op.inputs[0], u])
     weights, product = build.ops
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
