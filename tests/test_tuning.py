@@ -18,7 +18,8 @@ from aspen_jax.apu.measured import Measured, Measurements
 from aspen_jax.apu.tiling import by_price, cut_points
 from aspen_jax.compile import Options
 from aspen_jax.errors import UnsupportedError
-from aspen_jax.passes import run_passes
+from aspen_jax.ops.winograd import TILES
+from aspen_jax.passes import run_passes, winograd
 from tests.tracing import traced
 
 WORKERS = 2
@@ -79,20 +80,23 @@ def test_parts_that_do_not_fit_are_not_used():
         assert [cuts.tolist() for cuts in cut_points(op, WORKERS, machine)] == as_modelled
 
 
-def test_measured_times_choose_between_algorithms():
+def test_measured_times_choose_between_algorithms(monkeypatch):
     def convolution(x, w):
         return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     rng = np.random.default_rng(3)
     operands = rng.standard_normal((1, 56, 56, 64), np.float32), rng.standard_normal((3, 3, 64, 64), np.float32)
     program, _ = traced(convolution, *operands)
-    direct = run_passes(program, {"winograd"}).ops
-    rewritten = run_passes(program).ops
-    assert {op.family.name for op in rewritten} == {"winograd_weights", "winograd"}
-    for slow, fast in ((direct, rewritten), (rewritten, direct)):
-        times = {measured.key(op): Measured((1, 1, 1, 1), time) for ops, time in ((slow, 9.0), (fast, 2.0)) for op in ops}
+    ways = [run_passes(program, {"winograd"}).ops]
+    for tile in TILES:
+        with monkeypatch.context() as patch:
+            patch.setattr(winograd, "TILES", (tile,))
+            ways.append(run_passes(program).ops)
+        assert {op.family.name for op in ways[-1]} == {"winograd_weights", "winograd"}
+    for fast in ways:
+        times = {measured.key(op): Measured((1, 1, 1, 1), 2.0 if ops is fast else 9.0) for ops in ways for op in ops}
         found = run_passes(program, (), apu.Machine(measured=Measurements(times))).ops
-        assert [op.family for op in found] == [op.family for op in fast]
+        assert [(op.family, op.attrs) for op in found] == [(op.family, op.attrs) for op in fast]
 
 
 def test_equal_work_has_one_key_and_other_work_another():
