@@ -217,6 +217,16 @@ def test_an_exact_convolution_is_not_taken_for_one_of_less_precision():
     assert sorted(kinds(run_passes(program))) == ["conv2d", "winograd", "winograd_weights"]
 
 
+@pytest.mark.parametrize(("size", "channels", "tile"), [(56, 64, 4), (28, 128, 4), (7, 512, 2), (8, 448, 2)])
+def test_winograd_takes_large_patches_unless_their_weights_cost_more_than_they_save(size, channels, tile):
+    x, w = np.ones((1, channels, size, size), np.float32), np.ones((channels, channels, 3, 3), np.float32)
+    program, _ = traced(lambda x: lax.conv(x, jnp.asarray(w), (1, 1), "SAME"), x)
+    result = run_passes(program)
+    (op,) = [op for op in result.ops if op.family.name != "block"]
+    assert op.family.name == "winograd", "known weights are transformed when tracing, in whatever order they are stored"
+    assert op.attrs.tile == tile
+
+
 def test_outputs_are_dense_distinct_values_that_an_op_writes():
     program, inputs = traced(lambda x: (x, x.T, x.T, jnp.exp(x), jnp.exp(x).ravel()), np.ones((3, 4), np.float32))
     result = run_passes(program)
