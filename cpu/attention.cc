@@ -1,14 +1,23 @@
 // attention: a product (scores), a row program on it (softmax and the like), and the product of the result with values, one block
 // of score rows at a time, so that only a block of the scores ever exists. The three are prepared as the ops that they are and
 // run on boxes of their own; they meet in scratch memory.
+//
+// A causal mask makes the weights behind some column exactly zero, whatever the scores there, as long as these are not too large
+// and the values they are multiplied with are finite. Then nothing is computed behind that column: the last two ops are prepared
+// for several lengths of the rows.
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "aspen_jax/engine/words.h"
+#include "box.h"
 #include "shapes.h"
+#include "vmath.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -29,11 +38,30 @@ struct Part {
   int chained = -1;
 };
 
+// The row program and the last product, for rows of which only the first `length` elements count.
+struct Prefix {
+  int64_t length = 0;
+  Part rows;
+  Part values;
+};
+
+// An operand of a product, as seen from a tile.
+struct Operand {
+  size_t input = 0;
+  TensorView view;
+  int axes[kMaxRank] = {};  // the output's axis along which each dimension runs; -1: a tile reads all of it
+};
+
 struct Attention final : OpState {
-  Part parts[3];
-  TensorView scores;      // as a whole value, of which a block exists at a time
-  TensorView weights;     // the same, what the row program makes of them
-  std::vector<int> axes;  // of the output, for each axis of the scores but the last
+  Part product;                  // the scores'
+  std::vector<Prefix> prefixes;  // ascending; the last is whole
+  int64_t reach = 0;             // row r has no other weights than zeros from column r + reach on, if
+  float most_score = 0;          // no score is larger, and
+  Operand operands[3];           // these are finite: what scores are the products of, and the values
+  float depth = 1;               // how many products a score is the sum of
+  TensorView scores;             // as a whole value, of which a block exists at a time
+  TensorView weights;            // the same, what the row program makes of them
+  std::vector<int> axes;         // of the output, for each axis of the scores but the last
   int out_rank = 0;
   int64_t block_rows = 1;
   size_t block_bytes = 0;  // of the scores; that of the weights follows, unless they take the scores' place
@@ -41,6 +69,11 @@ struct Attention final : OpState {
 };
 
 constexpr size_t kMaxInputs = 64;
+
+// So many lengths of rows are told apart, multiples of what a sum along them takes at a time: they are added up in the same
+// order.
+constexpr int64_t kMostPrefixes = 16;
+constexpr int64_t kLengthStep = 64;
 
 // Runs a part on the box [lo, hi) of its output.
 const char* run_part(const Part& part, const TileArgs& args, const void* chained, void* output, const int32_t* lo,
@@ -50,6 +83,48 @@ const char* run_part(const Part& part, const TileArgs& args, const void* chained
     inputs[i] = static_cast<int>(i) == part.chained ? chained : args.inputs[from++];
   }
   return part.op.run({part.op.state.get(), inputs, output, lo, hi, scratch});
+}
+
+// The largest magnitude of an operand in what a tile reads of it: infinite where one is, or NaN.
+float largest(const Operand& operand, const TileArgs& args) noexcept {
+  LoopNest<1> nest(1);
+  const auto* data = static_cast<const int32_t*>(args.inputs[operand.input]);
+  for (int d = operand.view.rank - 1; d >= 0; --d) {
+    const int axis = operand.axes[d];
+    const int64_t lo = axis < 0 ? 0 : args.lo[axis];
+    const int64_t extent = (axis < 0 ? operand.view.shape[d] : args.hi[axis]) - lo;
+    if (extent <= 0) return 0;
+    data += lo * operand.view.strides[d];
+    nest.add_outside(extent, [&](int) { return operand.view.strides[d]; });
+  }
+  // Adjacent elements are walked innermost.
+  for (int loop = 1; loop < nest.depth; ++loop) {
+    if (nest.strides[loop][0] != 1) continue;
+    std::swap(nest.strides[loop][0], nest.strides[0][0]);
+    std::swap(nest.extents[loop], nest.extents[0]);
+  }
+  const int64_t count = nest.depth > 0 ? nest.extents[0] : 1;
+  const int64_t step = nest.depth > 0 ? nest.strides[0][0] : 1;
+  Ints most = {};  // bits of magnitudes, which are ordered as integers are, with NaN above infinity
+  nest.for_each_plane(-1, [&](const int64_t* offsets) {
+    const int32_t* from = data + offsets[0];
+    int64_t i = 0;
+    if (step == 1) {
+      for (; i + kLanes <= count; i += kLanes) most = max(most, load(from + i) & ~kSignBit);
+      if (i < count) most = max(most, load_partial(from + i, static_cast<int>(count - i)) & ~kSignBit);
+      return;
+    }
+    for (; i < count; ++i) most = max(most, broadcast(from[i * step] & ~kSignBit));
+  });
+  int32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits = std::max<int32_t>(bits, most[lane]);
+  return std::bit_cast<float>(std::min<int32_t>(bits, 0x7f800000));
+}
+
+bool may_skip(const Attention& op, const TileArgs& args) noexcept {
+  if (op.prefixes.size() == 1) return false;
+  return op.depth * largest(op.operands[0], args) * largest(op.operands[1], args) <= op.most_score &&
+         largest(op.operands[2], args) < std::numeric_limits<float>::infinity();
 }
 
 const char* run(const TileArgs& args) noexcept {
@@ -62,7 +137,7 @@ const char* run(const TileArgs& args) noexcept {
   std::copy_n(args.lo, op.out_rank, out_lo);
   std::copy_n(args.hi, op.out_rank, out_hi);
   lo[last] = 0;
-  hi[last] = static_cast<int32_t>(op.scores.shape[last]);
+  const bool skips = may_skip(op, args);
   for (int d = 0; d < last; ++d) lo[d] = args.lo[op.axes[d]];
   std::byte* const scores = args.scratch;
   std::byte* const weights = op.in_place ? scores : scores + op.block_bytes;
@@ -76,14 +151,20 @@ const char* run(const TileArgs& args) noexcept {
       out_hi[op.axes[d]] = hi[d];
       offset += lo[d] * op.scores.strides[d];
     }
+    const Prefix* prefix = &op.prefixes.back();
+    if (skips) {
+      prefix = op.prefixes.data();
+      while (prefix->length < hi[rows] - 1 + op.reach && prefix != &op.prefixes.back()) ++prefix;
+    }
+    hi[last] = static_cast<int32_t>(prefix->length);
     // Where the whole values would begin for this block to lie in scratch memory.
     auto* const all_scores =
         reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(scores) - static_cast<uintptr_t>(offset * size_of(op.scores.dtype)));
     auto* const all_weights = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(weights) -
                                                       static_cast<uintptr_t>(offset * size_of(op.weights.dtype)));
-    if (const char* error = run_part(op.parts[0], args, nullptr, all_scores, lo, hi, scratch)) return error;
-    if (const char* error = run_part(op.parts[1], args, all_scores, all_weights, lo, hi, scratch)) return error;
-    if (const char* error = run_part(op.parts[2], args, all_weights, args.output, out_lo, out_hi, scratch)) return error;
+    if (const char* error = run_part(op.product, args, nullptr, all_scores, lo, hi, scratch)) return error;
+    if (const char* error = run_part(prefix->rows, args, all_scores, all_weights, lo, hi, scratch)) return error;
+    if (const char* error = run_part(prefix->values, args, all_weights, args.output, out_lo, out_hi, scratch)) return error;
     int d = rows;
     for (; d >= 0; --d) {
       lo[d] = hi[d];
@@ -123,9 +204,10 @@ PreparedOp prepare_attention(const OpSpec& spec) {
   op->weights = dense_value(shape, words.integer(0, kNumDTypes - 1, "the dtype of attention's weights"));
   op->out_rank = spec.output.rank;
   std::span<const int64_t> params[3];
+  Part parts[3];  // without their ops
   size_t taken = 0;
   for (int i = 0; i < 3; ++i) {
-    Part& part = op->parts[i];
+    Part& part = parts[i];
     part.num_inputs = static_cast<size_t>(words.integer(1, kMaxInputs, "the number of inputs of a part of attention"));
     part.chained = static_cast<int>(words.integer(i == 0 ? -1 : 0,
                                                   i == 0   ? -1
@@ -136,6 +218,10 @@ PreparedOp prepare_attention(const OpSpec& spec) {
     part.first_input = taken;
     taken += part.num_inputs - (i > 0 ? 1 : 0);
   }
+  const int last = op->scores.rank - 1;
+  const int64_t length = op->scores.shape[last];
+  op->reach = words.integer(1, length, "how far weights reach beyond their row's number");
+  op->most_score = std::ldexp(1.0f, static_cast<int>(words.integer(0, 127, "the binary exponent of attention's largest score")));
   words.integer(0, 0, "attention's mark for an epilogue");
   if (!words.done()) throw GraphError("there are words after attention's parts");
   if (taken != spec.inputs.size()) {
@@ -143,36 +229,69 @@ PreparedOp prepare_attention(const OpSpec& spec) {
                      std::to_string(taken));
   }
 
-  // Each part is checked as the op that it is.
+  // Each part is checked as the op that it is, on rows of `count` scores: those run along dimension `columns(k)` of its input k.
   size_t part_scratch = 0;
-  for (int i = 0; i < 3; ++i) {
-    Part& part = op->parts[i];
+  const auto prepare = [&](int i, int64_t count, const auto& columns) {
+    Part part;
+    part.first_input = parts[i].first_input;
+    part.num_inputs = parts[i].num_inputs;
+    part.chained = parts[i].chained;
     std::vector<TensorView> inputs;
     size_t from = part.first_input;
-    for (size_t k = 0; k < part.num_inputs; ++k) {
-      const bool is_chained = static_cast<int>(k) == part.chained;
-      inputs.push_back(is_chained ? (i == 1 ? op->scores : op->weights) : spec.inputs[from++]);
+    for (int k = 0; k < static_cast<int>(part.num_inputs); ++k) {
+      TensorView& view = inputs.emplace_back(k != part.chained ? spec.inputs[from++] : i == 1 ? op->scores : op->weights);
+      if (count < length && columns(k) >= 0) view.shape[columns(k)] = count;
     }
-    const TensorView& output = i == 0 ? op->scores : i == 1 ? op->weights : spec.output;
+    TensorView output = i == 0 ? op->scores : i == 1 ? op->weights : spec.output;
+    if (i == 1) output.shape[last] = count;
     const OpSpec own{inputs, output, params[i]};
     part.op = i == 1 ? prepare_rows(own) : prepare_matmul(own);
     part_scratch = std::max(part_scratch, part.op.scratch_bytes);
-  }
+    return part;
+  };
+  const auto all = [](int) { return -1; };
+  op->product = prepare(0, length, all);
+  op->prefixes.push_back({length, prepare(1, length, all), prepare(2, length, all)});
 
   // Rows are along the last axis of the scores, which the last product sums away.
-  const int last = op->scores.rank - 1;
   WordReader rows(params[1]);
   if (const auto axes = rows.list(); axes.size() != 1 || axes[0] != last) {
     throw GraphError("the row program of attention does not run along the last axis of its scores");
   }
   WordReader product(params[2]);
-  auto labels = product.list();
-  if (op->parts[2].chained == 1) labels = product.list();
+  const int chained = parts[2].chained;
+  std::span<const int64_t> labels[2];
+  for (auto& own : labels) own = product.list();
   for (int d = 0; d <= last; ++d) {
-    if ((labels[static_cast<size_t>(d)] < 0) != (d == last)) {
+    const int64_t label = labels[chained][static_cast<size_t>(d)];
+    if ((label < 0) != (d == last)) {
       throw GraphError("attention's last product does not sum exactly the last axis of its weights");
     }
-    if (d < last) op->axes.push_back(static_cast<int>(labels[static_cast<size_t>(d)]));
+    if (d < last) op->axes.push_back(static_cast<int>(label));
+  }
+
+  // What must be finite, and the shorter rows.
+  WordReader scores(params[0]);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto own = i < 2 ? scores.list() : labels[1 - chained];
+    Operand& operand = op->operands[i];
+    operand.input = i < 2 ? i : parts[2].first_input;
+    operand.view = spec.inputs[operand.input];
+    for (size_t d = 0; d < own.size(); ++d) {
+      const auto label = static_cast<int>(own[d]);
+      operand.axes[d] = label < 0 ? -1 : i == 2 ? label : label == last ? -1 : op->axes[static_cast<size_t>(label)];
+      if (i == 0 && label < 0) op->depth *= static_cast<float>(operand.view.shape[d]);
+    }
+  }
+  if (std::ranges::all_of(op->operands, [](const Operand& operand) { return operand.view.dtype == DType::kF32; })) {
+    const auto& summed = labels[1 - chained];
+    const auto along = static_cast<int>(std::ranges::find(summed, labels[chained][static_cast<size_t>(last)]) - summed.begin());
+    const auto in_values = [&](int k) { return k == chained ? last : k == 1 - chained ? along : -1; };
+    const int64_t step = (length - 1) / (kMostPrefixes * kLengthStep) * kLengthStep + kLengthStep;
+    for (int64_t count = (length - 1) / step * step; op->reach < length && count > 0; count -= step) {
+      op->prefixes.insert(op->prefixes.begin(),
+                          {count, prepare(1, count, [&](int) { return last; }), prepare(2, count, in_values)});
+    }
   }
 
   op->in_place = size_of(op->scores.dtype) == 4 && size_of(op->weights.dtype) == 4;

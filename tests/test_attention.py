@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.extend import core
 from aspen_jax import aspen, frontend
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.ops.attention import ATTENTION
-from aspen_jax.passes import run_passes
+from aspen_jax.passes import attention, run_passes
 from tests.test_kernels import run_tiled
 
 
@@ -123,6 +124,77 @@ def test_16_bits_are_rounded_no_more_than_the_program_says(dtype, shape):
         for ours in (run_tiled(function, (q, k, v))[0], np.asarray(aspen(function)(q, k, v))):
             assert ours.dtype == dtype
             assert np.abs(ours.astype(np.float32) - exact).max() <= bound
+
+
+MASKS = {
+    "causal": lambda row, column: column <= row,
+    "more keys than queries": lambda row, column: column <= row + 90,
+    "window": lambda row, column: (column <= row) & (column > row - 40),
+    "documents": lambda row, column: (column <= row) & ((column >= 99) | (row < 99)),
+}
+EVERYTHING = {
+    "first row masked": lambda row, column: column < row,
+    "future only": lambda row, column: column > row,
+}
+
+
+def masked(mask, how, q, k, v):
+    queries, keys = q.shape[1], k.shape[1]
+    keep = mask(jnp.arange(queries)[:, None], jnp.arange(keys))
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
+    if how == "added":
+        scores = scores + jnp.where(keep, 0.0, -1e9)
+    else:
+        scores = jnp.where(keep, scores, {"lowest": jnp.finfo(jnp.float32).min, "infinite": -jnp.inf}[how])
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, axis=-1), v)
+
+
+def reach_of(function, *arguments):
+    (op,) = (op for op in part_of(function, *arguments).ops if op.family is ATTENTION)
+    return op.attrs.reach
+
+
+@pytest.mark.parametrize("how", ["added", "lowest", "infinite"])
+@pytest.mark.parametrize("name", [*MASKS, *EVERYTHING])
+def test_what_a_mask_leaves_out_is_left_out_exactly(name, how, monkeypatch):
+    function = functools.partial(masked, (MASKS | EVERYTHING)[name], how)
+    keys = 290 if name == "more keys than queries" else 200
+    q, k, v = normal(2, 200, 3, 16), normal(2, keys, 3, 16, seed=1), normal(2, keys, 3, 16, seed=2)
+    short = {"more keys than queries": 91}.get(name, 1) if name in MASKS else keys
+    assert reach_of(function, q, k, v) == short
+    check(function, q, k, v)
+    ours = np.asarray(aspen(function)(q, k, v))
+    monkeypatch.setattr(attention, "reach_of", lambda scores, *others: (scores.output.shape[-1], 0))
+    assert reach_of(function, q, k, v) == keys
+    np.testing.assert_array_equal(ours, np.asarray(aspen(functools.partial(function))(q, k, v)))
+
+
+@pytest.mark.parametrize("operand", range(3))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])
+@pytest.mark.parametrize("how", ["added", "infinite"])
+def test_what_is_masked_still_spoils_what_it_would(operand, value, how):
+    """Products with zeros are not zeros where a value is not finite; nor are sums with -1e9 low where a score is larger."""
+    arrays = [normal(1, 150, 2, 8, seed=i) for i in range(3)]
+    arrays[operand][0, 140, 1, 3] = value
+    function = functools.partial(masked, MASKS["causal"], how)
+    assert reach_of(function, *arrays) == 1
+    np.testing.assert_allclose(aspen(function)(*arrays), jax.jit(function)(*arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_that_depends_on_inputs_leaves_nothing_out():
+    q, k, v = (normal(1, 100, 2, 8, seed=i) for i in range(3))
+
+    def function(q, k, v, length):
+        return masked(lambda row, column: (column <= row) & (column < length), "lowest", q, k, v)
+
+    assert reach_of(function, q, k, v, np.int32(70)) == 100
+    check(function, q, k, v, np.int32(70))
+
+
+def test_products_far_wider_than_the_rows_between_them_stay_apart():
+    """The logits behind a last norm: each tile would read the whole table."""
+    x, w, table = normal(64, 512), normal(512, 128), normal(4000, 128)
+    check(lambda x: jax.nn.standardize(x @ w) @ table.T, x, ops=0)
 
 
 def test_a_condition_may_end_attention():

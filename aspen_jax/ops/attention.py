@@ -34,6 +34,8 @@ class AttentionAttrs(Attrs):
         scores_inputs, rows_inputs, values_inputs: the number of inputs of each op.
         scores_chained, rows_chained, values_chained: which of them is the result of the op before; -1: none.
         scores, rows, values: the parameter words of each op.
+        reach, exponent: row r (of the last axis but one) has no other weights than exact zeros from column r + reach on, as long
+            as no score is larger than 2**exponent: those need not be computed. The length of a row: all count.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +50,8 @@ class AttentionAttrs(Attrs):
     values_inputs: int
     values_chained: int
     values: tuple[int, ...]
+    reach: int
+    exponent: int
 
     def __str__(self) -> str:
         return f"(scores {'x'.join(map(str, self.shape))})"
@@ -114,7 +118,8 @@ class Attention(OpFamily):
         weights = MATMUL.region(parts[2], op.attrs.values_chained, boxes)
         scores = MATMUL.work(parts[0], ROWS.region(parts[1], op.attrs.rows_chained, weights))
         rows, values = ROWS.work(parts[1], weights), MATMUL.work(parts[2], boxes)
-        return Work(scores.flops + rows.flops + values.flops, scores.bytes + rows.bytes + values.bytes)
+        counts = np.clip((weights[:, -2].sum(axis=1) / 2 + op.attrs.reach) / op.attrs.shape[-1], 0, 1)
+        return Work(counts * (scores.flops + rows.flops + values.flops), scores.bytes + rows.bytes + values.bytes)
 
     def reference(self, attrs: AttentionAttrs, *inputs: jax.Array) -> jax.Array:
         scores, rows, values = _parsed(attrs)
@@ -160,6 +165,8 @@ def _check_attrs(op: Op) -> None:
     counts = (attrs.scores_inputs, attrs.rows_inputs, attrs.values_inputs)
     if min(counts) < 1 or sum(counts) - 2 != len(op.inputs):
         raise ValueError(f"attention has {len(op.inputs)} inputs and its parts, of which two chain, {counts}")
+    if not (1 <= attrs.reach <= max(attrs.shape[-1:], default=1) and 0 <= attrs.exponent < 128):
+        raise ValueError(f"attention's weights reach {attrs.reach} columns where scores are up to 2**{attrs.exponent}")
     if attrs.scores_chained != -1 or not 0 <= attrs.rows_chained < attrs.rows_inputs or attrs.values_chained not in (0, 1):
         raise ValueError(f"attention chains {attrs.scores_chained}, {attrs.rows_chained} and {attrs.values_chained}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.passes.layout import permutation_of
+from aspen_jax.passes.reach import reach_of
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Longer rows would not leave the cache anyway.
@@ -30,11 +31,18 @@ MAX_LENGTH = 1 << 20
 MIN_ROWS = 8
 MAX_SIZE_OF_FEW = 1 << 16
 
+# Each tile reads all that its rows are multiplied with, as many columns as rows have elements, and then the output's. Where these
+# are wider than the rows are long (as around the last norm of a language model) that costs more than storing the scores, unless
+# all of it stays in the cache.
+MAX_SIZE_OF_WIDE = 1 << 18
+
 
 def run(program: Program) -> Program:
     """One sweep over the last products."""
     uses = program.uses()
     producers = {op.output: op for op in program.ops}
+    known: dict[Value, np.ndarray | Op] = {**producers, **dict(program.constants)}
+    reaches: dict[object, tuple[int, int]] = {}
     ops: dict[Value, Op] = {}
     renamed: dict[Value, Value] = {}
     for op in program.ops:
@@ -42,7 +50,9 @@ def run(program: Program) -> Program:
         if chain is not None:
             del ops[chain.scores_value], ops[chain.weights_value]
             renamed[op.output] = chain.values.output
-            op = chain.op()
+            if (key := chain.key()) not in reaches:
+                reaches[key] = reach_of(chain.scores, chain.rows, chain.rows_place, known)
+            op = chain.op(*reaches[key])
         op = op.replace(inputs=_renamed(op.inputs, renamed))
         ops[op.output] = op
     return program.replace(ops=tuple(ops.values()), outputs=_renamed(program.outputs, renamed))
@@ -71,8 +81,13 @@ class _Chain:
     values: Op
     values_place: int
 
-    def op(self) -> Op:
-        """The three as one."""
+    def key(self) -> object:
+        """Equal for chains that compute the same of their scores."""
+        others = (item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
+        return self.scores.output.shape, self.scores.program, self.scores.extra_inputs, self.rows.attrs, self.rows_place, *others
+
+    def op(self, reach: int, exponent: int) -> Op:
+        """The three as one; `reach` and `exponent` are those of AttentionAttrs."""
         parts = (self.scores, self.rows, self.values)
         attrs = AttentionAttrs(
             self.scores.output.shape,
@@ -87,6 +102,8 @@ class _Chain:
             len(self.values.inputs),
             self.values_place,
             tuple(MATMUL.params(self.values)),
+            reach,
+            exponent,
         )
         rows = tuple(item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
         values = tuple(item for index, item in enumerate(self.values.inputs) if index != self.values_place)
@@ -119,7 +136,8 @@ def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[
                 continue
             small_scores = _small_product(scores)
             batch = set(small_scores.attrs.a) & set(small_scores.attrs.b)
-            if small_scores.output.shape == small_rows.output.shape and not batch & {last, last - 1} and _pays(small_rows):
+            fits = small_scores.output.shape == small_rows.output.shape and not batch & {last, last - 1}
+            if fits and _pays(small_scores, small_rows, small_values, place):
                 inputs = list(small_rows.inputs)
                 small_scores = small_scores.replace(output=_wide(small_scores.output))
                 inputs[index] = Operand.whole(small_scores.output)
@@ -128,9 +146,19 @@ def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[
     return None
 
 
-def _pays(rows: Op) -> bool:
+def _pays(scores: Op, rows: Op, values: Op, place: int) -> bool:
     *outer, length = rows.output.shape
-    return length <= MAX_LENGTH and (math.prod(outer) >= MIN_ROWS or rows.output.size <= MAX_SIZE_OF_FEW)
+    if length > MAX_LENGTH or (math.prod(outer) < MIN_ROWS and rows.output.size > MAX_SIZE_OF_FEW):
+        return False
+    labels = (values.attrs.a, values.attrs.b)
+    depth = _size(scores.inputs[0], scores.attrs.a, lambda label: label < 0)
+    columns = _size(values.inputs[1 - place], labels[1 - place], lambda label: label >= 0 and label not in labels[place])
+    return depth + columns <= length or (depth + columns) * length <= MAX_SIZE_OF_WIDE
+
+
+def _size(operand: Operand, labels: Sequence[int], counts: Callable[[int], bool]) -> int:
+    """How many elements the dimensions have whose label counts."""
+    return math.prod(extent for label, extent in zip(labels, operand.shape, strict=True) if counts(label))
 
 
 def _without_units(shape: tuple[int, ...]) -> list[int]:
