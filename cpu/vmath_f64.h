@@ -1,5 +1,5 @@
 // Elementary functions on vectors of float32 that are computed in float64 (see vmath.h): powers, hyperbolic functions and their
-// inverses, the error function's inverse and complement.
+// inverses, the error function's inverse.
 #pragma once
 
 #include <cmath>
@@ -15,21 +15,6 @@ ASPEN_INLINE Floats cbrt(Floats x) {
   const Floats root = in_doubles([](Doubles a) { return exp2_f64(log2_f64(a) * (1.0 / 3.0)); }, abs(x));
   const Ints ordinary = (abs(x) > 0.0f) & (abs(x) < kInfinity);
   return ordinary ? with_sign(root, sign_bit(x)) : x;
-}
-
-ASPEN_INLINE Floats erfc(Floats x) {
-  const Floats positive = in_doubles(
-      [](Doubles a) {
-        a = a > 20.0 ? 20.0 - Doubles{} : a;
-        // erfc(a) e^(a^2) (1 + 2a) in (a - 3) / (a + 3) on 0 <= a <= 10.1 (beyond, the result is 0): 1.9e-9 relative.
-        constexpr double kC[] = {1.2530080591223784,   -0.1356211393009376,    -0.04756239945689216,  0.1296464145435074,
-                                 -0.11927097519050617, 0.06829576733618756,    -0.023797530455239864, 0.002567377783811461,
-                                 0.00200181224345633,  -0.0007775842522932441, -0.0002681283062018202};
-        const Doubles q = polynomial((a - 3.0) / (a + 3.0), kC) / (1.0 + 2.0 * a);
-        return exp2_f64(a * a * -1.4426950408889634) * q;
-      },
-      abs(x));
-  return x < 0.0f ? 2.0f - positive : positive;
 }
 
 ASPEN_INLINE Floats pow(Floats x, Floats y) {

@@ -1,5 +1,6 @@
 #include "arena.h"
 
+#include <cstdint>
 #include <limits>
 
 #ifdef __linux__
@@ -14,6 +15,14 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace
 
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) noexcept {
+#ifdef __linux__
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 bool Arena::grow(size_t bytes) noexcept {
   if (bytes <= size_) return true;
   data_.reset();
@@ -24,10 +33,7 @@ bool Arena::grow(size_t bytes) noexcept {
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(unit, rounded)));
   if (data_ == nullptr) return false;
   size_ = rounded;
-#ifdef __linux__
-  // Advice only: on machines that hand out huge pages on request, a first run takes 512 times fewer page faults.
-  if (unit == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
-#endif
+  prefer_huge_pages(data_.get(), rounded);
   return true;
 }
 

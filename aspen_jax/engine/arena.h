@@ -7,6 +7,10 @@
 
 namespace aspen {
 
+// Advice only, for the huge pages that lie in these bytes as a whole: on machines that hand out huge pages on request, memory
+// that is written for the first time takes 512 times fewer page faults.
+void prefer_huge_pages(void* data, size_t bytes) noexcept;
+
 class Arena {
  public:
   // Makes room for at least `bytes`, page-aligned, without keeping what was inside. False if there is no memory; the arena is

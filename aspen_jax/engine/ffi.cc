@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "arena.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
@@ -80,6 +81,8 @@ std::optional<std::string> take(std::vector<Pointer>& buffers, std::string_view 
   return std::nullopt;
 }
 
+constexpr size_t kMappedAnew = size_t{32} << 20;
+
 struct Buffers {
   std::vector<const void*> operands;
   std::vector<void*> results;
@@ -99,6 +102,8 @@ struct Buffers {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
       if (buffer.has_error()) return buffer.error().message();
       if (auto wrong = take(results, "result", *buffer.value(), plan.result(i).dense)) return wrong;
+      // The allocator has such memory mapped anew for each call: half a microsecond a small page.
+      if (buffer.value()->size_bytes() >= kMappedAnew) prefer_huge_pages(results.back(), buffer.value()->size_bytes());
     }
     return std::nullopt;
   }

@@ -111,7 +111,7 @@ const Function kFunctions[] = {
     {"tanh", k_tanh_f, [](double x) { return std::tanh(x); }, 3},
     {"logistic", k_logistic_f, [](double x) { return 1 / (1 + std::exp(-x)); }, 2.5, true},
     {"erf", k_erf_f, [](double x) { return std::erf(x); }, 2},
-    {"erfc", k_erfc_f, [](double x) { return std::erfc(x); }, 1},
+    {"erfc", k_erfc_f, [](double x) { return std::erfc(x); }, 4.5},
     {"sin", k_sin_f, [](double x) { return std::sin(x); }, 0.51},
     {"cos", k_cos_f, [](double x) { return std::cos(x); }, 0.51},
     {"tan", k_tan_f, [](double x) { return std::tan(x); }, 0.51},
