@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tyro
 
 from aspen_jax.errors import AspenError
-from benchmarks import build, kernels, layers, memory, overhead, scaling, scheduler, tiles, unequal, weights, whole_models
+from benchmarks import build, kernels, layers, memory, overhead, paper, scaling, scheduler, tiles, unequal, weights, whole_models
 from benchmarks.peers import command
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "tiles": tiles.tiles,
     "layers": layers.layers,
     "unequal": unequal.unequal,
+    "paper": paper.paper,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 

@@ -1,11 +1,15 @@
-"""Curves as a picture."""
+"""Curves and bars as pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aspen_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]
 
@@ -24,11 +28,7 @@ def save_curves(path: Path, title: str, x: str, y: str, curves: Mapping[str, Poi
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("pictures need matplotlib; run pip install matplotlib, or leave --picture out") from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = _figure()
     axes = figure.subplots()
     for name, points in curves.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
@@ -37,6 +37,43 @@ def save_curves(path: Path, title: str, x: str, y: str, curves: Mapping[str, Poi
     axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, None))
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
+    _save(figure, path)
+
+
+def save_bars(path: Path, title: str, y: str, groups: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw a group of bars for each of `groups` into a PNG, PDF or SVG file, the same names in each.
+
+    Args:
+        path: its ending says what it is.
+        title: above the picture.
+        y: name of the vertical axis, with its unit.
+        groups: heights by name, by group.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = _figure()
+    axes = figure.subplots()
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        places = [place + (i - (len(names) - 1) / 2) * width for place in range(len(groups))]
+        axes.bar(places, [bars[name] for bars in groups.values()], width, label=name)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set(title=title, ylabel=y)
+    axes.legend()
+    _save(figure, path)
+
+
+def _figure() -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("pictures need matplotlib; run pip install matplotlib, or leave --picture out") from error
+    return Figure(figsize=(7, 4.5), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

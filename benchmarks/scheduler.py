@@ -57,8 +57,8 @@ def parse(text: str) -> dict[str, Any]:
 
     Returns:
         "results", for each graph and variant the nanoseconds a tile; "grains", for each variant the length of tiles that compute
-        and their share of the peak rate; "metg_ns", for each variant METG(50%), None where even the longest tiles were too short; and
-        "absent", peers that the program was built without.
+        and their share of the peak rate; "metg_ns", for each variant METG(50%), None where even the longest tiles were too
+        short; and "absent", peers that the program was built without.
     """
     found: dict[str, Any] = {"results": [], "grains": {}, "metg_ns": {}, "absent": []}
     graph = ""

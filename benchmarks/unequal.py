@@ -23,11 +23,14 @@ from benchmarks.child import measure_in_child, serve
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models
+from benchmarks.picture import save_bars
 
 _FREE, _SHARED, _ALL = "the free cores alone", "the shared core alone", "all cores"
 
 
-def unequal(models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.0, json: File = None) -> int:
+def unequal(
+    models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.0, json: File = None, picture: File = None
+) -> int:
     """Calls a second on all cores while a neighbour keeps one of them busy, beside what the cores reach on their own.
 
     Each side and each set of cores has a process of its own, in turns. A schedule that adapts reaches the sum of what the free
@@ -38,6 +41,7 @@ def unequal(models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.
         rounds: how often each is measured; the median counts.
         seconds: how long each measurement calls the model.
         json: where to write the figures as well.
+        picture: where to draw the calls a second, a PNG, PDF or SVG file.
     """
     check_rounds(rounds)
     if not 0 < seconds < float("inf"):
@@ -47,7 +51,7 @@ def unequal(models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.
         raise InputError("this process may use only one core; unequal cores need two or more")
     shared = cores[-1]
     sets = {_FREE: cores[:-1], _SHARED: [shared], _ALL: cores}
-    results = []
+    results, groups = [], {}
     for name in models:
         rates: dict[str, dict[str, list[float]]] = {side: {which: [] for which in sets} for side in (TILED, PLAIN)}
         for _ in range(rounds):
@@ -62,9 +66,12 @@ def unequal(models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.
         ratio = medians[TILED][_ALL] / medians[PLAIN][_ALL]
         print("\n".join([f"{name}, half of core {shared} taken", *aligned(rows)]))
         print(f"aspen is {ratio:.2f} times as fast as jax.jit on all cores\n", flush=True)
+        groups |= {f"{name}, {side}": {**item, "sum": item[_FREE] + item[_SHARED]} for side, item in medians.items()}
         results.append({"name": name, "calls_per_s": rates, "share_of_sum": shares, "speedup": ratio})
     if json is not None:
         write_record(json, {"benchmark": "unequal", "results": results})
+    if picture is not None:
+        save_bars(picture, f"Half of core {shared} taken", "calls a second", groups)
     return 0
 
 

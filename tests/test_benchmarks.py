@@ -129,6 +129,8 @@ oneTBB: absent; install it
         (["tiles", "--counts", "0"], "0 tiles"),
         (["tiles", "--rounds", "0"], "the number of rounds is 0"),
         (["scaling", "--workers", "0"], "0 workers are asked for"),
+        (["paper", "--experiments", "speed"], "no experiment is called 'speed'; take latency, scaling"),
+        (["paper", "--models", "vgg"], "there is no model 'vgg'"),
         (["unequal", "--seconds", "-1"], "-1.0 seconds"),
         (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),

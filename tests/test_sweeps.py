@@ -63,9 +63,40 @@ def test_layers(record, monkeypatch):
 def test_unequal_cores(record):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    assert main(["unequal", "--models", "llama-small", "--rounds", "1", "--seconds", "0.2", "--json", str(record)]) == 0
+    picture = record.with_name("unequal.png")
+    options = ["--rounds", "1", "--seconds", "0.2", "--json", str(record), "--picture", str(picture)]
+    assert main(["unequal", "--models", "llama-small", *options]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
     (result,) = results(record)
     assert all(rate > 0 for by_set in result["calls_per_s"].values() for rates in by_set.values() for rate in rates)
+
+
+def test_the_paper_goes_on_where_it_was_interrupted(tmp_path, capsys):
+    folder = tmp_path / "paper"
+    command = ["paper", "--models", "squeezenet1_1", "--image-size", "32", "--rounds", "1", "--output", str(folder)]
+    assert main([*command, "--experiments", "scaling"]) == 0
+    figures = folder / "scaling-squeezenet1_1.json"
+    before = figures.read_bytes()
+    assert main([*command, "--experiments", "scaling", "tiles"]) == 0
+    assert figures.read_bytes() == before
+    page = (folder / "paper.md").read_text()
+    for experiment, shows in (("scaling", "parallel fraction"), ("tiles", "as chosen")):
+        assert (folder / f"{experiment}-squeezenet1_1.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({experiment}-squeezenet1_1.png)" in page
+        assert shows in page
+    assert main([*command, "--batch", "2"]) == 2
+    assert "was measured with other options" in capsys.readouterr().err
+
+
+def test_an_experiment_that_fails_is_reported_and_tried_again(tmp_path, monkeypatch):
+    folder = tmp_path / "paper"
+    command = ["paper", "--models", "squeezenet1_1", "--image-size", "32", "--rounds", "1", "--output", str(folder)]
+    command += ["--experiments", "scaling"]
+    monkeypatch.setenv("ASPEN_NUM_WORKERS", "none")
+    assert main(command) == 1
+    assert "`python -m benchmarks scaling` ended with status" in (folder / "paper.md").read_text()
+    monkeypatch.delenv("ASPEN_NUM_WORKERS")
+    assert main(command) == 0
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path):

@@ -94,7 +94,7 @@ class Record:
         Raises:
             InputError: it cannot be written, or what is there was measured with other settings, code or machine.
         """
-        self._settings = json.loads(json.dumps({**settings, "code": _code(), "machine": machine()}))
+        self._settings = json.loads(json.dumps({**settings, "code": digest_of_code(), "machine": machine()}))
         self._folder = folder
         self.results: dict[str, ModelResult] = {}
         try:
@@ -209,7 +209,7 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *escaped)]
 
 
-def _code() -> str:
+def digest_of_code() -> str:
     """A digest of package and benchmarks as they are, extension module included: two builds' times are not those of one run."""
     digest = hashlib.sha256()
     for root in (Path(aspen_jax.__file__).parent, Path(__file__).parents[1]):

@@ -1,0 +1,200 @@
+"""ASPEN's section 4 at the scale of this machine: the other benchmarks on the paper's models, into one folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tqdm import tqdm
+
+from aspen_jax.errors import InputError
+from aspen_jax.report.machine import machine
+from aspen_jax.report.record import write_record
+from aspen_jax.report.timing import check_rounds
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.options import Models, Sizes
+from benchmarks.peers.record import digest_of_code
+
+MODELS = ("vgg16", "resnet50", "yolov3", "bert-base", "bert-large", "gpt2")
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A part of the paper, and the benchmark that repeats it.
+
+    Attributes:
+        title: what the paper measures there.
+        section: number of the section or figure.
+        command: name of the benchmark.
+        of_models: whether it runs on a model, and takes the size of its inputs.
+    """
+
+    title: str
+    section: str
+    command: str
+    of_models: bool = True
+
+
+EXPERIMENTS = {
+    "latency": Experiment("Latency beside other runtimes", "4.1, figure 6", "peers"),
+    "scaling": Experiment(
+        "Time over the number of workers, and Karp and Flatt's parallel fraction", "4.2, figures 7 and 8", "scaling"
+    ),
+    "unequal": Experiment("Throughput on unequal cores", "4.3, figure 9", "unequal"),
+    "tiles": Experiment("Tiles a layer", "4.4, figure 10 (a)", "tiles"),
+    "layers": Experiment("Number of layers, image size and channels", "4.4, figure 10 (b) to (d)", "layers", of_models=False),
+}
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An experiment on a model, or without one."""
+
+    experiment: str
+    model: str | None
+
+    @property
+    def name(self) -> str:
+        return self.experiment if self.model is None else f"{self.experiment}-{self.model}"
+
+    def files(self, folder: Path) -> dict[str, Path]:
+        """Where its figures, table and picture go, by their endings."""
+        if self.experiment == "latency":  # a folder of its own, from which it goes on
+            return {ending: folder / self.name / f"peers.{ending}" for ending in ("json", "md", "png")}
+        return {ending: folder / f"{self.name}.{ending}" for ending in ("json", "md", "png")}
+
+
+def paper(
+    models: Models = MODELS,
+    experiments: Names = tuple(EXPERIMENTS),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    rounds: int | None = None,
+    output: Folder = None,
+) -> int:
+    """ASPEN's section 4 on this machine: latency, scaling, unequal cores, tiles a layer, and layers, size and channels.
+
+    Each experiment is one of the other benchmarks, in a process of its own. The whole takes hours, mostly those of `peers`.
+
+    Args:
+        models: names in the zoo; the paper's by default.
+        experiments: which of them.
+        size: of the inputs, where an experiment takes it.
+        rounds: how often each time is taken; as often as each benchmark takes it by default.
+        output: folder for paper.md, which shows all tables and pictures, and for the figures of each; a new one by default. Where
+            it has a record of the same settings, what is in it is not measured again.
+    """
+    if rounds is not None:
+        check_rounds(rounds)
+    for name in experiments:
+        if name not in EXPERIMENTS:
+            raise InputError(f"no experiment is called {name!r}; take {', '.join(EXPERIMENTS)}")
+    for name in models:
+        zoo.describe(name, size)  # what cannot be built is refused before anything is measured
+    folder = output or Path(time.strftime("paper-%Y%m%d-%H%M%S"))
+    record = _Record(folder, {"size": dataclasses.asdict(size), "rounds": rounds})
+    steps = list(_steps(experiments, models))
+    try:
+        with tqdm([step for step in steps if not record.has(step)], unit="experiment", dynamic_ncols=True) as bar:
+            for step in bar:
+                bar.set_description(step.name)
+                record.add(step, _measure(step, folder, size, rounds))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
+        return 130
+    page = folder / "paper.md"
+    page.write_text(record.page(steps))
+    print(page.read_text())
+    print(f"all of it is in {folder}")
+    return 0 if all(map(record.has, steps)) else 1
+
+
+def _steps(experiments: tuple[str, ...], models: tuple[str, ...]) -> Iterator[Step]:
+    for experiment in experiments:
+        yield from (
+            [Step(experiment, model) for model in models] if EXPERIMENTS[experiment].of_models else [Step(experiment, None)]
+        )
+
+
+def _measure(step: Step, folder: Path, size: Size, rounds: int | None) -> int:
+    """Run the benchmark, keep what it prints, and give its exit status."""
+    files = step.files(folder)
+    command = [sys.executable, "-m", "benchmarks", EXPERIMENTS[step.experiment].command]
+    if step.model is not None:
+        command += ["--models", step.model]
+        if step.experiment != "unequal":
+            given = {name: value for name, value in dataclasses.asdict(size).items() if value is not None}
+            command += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    if rounds is not None:
+        command += ["--rounds", str(rounds)]
+    if step.experiment == "latency":
+        return subprocess.run(
+            [*command, "--output", files["json"].parent.resolve()], cwd=_ROOT, stdout=sys.stderr, check=False
+        ).returncode
+    command += ["--json", str(files["json"].resolve()), "--picture", str(files["png"].resolve())]
+    child = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    files["md"].write_text(f"```text\n{child.stdout.strip()}\n```\n")
+    return child.returncode
+
+
+class _Record:
+    """paper.json: what has been measured, with which settings, code and machine."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        self._path = folder / "paper.json"
+        self._settings = json.loads(json.dumps({**settings, "code": digest_of_code(), "machine": machine()}))
+        self._statuses: dict[str, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{str(folder)!r} cannot be made: {error.strerror}; name another folder") from error
+        if not self._path.exists():
+            return
+        try:
+            content = json.loads(self._path.read_text())
+            before, self._statuses = content["settings"], dict(content["statuses"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(self._path)!r} is no record of this benchmark ({error}); name another folder") from error
+        if before != self._settings:
+            raise InputError(
+                f"{str(self._path)!r} was measured with other options, other code or on another machine; "
+                "take the same, or name another folder"
+            )
+
+    def has(self, step: Step) -> bool:
+        """Whether it has been measured; what failed is tried again."""
+        return self._statuses.get(step.name) == 0
+
+    def add(self, step: Step, status: int) -> None:
+        """Keep that it ended with this status, on disk."""
+        self._statuses[step.name] = status
+        unfinished = self._path.with_suffix(".part")
+        write_record(unfinished, {"benchmark": "paper", "settings": self._settings, "statuses": self._statuses})
+        unfinished.replace(self._path)  # whole or not at all, whenever the run is interrupted
+
+    def page(self, steps: list[Step]) -> str:
+        """All tables and pictures, one below the other."""
+        lines = ["# ASPEN, section 4, on this machine", "", f"{self._settings['machine']['cpu']}."]
+        for step in steps:
+            experiment, files = EXPERIMENTS[step.experiment], step.files(self._folder)
+            title = experiment.title if step.model is None else f"{experiment.title}: {step.model}"
+            lines += ["", f"## {title}", "", f"Section {experiment.section}.", ""]
+            if not self.has(step):
+                status = self._statuses.get(step.name)
+                lines += [f"Failed: `python -m benchmarks {experiment.command}` ended with status {status}.", ""]
+            if files["md"].exists():
+                lines += [files["md"].read_text().strip(), ""]
+            if files["png"].exists():
+                lines += [f"![{title}]({files['png'].relative_to(self._folder)})"]
+        return "\n".join(lines) + "\n"
