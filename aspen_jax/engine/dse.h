@@ -50,6 +50,7 @@ RunState* walk(Node* head, const Dse& dse, const Company& company) noexcept {
   const PlannedTile* const tiles = plan.tiles().data();
   const int32_t* const children = plan.graph().children.data();
   const auto prefer = run.policy().prefer;
+  const bool keeps_child = run.policy().keeps_child;
   ensure_scratch(run, dse);
 
   int64_t walked = 0;
@@ -69,7 +70,7 @@ RunState* walk(Node* head, const Dse& dse, const Company& company) noexcept {
       if (prefer != nullptr && prefer(plan, static_cast<int32_t>(child), static_cast<int32_t>(kept))) std::swap(child, kept);
       others.add(&run.node(child));
     }
-    if (kept != kNone && company.leaving()) [[unlikely]] {
+    if (kept != kNone && (!keeps_child || company.leaving())) [[unlikely]] {
       others.add(&run.node(kept));
       kept = kNone;
     }

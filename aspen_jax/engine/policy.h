@@ -17,11 +17,18 @@ struct Policy {
 
   // Whether a child that became ready should be walked to instead of the one kept so far. Null: the first one is kept.
   bool (*prefer)(const Plan& plan, int32_t candidate, int32_t kept);
+
+  // Whether a DSE walks on to a child at all (the paper's child cache); otherwise all go through the Ready Pool.
+  bool keeps_child = true;
 };
 
 inline constexpr int kColumns = 63;
 
 // The paper's: shallow tiles first, victims in a circle, the first ready child is kept.
 extern const Policy kShallowFirst;
+
+// To measure what that gives: without the child cache, and with tiles in the order in which they became ready.
+extern const Policy kWithoutChildCache;
+extern const Policy kFirstReadyFirst;
 
 }  // namespace aspen

@@ -97,9 +97,11 @@ void submit_and_wait(const std::shared_ptr<const Plan>& plan, const void* contex
 
 std::string count_of(int count, const char* what) { return std::to_string(count) + " " + what; }
 
-System ours(const std::shared_ptr<const Plan>& plan, int workers, const void* context) {
-  return {count_of(workers, "workers"), [=] {
+System ours(const std::shared_ptr<const Plan>& plan, int workers, const void* context, const char* variant = "",
+            const Policy& policy = kShallowFirst) {
+  return {count_of(workers, "workers") + variant, [=, &policy] {
             runtime().set_num_workers(workers);
+            runtime().set_policy(policy);
             submit_and_wait(plan, context);
           }};
 }
@@ -131,6 +133,8 @@ void measure(const std::string& name, const Dag& dag, int max_workers, int repea
   std::vector<System> systems = {{"plain loop", [=] { loop->run(); }}, {"inline", [=] { submit_and_wait(alone, nullptr); }}};
   for (int workers = 1; workers <= max_workers; ++workers) {
     systems.push_back(ours(pooled, workers, nullptr));
+    systems.push_back(ours(pooled, workers, nullptr, ", no child cache", kWithoutChildCache));
+    systems.push_back(ours(pooled, workers, nullptr, ", no priorities", kFirstReadyFirst));
 #ifdef ASPEN_HAS_TBB
     check_tbb(dag, workers);
     systems.push_back(tbb_system(dag, workers, [](void*, size_t) {}, nullptr));
@@ -140,7 +144,7 @@ void measure(const std::string& name, const Dag& dag, int max_workers, int repea
   std::printf("%s: %zu tiles, %zu edges\n", name.c_str(), dag.size(), pooled->graph().children.size());
   const double tile_ns = 1e9 / static_cast<double>(dag.size());
   for (const System& system : systems) {
-    std::printf("  %-18s min %7.1f  median %7.1f ns a tile\n", system.name.c_str(), system.times.front() * tile_ns,
+    std::printf("  %-26s min %7.1f  median %7.1f ns a tile\n", system.name.c_str(), system.times.front() * tile_ns,
                 system.times[system.times.size() / 2] * tile_ns);
   }
 }
@@ -190,9 +194,9 @@ void measure_metg(const Dag& dag, int max_workers, int repeats) {
     for (size_t i = 0; i < systems.size(); ++i) {
       for (Grain& grain : curves[i]) {
         grain.efficiency = grain.rate / peak;
-        std::printf("  %-18s %9.1f ns a tile  efficiency %.3f\n", systems[i].name.c_str(), grain.ns, grain.efficiency);
+        std::printf("  %-26s %9.1f ns a tile  efficiency %.3f\n", systems[i].name.c_str(), grain.ns, grain.efficiency);
       }
-      std::printf("  %-18s METG(50%%) %.1f ns\n", systems[i].name.c_str(), metg(curves[i]));
+      std::printf("  %-26s METG(50%%) %.1f ns\n", systems[i].name.c_str(), metg(curves[i]));
     }
   }
 }
