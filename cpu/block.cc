@@ -11,7 +11,11 @@
 namespace aspen::cpu::ASPEN_TARGET {
 
 BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> inputs, DType output) {
-  const Draft draft = read_draft(words, inputs, output);
+  return of(read_draft(words, inputs, output), inputs, output);
+}
+
+BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType output) {
+  if (!draft.is_copy) fuse(draft);
   BlockProgram program;
   program.output_ = output;
   if (draft.is_copy) {

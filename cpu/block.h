@@ -39,12 +39,17 @@ struct StepBlock {
   Source in[4];
 };
 
+struct Draft;  // block_draft.h
+
 class BlockProgram {
  public:
   static constexpr int kMaxInputs = 64;
 
   // Reads and checks a program over inputs of these dtypes. Throws GraphError.
   static BlockProgram parse(WordReader& words, std::span<const DType> inputs, DType output);
+
+  // A program that has been read, and not been fused.
+  static BlockProgram of(Draft draft, std::span<const DType> inputs, DType output);
 
   // What `run` needs; a multiple of 64.
   size_t scratch_bytes() const { return scratch_bytes_; }

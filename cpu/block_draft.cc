@@ -150,14 +150,31 @@ void count_uses(Draft& draft) {
   }
 }
 
-// Joins instructions that commonly follow each other, which saves a pass over the block. A product is joined with the sum that
-// is its only use (one rounding instead of two), as XLA's CPU compiler does too.
+// Whether the register is a constant, and no NaN as a float.
+bool is_bound(const Draft& draft, int reg) {
+  return draft.is_constant(reg) && !std::isnan(std::bit_cast<float>(draft.constants[reg - draft.num_inputs]));
+}
+
+}  // namespace
+
+Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
+  Draft draft = parse_words(words, inputs);
+  skip_copies(draft, output);
+  draft.is_copy = draft.is_input(draft.result) && inputs[draft.result] == output;
+  if (draft.is_copy) return draft;
+  if (draft.registers[draft.result].opcode == -2) refuse("it converts a dtype that it can only copy");
+  Lane lane;
+  if (!lane_of(output, &lane)) refuse("it computes a dtype that it can only copy");
+  check_use(draft, draft.result, lane);
+  count_uses(draft);
+  return draft;
+}
+
+// A product is joined with the sum that is its only use (one rounding instead of two), as XLA's CPU compiler does too.
 void fuse(Draft& draft) {
   const auto is = [&](int reg, int opcode) { return draft.registers[reg].opcode == opcode; };
   const auto is_only_use = [&](int reg, int opcode) { return is(reg, opcode) && draft.registers[reg].uses == 1; };
-  const auto is_bound = [&](int reg) {
-    return draft.is_constant(reg) && !std::isnan(std::bit_cast<float>(draft.constants[reg - draft.num_inputs]));
-  };
+  const auto is_bound = [&](int reg) { return aspen::cpu::ASPEN_TARGET::is_bound(draft, reg); };
   for (int at = draft.first_instruction(); at < static_cast<int>(draft.registers.size()); ++at) {
     Register& reg = draft.registers[at];
     int& a = reg.args[0];
@@ -202,23 +219,63 @@ void fuse(Draft& draft) {
       if (is_only_use(a, k_logistic_f) && draft.registers[a].args[0] == b) become(k_fused_silu, {b});
     }
   }
+  count_uses(draft);
 }
 
-}  // namespace
-
-Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
-  Draft draft = parse_words(words, inputs);
-  skip_copies(draft, output);
-  draft.is_copy = draft.is_input(draft.result) && inputs[draft.result] == output;
-  if (draft.is_copy) return draft;
-  if (draft.registers[draft.result].opcode == -2) refuse("it converts a dtype that it can only copy");
-  Lane lane;
-  if (!lane_of(output, &lane)) refuse("it computes a dtype that it can only copy");
-  check_use(draft, draft.result, lane);
+std::vector<Link> take_chain(Draft& draft, const std::function<bool(int)>& fits) {
+  std::vector<Link> chain;
+  int current = 0;
+  const auto link_of = [&](int reg, Link& link) {
+    const auto [a, b, c, d] = draft.registers[reg].args;
+    const int opcode = draft.registers[reg].opcode;
+    if (opcode == k_relu_f) {
+      link = {Finish::kAtLeast, -1, 0.0f};
+      return a == current;
+    }
+    if (draft.num_args(reg) != 2 || (a == current) == (b == current)) return false;
+    const int other = a == current ? b : a;
+    if (draft.is_constant(other)) {
+      link = {{}, -1, std::bit_cast<float>(draft.constants[other - draft.num_inputs])};
+    } else if (draft.is_input(other) && other != 0 && fits(other)) {
+      link = {{}, other, 0.0f};
+    } else {
+      return false;
+    }
+    switch (opcode) {
+      case k_add_f:
+        link.kind = Finish::kAdd;
+        return true;
+      case k_sub_f:
+        link.kind = Finish::kSubtract;
+        return other == b;
+      case k_mul_f:
+        link.kind = Finish::kMultiply;
+        return true;
+      case k_max_f:
+        link.kind = Finish::kAtLeast;
+        return is_bound(draft, other);
+      case k_min_f:
+        link.kind = Finish::kAtMost;
+        return is_bound(draft, other);
+      default:
+        return false;
+    }
+  };
+  for (int reg = draft.first_instruction(); reg < static_cast<int>(draft.registers.size()); ++reg) {
+    if (draft.registers[reg].uses == 0 || draft.registers[current].uses != 1 || chain.size() == Finish::kMaxSteps) continue;
+    Link link;
+    if (!link_of(reg, link)) continue;
+    chain.push_back(link);
+    current = reg;
+  }
+  for (int reg = current + 1; reg < static_cast<int>(draft.registers.size()); ++reg) {
+    for (int i = 0; i < draft.num_args(reg); ++i) {
+      if (draft.registers[reg].args[i] == current) draft.registers[reg].args[i] = 0;
+    }
+  }
+  if (draft.result == current) draft.result = 0;
   count_uses(draft);
-  fuse(draft);
-  count_uses(draft);
-  return draft;
+  return chain;
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "aspen_jax/engine/kernel.h"
 #include "aspen_jax/engine/words.h"
 #include "block_steps.h"
+#include "finish.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -38,5 +40,19 @@ struct Draft {
 // Reads and checks a program over inputs of these dtypes. Throws GraphError. Registers that the result does not need have no
 // uses.
 Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output);
+
+// Joins instructions that commonly follow each other, which saves a pass over the block.
+void fuse(Draft& draft);
+
+// An instruction on floats that has the result of the one before it, or input 0, and one other operand.
+struct Link {
+  Finish::Kind kind;
+  int input;  // other than 0; -1: the constant
+  float constant;
+};
+
+// Takes the instructions off the program that can be done as links of a chain from input 0 on: input 0 of what is left is the
+// chain's result. `fits` says which inputs may be operands; they are floats.
+std::vector<Link> take_chain(Draft& draft, const std::function<bool(int input)>& fits);
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -238,14 +238,21 @@ struct Pixels {
   int64_t weights_stride() const { return op.w_row; }
   int64_t columns_from(int64_t column) const { return op.shape.out_channels - first_channel - column; }
 
-  float* direct(int64_t pixel, int rows, int64_t column) const {
-    const int64_t ahead = column_of(pixel);
-    if (!op.epilogue.empty() || (across != op.shape.out_width && ahead + rows > args.hi[kWidth])) return nullptr;
+  float* direct(int64_t pixel, int rows, int64_t column, Finish& finish) const {
+    if (!op.epilogue.begins_in_registers()) return nullptr;
+    const int64_t at[4] = {image, row_of(pixel), column_of(pixel), first_channel + column};
+    const bool runs_on = across == op.shape.out_width && op.epilogue.runs_on(kWidth);
+    if (!runs_on && at[kWidth] + rows > args.hi[kWidth]) return nullptr;
+    op.epilogue.finish(args, at, kWidth, finish);
     return static_cast<float*>(args.output) +
-           ((image * op.shape.out_height + row_of(pixel)) * op.shape.out_width + ahead) * op.shape.out_channels + first_channel +
-           column;
+           ((image * op.shape.out_height + at[kHeight]) * op.shape.out_width + at[kWidth]) * op.shape.out_channels + at[kChannel];
   }
   int64_t direct_stride() const { return op.shape.out_channels; }
+
+  void complete(int64_t pixel, int rows, int64_t column, int64_t columns) const {
+    const int64_t at[4] = {image, row_of(pixel), column_of(pixel), first_channel + column};
+    op.epilogue.complete(args, at, kWidth, rows, columns, epilogue_scratch);
+  }
 
   void finish(int64_t pixel, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const {
     const bool runs_on = across == op.shape.out_width && op.epilogue.runs_on(kWidth);

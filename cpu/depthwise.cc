@@ -77,15 +77,22 @@ struct Steps {
   int64_t out_pixel;
 };
 
+// Where results go, and which pixel and channel that is for the epilogue's operands.
+struct Place {
+  float* out;
+  int64_t pixel, channel;
+};
+
 // `groups` times kPixels neighbours x kVectors vectors of channels. `lanes` counts the channels of the last vector and is read
 // only where kPartial.
 template <int kPixels, int kVectors, bool kPartial>
-void micro(const Steps& steps, const Window& window, int64_t groups, [[maybe_unused]] int lanes, float* out) noexcept {
+void micro(const Steps& steps, const Window& window, const Finish& finish, int64_t groups, [[maybe_unused]] int lanes,
+           const Place& place) noexcept {
   constexpr int kLast = kVectors - 1;
-  const auto get = [&](const float* from, int v) __attribute__((always_inline)) {
-    return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
-  };
+  const auto get = [&](const float* from, int v)
+                       __attribute__((always_inline)) { return kPartial && v == kLast ? load_partial(from, lanes) : load(from); };
   const float* corner = window.x;
+  float* out = place.out;
   for (int64_t group = 0; group < groups; ++group, corner += kPixels * steps.x_pixel) {
     Floats sum[kPixels][kVectors];
 #pragma GCC unroll 16
@@ -102,16 +109,17 @@ void micro(const Steps& steps, const Window& window, int64_t groups, [[maybe_unu
         for (int64_t across = 0; across < window.taps_across; ++across, x += steps.x_across, w += steps.w_across) {
           Floats filter[kVectors];
 #pragma GCC unroll 16
-          for (int v = 0; v < kVectors; ++v) filter[v] = get(w, v);
+          for (int v = 0; v < kVectors; ++v) filter[v] = get(w + v * kLanes, v);
           const float* pixel = x;
 #pragma GCC unroll 16
           for (int p = 0; p < kPixels; ++p, pixel += steps.x_pixel) {
 #pragma GCC unroll 16
-            for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(pixel, v), filter[v], sum[p][v]);
+            for (int v = 0; v < kVectors; ++v) sum[p][v] = fma(get(pixel + v * kLanes, v), filter[v], sum[p][v]);
           }
         }
       }
     }
+    finish_in_registers(finish, place.pixel + group * kPixels, place.channel, sum, get);
 #pragma GCC unroll 16
     for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
 #pragma GCC unroll 16
@@ -127,32 +135,34 @@ void micro(const Steps& steps, const Window& window, int64_t groups, [[maybe_unu
 }
 
 template <int kPixels>
-void all_channels(const Steps& steps, Window window, int64_t groups, int64_t channels, float* out) noexcept {
+void all_channels(const Steps& steps, Window window, const Finish& finish, int64_t groups, int64_t channels,
+                  Place place) noexcept {
   constexpr int kVectors = vectors_for(kPixels);
   const auto advance = [&](int64_t by) {
     window.x += by;
     window.w += by;
-    out += by;
+    place.out += by;
+    place.channel += by;
     channels -= by;
   };
   for (; channels >= kVectors * kLanes; advance(kVectors * kLanes)) {
-    micro<kPixels, kVectors, false>(steps, window, groups, 0, out);
+    micro<kPixels, kVectors, false>(steps, window, finish, groups, 0, place);
   }
   if constexpr (kVectors > 2) {
-    for (; channels >= 2 * kLanes; advance(2 * kLanes)) micro<kPixels, 2, false>(steps, window, groups, 0, out);
+    for (; channels >= 2 * kLanes; advance(2 * kLanes)) micro<kPixels, 2, false>(steps, window, finish, groups, 0, place);
   }
-  for (; channels >= kLanes; advance(kLanes)) micro<kPixels, 1, false>(steps, window, groups, 0, out);
-  if (channels > 0) micro<kPixels, 1, true>(steps, window, groups, static_cast<int>(channels), out);
+  for (; channels >= kLanes; advance(kLanes)) micro<kPixels, 1, false>(steps, window, finish, groups, 0, place);
+  if (channels > 0) micro<kPixels, 1, true>(steps, window, finish, groups, static_cast<int>(channels), place);
 }
 
-using AllChannels = void (*)(const Steps&, Window, int64_t groups, int64_t channels, float* out) noexcept;
+using AllChannels = void (*)(const Steps&, Window, const Finish&, int64_t groups, int64_t channels, Place) noexcept;
 constexpr auto kByPixels = []<int... kPixel>(std::integer_sequence<int, kPixel...>) {
   return std::array<AllChannels, kPixelGroup>{all_channels<kPixel + 1>...};
 }(std::make_integer_sequence<int, kPixelGroup>());
 
 // Columns [begin, end) of one row of the output, in one image and block of channels.
 void run_row(const Depthwise& op, const Input& input, const Filter& filter, int64_t row, int64_t begin, int64_t end,
-             int64_t channels, float* out, int64_t out_pixel) noexcept {
+             const Finish& finish, int64_t channels, float* out, int64_t out_pixel) noexcept {
   const ConvShape& s = op.shape;
   const Steps steps{.x_plane = input.plane_stride,
                     .x_down = s.dilation[0] * input.row_stride,
@@ -177,7 +187,7 @@ void run_row(const Depthwise& op, const Input& input, const Filter& filter, int6
     const int64_t alike = inner ? std::min(end, op.inner_last) - column : 1;
     const int64_t groups = alike < kPixelGroup ? 1 : alike / kPixelGroup;
     const int64_t pixels = std::min<int64_t>(alike, kPixelGroup);
-    kByPixels[static_cast<size_t>(pixels - 1)](steps, window, groups, channels, out);
+    kByPixels[static_cast<size_t>(pixels - 1)](steps, window, finish, groups, channels, {out, column - begin, 0});
     column += groups * pixels;
     out += groups * pixels * out_pixel;
   }
@@ -255,7 +265,7 @@ const char* run(const TileArgs& args) noexcept {
   auto* const filter_to = sums + kSumFloats;
   auto* const spread_to = filter_to + op.filter_floats;
   std::byte* const epilogue_scratch = args.scratch + kernel_scratch(op);
-  const bool direct = op.epilogue.empty();
+  const bool direct = op.epilogue.begins_in_registers();
   for (int64_t image = lo[kImage]; image < hi[kImage]; ++image) {
     const T* x = static_cast<const T*>(args.inputs[0]) + image * s.x_strides[kImage];
     for (int64_t channel = lo[kChannel]; channel < hi[kChannel]; channel += op.block_channels) {
@@ -278,14 +288,18 @@ const char* run(const TileArgs& args) noexcept {
         const int64_t columns = direct ? hi[kWidth] - lo[kWidth] : kSumFloats / channels;
         for (int64_t begin = lo[kWidth]; begin < hi[kWidth]; begin += columns) {
           const int64_t end = std::min<int64_t>(begin + columns, hi[kWidth]);
+          const int64_t at[4] = {image, row, begin, channel};
           float* out = sums;
+          Finish finish;
           if (direct) {
+            op.epilogue.finish(args, at, kWidth, finish);
             out = static_cast<float*>(args.output) + ((image * s.out_height + row) * s.out_width + begin) * s.out_channels +
                   channel;
           }
-          run_row(op, input, filter, row, begin, end, channels, out, out_pixel);
-          if (!direct) {
-            const int64_t at[4] = {image, row, begin, channel};
+          run_row(op, input, filter, row, begin, end, finish, channels, out, out_pixel);
+          if (!finish.completes) {
+            op.epilogue.complete(args, at, kWidth, end - begin, channels, epilogue_scratch);
+          } else if (!direct) {
             op.epilogue.apply(args, at, kWidth, end - begin, channels, sums, channels, epilogue_scratch);
           }
         }

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "block_draft.h"
 #include "elements.h"
 #include "planes.h"
 
@@ -36,7 +37,24 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
       throw GraphError("the output's dtype is not the kernel's, and there is no epilogue to convert");
     }
   } else {
-    epilogue.program_ = BlockProgram::parse(words, dtypes, output.dtype);
+    Draft draft = read_draft(words, dtypes, output.dtype);
+    epilogue.program_ = BlockProgram::of(draft, dtypes, output.dtype);
+    // Sums in registers are vectors of adjacent float32, and so must be what they are joined with.
+    const auto is_adjacent = [&](const TensorView& view) {
+      return view.dtype == DType::kF32 && last >= 0 && view.strides[last] == 1;
+    };
+    if (!draft.is_copy && result == DType::kF32 && is_adjacent(output)) {
+      for (const Link& link : take_chain(draft, [&](int input) { return is_adjacent(spec.inputs[num_main + input - 1]); })) {
+        if (link.input > 0) {
+          epilogue.links_.push_back({link.kind, link.input - 1, 0});
+          continue;
+        }
+        epilogue.links_.push_back({link.kind, -1, static_cast<int>(epilogue.splats_.size())});
+        std::ranges::fill(epilogue.splats_.emplace_back().lanes, link.constant);
+      }
+      epilogue.has_rest_ = draft.result != 0;
+      if (epilogue.has_rest_ && !epilogue.links_.empty()) epilogue.rest_ = BlockProgram::of(draft, dtypes, output.dtype);
+    }
   }
   if (!words.done()) throw GraphError("there are words after an op's parameters");
 
@@ -56,28 +74,51 @@ std::byte* Epilogue::output_at(const TileArgs& args, const int64_t* at) const no
 
 void Epilogue::apply(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
                      int64_t acc_row_stride, std::byte* scratch) const noexcept {
-  const auto plane_of = [&](const void* base, DType dtype, const int64_t* strides) {
-    int64_t offset = 0;
-    for (int axis = 0; axis < rank_; ++axis) offset += at[axis] * strides[axis];
-    return Plane{static_cast<const std::byte*>(base) + offset * size_of(dtype), row_axis < 0 ? 0 : strides[row_axis],
-                 rank_ == 0 ? 1 : strides[rank_ - 1]};
-  };
-  const Plane to = plane_of(args.output, output_, out_strides_);
+  if (!empty_) return run(program_, args, at, row_axis, rows, cols, acc, acc_row_stride, scratch);
+  const int64_t row_stride = row_axis < 0 ? 0 : out_strides_[row_axis], col_stride = rank_ == 0 ? 1 : out_strides_[rank_ - 1];
   std::byte* const out = output_at(args, at);
-  if (empty_ && output_ != result_) {
-    store_lanes(output_, static_cast<const int32_t*>(acc), acc_row_stride, 1, out, to.row_stride, to.col_stride, rows, cols);
-    return;
+  if (output_ != result_) {
+    store_lanes(output_, static_cast<const int32_t*>(acc), acc_row_stride, 1, out, row_stride, col_stride, rows, cols);
+  } else {
+    copy_elements(size_of(output_), acc, acc_row_stride, 1, out, row_stride, col_stride, rows, cols);
   }
-  if (empty_) {
-    copy_elements(size_of(output_), acc, acc_row_stride, 1, out, to.row_stride, to.col_stride, rows, cols);
-    return;
-  }
+}
+
+void Epilogue::run(const BlockProgram& program, const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
+                   const void* acc, int64_t acc_row_stride, std::byte* scratch) const noexcept {
+  const auto row_stride = [&](const int64_t* strides) { return row_axis < 0 ? 0 : strides[row_axis]; };
+  const auto col_stride = [&](const int64_t* strides) { return rank_ == 0 ? 1 : strides[rank_ - 1]; };
   Plane planes[BlockProgram::kMaxInputs];
   planes[0] = {acc, acc_row_stride, 1};
   for (size_t i = 0; i < extra_.size(); ++i) {
-    planes[i + 1] = plane_of(args.inputs[num_main_ + i], extra_[i].dtype, extra_[i].strides);
+    const Extra& extra = extra_[i];
+    planes[i + 1] = {extra_at(args, i, at), row_stride(extra.strides), col_stride(extra.strides)};
   }
-  program_.run(planes, out, to.row_stride, to.col_stride, rows, cols, scratch);
+  program.run(planes, output_at(args, at), row_stride(out_strides_), col_stride(out_strides_), rows, cols, scratch);
+}
+
+const std::byte* Epilogue::extra_at(const TileArgs& args, size_t extra, const int64_t* at) const noexcept {
+  int64_t offset = 0;
+  for (int axis = 0; axis < rank_; ++axis) offset += at[axis] * extra_[extra].strides[axis];
+  return static_cast<const std::byte*>(args.inputs[num_main_ + extra]) + offset * size_of(extra_[extra].dtype);
+}
+
+void Epilogue::finish(const TileArgs& args, const int64_t* at, int row_axis, Finish& finish) const noexcept {
+  finish.completes = !has_rest_;
+  for (const Operand& link : links_) {
+    Finish::Step& step = finish.steps[finish.length++];
+    if (link.extra < 0) {
+      step = {link.kind, splats_[link.constant].lanes, 0, 0};
+    } else {
+      const auto extra = static_cast<size_t>(link.extra);
+      step = {link.kind, reinterpret_cast<const float*>(extra_at(args, extra, at)), extra_[extra].strides[row_axis], 1};
+    }
+  }
+}
+
+void Epilogue::complete(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
+                        std::byte* scratch) const noexcept {
+  run(rest_, args, at, row_axis, rows, cols, output_at(args, at), out_strides_[row_axis], scratch);
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

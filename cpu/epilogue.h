@@ -2,6 +2,7 @@
 // block is still in registers or in the L1 cache.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "aspen_jax/engine/kernel.h"
 #include "aspen_jax/engine/words.h"
 #include "block.h"
+#include "finish.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -29,8 +31,19 @@ class Epilogue {
   // The element of the output at coordinate `at`.
   std::byte* output_at(const TileArgs& args, const int64_t* at) const noexcept;
 
-  // What `apply` needs; a multiple of 64.
-  size_t scratch_bytes() const { return empty_ ? 0 : program_.scratch_bytes(); }
+  // What `apply` and `complete` need; a multiple of 64.
+  size_t scratch_bytes() const { return empty_ ? 0 : std::max(program_.scratch_bytes(), rest_.scratch_bytes()); }
+
+  // Whether a kernel may store its result in the output itself once `finish` has been done on it in registers; if that does not
+  // complete it, `complete` has to follow.
+  bool begins_in_registers() const { return empty() || !links_.empty(); }
+
+  // What is done in registers to a block whose first element is at output coordinate `at`, with rows along `row_axis`.
+  void finish(const TileArgs& args, const int64_t* at, int row_axis, Finish& finish) const noexcept;
+
+  // The rest of the epilogue on such a block, in the output.
+  void complete(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
+                std::byte* scratch) const noexcept;
 
   // Whether rows that walk `axis` may run on past its last index, to index 0 of `axis` and the next index of `axis - 1`,
   // because the output and all extra inputs are laid out so (dense tensors and per-channel vectors are).
@@ -60,7 +73,26 @@ class Epilogue {
   DType output_ = DType::kF32;
   int64_t out_strides_[kMaxRank] = {};
   std::vector<Extra> extra_;
+  // Input `index` of the op, or a constant.
+  struct Operand {
+    Finish::Kind kind;
+    int extra;     // -1: the constant
+    int constant;  // among `splats_`
+  };
+  // A vector of equal lanes.
+  struct Splat {
+    alignas(kVectorBytes) float lanes[kLanes];
+  };
+
+  const std::byte* extra_at(const TileArgs& args, size_t extra, const int64_t* at) const noexcept;
+  void run(const BlockProgram& program, const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
+           const void* acc, int64_t acc_row_stride, std::byte* scratch) const noexcept;
+
   BlockProgram program_;
+  std::vector<Operand> links_;  // what of the program can be done in registers,
+  std::vector<Splat> splats_;
+  bool has_rest_ = false;
+  BlockProgram rest_;  // and what then remains
 };
 
 }  // namespace aspen::cpu::ASPEN_TARGET

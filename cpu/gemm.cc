@@ -21,8 +21,8 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
            [[maybe_unused]] Ahead ahead) noexcept {
   constexpr int kLast = kVectors - 1;
   constexpr int kVectorsOfCacheLine = kCacheLine / (kLanes * static_cast<int>(sizeof(T)));
-  const auto load_weights = [&](const T* from, int v) __attribute__((always_inline)) {
-    return kPartial && v == kLast ? load_partial(from + v * kLanes, lanes) : load(from + v * kLanes);
+  const auto load_columns = [&](const auto* from, int v) __attribute__((always_inline)) {
+    return kPartial && v == kLast ? load_partial(from, lanes) : load(from);
   };
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 16
@@ -43,7 +43,7 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
       Floats w[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
-        w[v] = load_weights(weights, v);
+        w[v] = load_columns(weights + v * kLanes, v);
         // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
         if constexpr (kPack || kVectors > kPanelVectors) {
           if (v % kVectorsOfCacheLine == 0) __builtin_prefetch(weights + 8 * stride + v * kLanes);
@@ -64,6 +64,7 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
       weights += stride;
     }
   }
+  if (block.finish != nullptr) finish_in_registers(*block.finish, 0, block.column, sum, load_columns);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     float* out = block.out + r * block.out_stride;
@@ -138,6 +139,7 @@ struct Walk {
     kernel(block, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed, {});
     weights.at += width;
     block.out += width;
+    block.column += width;
     columns -= width;
   }
   int64_t panel() const { return columns > kLanes ? kPanel : kLanes; }
@@ -227,15 +229,18 @@ void multiply_packed(const Block& block, const float* packed, int64_t columns, A
   const int64_t depth = block.runs * block.depth;
   for (; columns > 0; columns -= kPanel) {
     const int64_t width = columns > kLanes ? kPanel : kLanes;
-    if (width == kPanel && ahead.lines > 0) {
+    if (columns >= (block.exact ? kPanel : kLanes + 1) && ahead.lines > 0) {
       kFetching[block.rows - 1](part, {packed, width}, 0, nullptr, ahead);
       ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
       --ahead.lines;
     } else {
-      panel_kernel<float, false>(block.rows, width)(part, {packed, width}, 0, nullptr, {});
+      const int64_t written = block.exact ? std::min(columns, width) : width;
+      const int lanes = static_cast<int>((written - 1) % kLanes + 1);
+      panel_kernel<float, false>(block.rows, written)(part, {packed, width}, lanes, nullptr, {});
     }
     packed += depth * width;
     part.out += width;
+    part.column += width;
   }
 }
 

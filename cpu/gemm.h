@@ -10,6 +10,7 @@
 
 #include "aspen_jax/engine/kernel.h"
 #include "elements.h"
+#include "finish.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -39,6 +40,10 @@ struct Block {
   float* out;     // rows x columns, columns adjacent
   int64_t out_stride;
   bool accumulate;  // add to what `out` holds
+  // What is done with the sums before they are stored; null: nothing.
+  const Finish* finish = nullptr;
+  int64_t column = 0;  // of `out`, where its operands begin
+  bool exact = false;  // nothing beyond the last column may be written
 };
 
 // A right operand of float, BF16 or F16 in place. What `stride` counts, multiply and multiply_columns say; k counts through the
@@ -65,8 +70,8 @@ struct Ahead {
   int64_t lines = 0;
 };
 
-// The same where the right operand has been packed. All vectors of `out` are written whole: its rows have room for
-// round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
+// The same where the right operand has been packed. Unless the block is exact all vectors of `out` are written whole: its rows
+// have room for round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
 
 // The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at + c * stride.

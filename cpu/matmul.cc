@@ -106,7 +106,7 @@ struct Rows {
   }
   int64_t weight_columns_stride() const { return column_step; }
 
-  float* direct(int64_t first, int, int64_t column) const {
+  float* direct(int64_t first, int, int64_t column, Finish&) const {
     return op.epilogue.empty() ? out + first * direct_stride() + column : nullptr;
   }
   int64_t direct_stride() const { return row != nullptr ? op.out_strides[row->axis] : 0; }

@@ -58,8 +58,9 @@ class ProductPlan {
   //   int64_t columns_from(int64_t column) const: how many the operand has from there on, beyond the tile too, more or less;
   //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
   //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
-  //   float* direct(int64_t row, int rows, int64_t column) const, int64_t direct_stride() const: where the block goes if it is to
-  //     be left as it is and its rows are equally far apart, or nullptr;
+  //   float* direct(int64_t row, int rows, int64_t column, Finish&) const, int64_t direct_stride() const: where the block goes if
+  //     its rows are equally far apart and it is to be left as it is or what is filled in is to be done first, or nullptr;
+  //   optionally void complete(int64_t row, int rows, int64_t column, int64_t columns) const: what is left to do then;
   //   void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const.
   template <class Source>
   void run(const Source& source, int64_t rows, int64_t columns, std::byte* scratch) const {
@@ -99,9 +100,12 @@ class ProductPlan {
             block.rows = static_cast<int>(height / blocks + (i < height % blocks));
             source.point(row, block.rows, chunk, pointers, gathered);
             const bool is_packed = !in_place || (packs && i > 0);
-            float* direct = one_chunk() && (!is_packed || width % kLanes == 0) ? source.direct(row, block.rows, column) : nullptr;
+            Finish finish;
+            float* direct = one_chunk() ? source.direct(row, block.rows, column, finish) : nullptr;
             block.out = direct != nullptr ? direct : one_chunk() ? sums : sums + (row - top) * stride;
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
+            block.finish = direct != nullptr && finish.length > 0 ? &finish : nullptr;
+            block.exact = direct != nullptr;
             if (by_columns) {
               if constexpr (kMayReadColumns<Source>) {
                 multiply_columns(block, RightOperand<T>{source.weight_columns(column, chunk), source.weight_columns_stride()},
@@ -115,6 +119,9 @@ class ProductPlan {
               multiply_and_pack(block, weights, width, packed);
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
+            if constexpr (requires { source.complete(row, block.rows, column, width); }) {
+              if (!finish.completes) source.complete(row, block.rows, column, width);
+            }
           }
         }
       }

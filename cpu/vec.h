@@ -171,6 +171,25 @@ ASPEN_INLINE Floats min(Floats a, Floats b) {
 #endif
   return a != a ? a : m;
 }
+// x, but no less or no more than a bound that is no NaN; NaN where x is.
+ASPEN_INLINE Floats at_least(Floats x, Floats bound) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(bound, x);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(bound, x);
+#else
+  return bound > x ? bound : x;
+#endif
+}
+ASPEN_INLINE Floats at_most(Floats x, Floats bound) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(bound, x);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(bound, x);
+#else
+  return bound < x ? bound : x;
+#endif
+}
 ASPEN_INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
 ASPEN_INLINE Ints min(Ints a, Ints b) { return a < b ? a : b; }
 

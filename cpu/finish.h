@@ -1,0 +1,65 @@
+// The first steps of an epilogue, done on a kernel's sums while they are still in registers: each adds, multiplies or bounds by
+// an operand that lies as the output does, or is the same for all rows, or for all elements.
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+struct Finish {
+  static constexpr int kMaxSteps = 8;
+
+  // kAtLeast and kAtMost keep a NaN; their operand is none.
+  enum Kind : uint8_t { kAdd, kSubtract, kMultiply, kAtLeast, kAtMost };
+
+  struct Step {
+    Kind kind;
+    const float* operand;   // of the first row and column
+    int64_t row_stride;     // 0: the same for all rows
+    int64_t column_stride;  // 1, or 0: a vector of equal lanes serves all columns
+  };
+
+  int length = 0;
+  bool completes = true;  // whether the epilogue has no further steps
+  Step steps[kMaxSteps];
+};
+
+// Takes sum[r][v] through all steps, which is row `row` + r and the vector of columns from `column` + v * kLanes on. `get` loads
+// vector v of an operand from an address, or what exists of it.
+template <int kRows, int kVectors, class Get>
+ASPEN_INLINE void finish_in_registers(const Finish& finish, int64_t row, int64_t column, Floats (&sum)[kRows][kVectors],
+                                      Get get) {
+  for (const Finish::Step* step = finish.steps; step != finish.steps + finish.length; ++step) {
+    const float* const operand = step->operand + row * step->row_stride + column * step->column_stride;
+    const int64_t down = step->row_stride, across = step->column_stride * kLanes;
+    const auto each = [&](auto apply) __attribute__((always_inline)) {
+      const float* from = operand;
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r, from += down) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = apply(sum[r][v], get(from + v * across, v));
+      }
+    };
+    switch (step->kind) {
+      case Finish::kAdd:
+        each([](Floats x, Floats y) __attribute__((always_inline)) { return x + y; });
+        break;
+      case Finish::kSubtract:
+        each([](Floats x, Floats y) __attribute__((always_inline)) { return x - y; });
+        break;
+      case Finish::kMultiply:
+        each([](Floats x, Floats y) __attribute__((always_inline)) { return x * y; });
+        break;
+      case Finish::kAtLeast:
+        each([](Floats x, Floats y) __attribute__((always_inline)) { return at_least(x, y); });
+        break;
+      case Finish::kAtMost:
+        each([](Floats x, Floats y) __attribute__((always_inline)) { return at_most(x, y); });
+        break;
+    }
+  }
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET
