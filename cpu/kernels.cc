@@ -8,6 +8,7 @@ PreparedOp prepare_attention(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
+PreparedOp prepare_conv2d_pair(const OpSpec& spec);
 PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
@@ -28,6 +29,7 @@ std::span<const Kernel> kernels() {
       {"block", prepare_block},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
+      {"conv2d_pair", prepare_conv2d_pair},
       {"cumulative", prepare_cumulative},
       {"gather", prepare_gather},
       {"matmul", prepare_matmul},

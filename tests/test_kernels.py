@@ -117,6 +117,40 @@ def test_conv2d(shape, seed, epilogue, dtype):
         check_narrow(function, dtype, *arguments, reference=padded_first)
 
 
+EPILOGUES = {
+    "all that registers can do": lambda y, s, r: jnp.clip((y - s) * r + s, -0.5, 0.7),
+    "residual": lambda y, s, r: jax.nn.relu(y + s + r),
+    "residual first": lambda y, s, r: jnp.minimum(r + y, 2.0) * 0.25,
+    "a rest": lambda y, s, r: jax.nn.silu(y + s) * r,
+    "nothing in registers": lambda y, s, r: s - y,
+    "bounds that vary": lambda y, s, r: jnp.maximum(jnp.minimum(y * s, r), s),
+    "twice": lambda y, s, r: (y + s) * (y + s) + r,
+    "many steps": lambda y, s, r: ((((y + s) * r - s) * s + r) * s - r) * s + r + 1.0,
+    "no number": lambda y, s, r: jnp.minimum(jax.nn.relu(y + jnp.where(s > 1, jnp.nan, s)), 6.0),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 40])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues_of_convolutions(name, groups):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 7, 13, 40), np.float32), rng.standard_normal((3, 3, 40 // groups, 40), np.float32) / 10
+    shift, residual = rng.standard_normal(40, np.float32), rng.standard_normal((2, 7, 13, 40), np.float32)
+
+    def function(x, w, shift, residual):
+        y = lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+            precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+        return EPILOGUES[name](y, shift, residual)
+
+    arguments = (x, w, shift, residual)
+    expected = np.asarray(jax.jit(function)(*arguments))
+    for machine in (TINY_TILES, Machine()):
+        (ours,) = run_tiled(function, arguments, machine=machine)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 2),

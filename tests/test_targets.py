@@ -11,7 +11,14 @@ import pytest
 
 from aspen_jax import _engine
 
-KERNEL_TESTS = ("test_kernels.py", "test_rows.py", "test_indexing.py", "test_along_axis.py", "test_attention.py")
+KERNEL_TESTS = (
+    "test_kernels.py",
+    "test_rows.py",
+    "test_indexing.py",
+    "test_along_axis.py",
+    "test_attention.py",
+    "test_conv_pairs.py",
+)
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 
 

@@ -6,6 +6,7 @@ from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.conv_pair import CONV2D_PAIR
 from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.cumulative import CUMULATIVE
 from aspen_jax.ops.family import OpFamily
@@ -21,6 +22,7 @@ from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 _ALL = (
     BLOCK,
     CONV2D,
+    CONV2D_PAIR,
     MATMUL,
     POOL,
     REDUCE,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from aspen_jax.apu.machine import Machine
 from aspen_jax.errors import InputError
-from aspen_jax.passes import affine, attention, constants, epilogue, fuse, layout, outputs, rows, simplify, winograd
+from aspen_jax.passes import affine, attention, constants, conv_pairs, epilogue, fuse, layout, outputs, rows, simplify, winograd
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
@@ -23,6 +23,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "fuse": fuse.run,
     "rows": rows.run,
     "epilogue": epilogue.run,
+    "conv_pairs": conv_pairs.run,
     "attention": attention.run,
 }
 
