@@ -32,7 +32,7 @@ class Machine:
     flops_per_ns: float = 200.0
     bytes_per_ns: float = 20.0
     tile_ns: float = 1_500.0
-    shortest_tile_ns: float = 20_000.0
+    shortest_tile_ns: float = 8_000.0
     tiles_per_worker: int = 4
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
