@@ -48,7 +48,7 @@ class Builder:
 
     def constant(self, array: np.ndarray) -> Operand:
         """A value for an array known when tracing."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
         value = Value(array.shape, array.dtype)
         self.constants.append((value, array))
         return Operand.whole(value)
