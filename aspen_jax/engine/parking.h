@@ -67,5 +67,6 @@ class Parking {
   std::atomic<int> parked_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
 };
+static_assert(sizeof(Parking) == 2 * 64, "and nobody else is on these lines");
 
 }  // namespace aspen

@@ -64,6 +64,7 @@ class Placement {
     std::atomic<int> thread{0};
     std::atomic<clockid_t> clock{0};
   };
+  static_assert(sizeof(Seat) == 64);
 
   class Lock;
 

@@ -56,6 +56,8 @@ class alignas(64) Row {
   std::array<Queue, kColumns> queues_;  // meaningful where the column's bit is set
 };
 
+static_assert(alignof(Row) == 64, "rows share no cache line");
+
 class ReadyPool {
  public:
   // Rows are never taken away again: what a worker leaves behind in its row must be found. Not for two threads at once.

@@ -105,6 +105,7 @@ class RunState {
   alignas(64) std::atomic<int64_t> tiles_left_{0};
   alignas(64) std::atomic<bool> failed_{false};
 };
+static_assert(alignof(RunState) == 64);
 
 // Finished run states of a plan, waiting for its next runs. A fixed number of slots without a lock: it cannot be left locked by
 // a fork, and bounds the memory that a burst of runs leaves behind.
