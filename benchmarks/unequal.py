@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -22,6 +18,7 @@ from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.child import measure_in_child, serve
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
+from benchmarks.neighbour import neighbour_on
 from benchmarks.options import File, Models
 from benchmarks.picture import save_bars
 
@@ -82,26 +79,13 @@ def _measure(side: str, name: str, seconds: str, cores: str, shared: str) -> Any
     model = zoo.build(name, Size())
     call = jax.jit(model.apply if side == PLAIN else aspen(model.apply))
     jax.block_until_ready(call(*model.arguments))
-    with _neighbour(int(shared)):
+    with neighbour_on(int(shared)):
         jax.block_until_ready(call(*model.arguments))
         start, calls = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - start) < float(seconds):
             jax.block_until_ready(call(*model.arguments))
             calls += 1
     return calls / elapsed
-
-
-@contextmanager
-def _neighbour(core: int) -> Iterator[None]:
-    """A process that computes on this core without end."""
-    code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()  # it is on its core
-            yield
-        finally:
-            process.kill()
 
 
 if __name__ == "__main__":

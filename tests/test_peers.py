@@ -104,3 +104,11 @@ def test_what_is_not_installed_is_in_the_record(tmp_path, monkeypatch):
     assert (sides["TVM"].state, sides["TVM"].message) == ("absent", "pip install apache-tvm")
     assert (sides["torch eager"].state, sides["torch eager"].message) == ("absent", "pip install torch")
     assert sides["aspen"].state == "timed"
+
+
+def test_a_neighbour_takes_half_of_a_core(tmp_path):
+    options = ["--models", "squeezenet1_1", "--image-size", "32", "--threads", "1", "--rounds", "5", "--peers", "jax.jit"]
+    for extra in ([], ["--neighbour"]):
+        folder = tmp_path / str(len(extra))
+        assert main(["peers", *options, *extra, "--output", str(folder)]) == 0
+        assert ("half of one core taken" in (folder / "peers.md").read_text()) == bool(extra)

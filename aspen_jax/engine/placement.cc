@@ -53,7 +53,8 @@ void Placement::reset() noexcept {
 
 int Placement::core_of(int worker) const noexcept {
   const Seat& seat = seats_[worker];
-  const uint32_t* const core = seat.core.load(std::memory_order_relaxed);
+  // acquire, with the release in `enter`: what the thread's memory was before it was a worker's is not read.
+  const uint32_t* const core = seat.core.load(std::memory_order_acquire);
   if (core == nullptr || !seat.walking.load(std::memory_order_relaxed)) return -1;
   return static_cast<int>(__atomic_load_n(core, __ATOMIC_RELAXED));
 }
@@ -86,7 +87,7 @@ void Placement::enter(int worker) noexcept {
   Seat& seat = seats_[worker];
   seat.clock.store(clock, std::memory_order_relaxed);
   seat.thread.store(static_cast<int>(syscall(SYS_gettid)), std::memory_order_relaxed);
-  // release, with the acquire in `look` and the lock: the clock and the thread are known.
+  // release, with the acquire in `look` and `core_of`: the clock and the thread are known, and the thread's memory is set up.
   seat.core.store(&mine->cpu_id, std::memory_order_release);
 }
 

@@ -35,6 +35,7 @@ def peers(
     peers: Names = tuple(SIDES),
     rounds: int = 20,
     timeout: float = 900,
+    neighbour: bool = False,
     output: Folder = None,
 ) -> int:
     """This package beside other runtimes, on networks with the same weights: first the results, then the times, in turns.
@@ -46,6 +47,7 @@ def peers(
         peers: who takes part beside aspen. What is not installed is reported with what to install.
         rounds: how often each side is timed.
         timeout: seconds that a side may take to answer, compilation included.
+        neighbour: whether another process takes half of one of the cores in the rounds.
         output: folder for peers.json, peers.md and peers.png; a new one by default. Where it has a record of the same settings,
             models that are in it are not measured again.
     """
@@ -55,15 +57,17 @@ def peers(
     for name in models:
         zoo.describe(name, size)  # what cannot be built is refused before anything is measured
     folder = output or Path(time.strftime("peers-%Y%m%d-%H%M%S"))
-    settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds}
+    settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds, "neighbour": neighbour}
     record = Record(folder, settings)
+    # The sides take the first of the usable cores.
+    shared = sorted(os.sched_getaffinity(0))[threads - 1] if neighbour else None
     left = [name for name in models if name not in record.results]
     try:
         with tqdm(total=len(left) * Match.steps(sides, rounds), unit="step", smoothing=0.05, dynamic_ncols=True) as bar:
             for name in left:
                 with tempfile.TemporaryDirectory() as directory:
                     prepared = Prepared(Path(directory), name, size)
-                    record.add(Match(prepared, sides, threads, rounds, timeout, bar).play())
+                    record.add(Match(prepared, sides, threads, rounds, timeout, shared, bar).play())
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
         return 130

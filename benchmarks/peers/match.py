@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from aspen_jax.errors import AspenError
 from benchmarks.child import measure_in_child
+from benchmarks.neighbour import neighbour_on
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.record import ABSENT, DISAGREES, FAILED, TIMED, ModelResult, SideResult
 from benchmarks.peers.sides import SIDES
@@ -26,15 +28,26 @@ class Match:
         threads: of every side.
         rounds: how often each is timed.
         timeout: seconds that a side may take to answer.
+        shared: a core of theirs that a neighbour takes half of, in the rounds.
         bar: progress, in steps.
     """
 
-    def __init__(self, prepared: Prepared, sides: Sequence[str], threads: int, rounds: int, timeout: float, bar: Any) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        sides: Sequence[str],
+        threads: int,
+        rounds: int,
+        timeout: float,
+        shared: int | None,
+        bar: Any,
+    ) -> None:
         self._prepared = prepared
         self._sides = sides
         self._threads = threads
         self._rounds = rounds
         self._timeout = timeout
+        self._shared = shared
         self._bar = bar
         self._results: dict[str, SideResult] = {}
         self._running: dict[str, Contestant] = {}
@@ -63,10 +76,11 @@ class Match:
                 if side not in self._results:
                     self._start(side)
                 self._bar.update()
-            for turn in range(self._rounds):
-                self._say(f"round {turn + 1} of {self._rounds}")
-                self._round(turn)
-                self._bar.update()
+            with contextlib.nullcontext() if self._shared is None else neighbour_on(self._shared):
+                for turn in range(self._rounds):
+                    self._say(f"round {turn + 1} of {self._rounds}")
+                    self._round(turn)
+                    self._bar.update()
         except AspenError as error:  # of what all need
             for side in self._sides:
                 self._results.setdefault(side, SideResult(FAILED, str(error)))

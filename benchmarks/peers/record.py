@@ -145,6 +145,8 @@ def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
     """A table of all models, and one for each."""
     names = list(dict.fromkeys(name for result in results for name in result.sides))
     about = f"Batch {settings['size']['batch']}, {settings['threads']} threads, {settings['rounds']} rounds"
+    if settings["neighbour"]:
+        about += ", half of one core taken by another process"
     lines = [
         f"{about}, {settings['machine']['cpu']}. Milliseconds, minimum / median of the rounds; *ahead* is how many times",
         "as fast as the fastest peer, and as jax.jit, aspen is (the median of the rounds' quotients).",
