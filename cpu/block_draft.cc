@@ -1,5 +1,7 @@
 #include "block_draft.h"
 
+#include <algorithm>
+
 #include <bit>
 #include <cmath>
 #include <string>
@@ -268,7 +270,7 @@ std::vector<Link> take_chain(Draft& draft, const std::function<bool(int)>& fits)
     chain.push_back(link);
     current = reg;
   }
-  for (int reg = current + 1; reg < static_cast<int>(draft.registers.size()); ++reg) {
+  for (int reg = std::max(current + 1, draft.first_instruction()); reg < static_cast<int>(draft.registers.size()); ++reg) {
     for (int i = 0; i < draft.num_args(reg); ++i) {
       if (draft.registers[reg].args[i] == current) draft.registers[reg].args[i] = 0;
     }
