@@ -1,7 +1,6 @@
 #include "block_draft.h"
 
 #include <algorithm>
-
 #include <bit>
 #include <cmath>
 #include <string>
