@@ -175,7 +175,6 @@ Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output)
 void fuse(Draft& draft) {
   const auto is = [&](int reg, int opcode) { return draft.registers[reg].opcode == opcode; };
   const auto is_only_use = [&](int reg, int opcode) { return is(reg, opcode) && draft.registers[reg].uses == 1; };
-  const auto is_bound = [&](int reg) { return aspen::cpu::ASPEN_TARGET::is_bound(draft, reg); };
   for (int at = draft.first_instruction(); at < static_cast<int>(draft.registers.size()); ++at) {
     Register& reg = draft.registers[at];
     int& a = reg.args[0];
@@ -185,8 +184,8 @@ void fuse(Draft& draft) {
       reg.args = args;
     };
     if (reg.opcode == k_max_f) {
-      if (is_bound(a)) std::swap(a, b);
-      if (is_bound(b) && draft.constants[b - draft.num_inputs] == 0) become(k_relu_f, {a});
+      if (is_bound(draft, a)) std::swap(a, b);
+      if (is_bound(draft, b) && draft.constants[b - draft.num_inputs] == 0) become(k_relu_f, {a});
     }
     if (reg.opcode == k_add_f) {
       const auto join = [&](int opcode, auto joined) {
@@ -204,8 +203,8 @@ void fuse(Draft& draft) {
       else if (is_only_use(a, k_fused_fma_add))
         become(k_fused_fma_add_relu, draft.registers[a].args);
     } else if (reg.opcode == k_min_f) {
-      if (is_bound(a)) std::swap(a, b);
-      if (!is_bound(b)) continue;
+      if (is_bound(draft, a)) std::swap(a, b);
+      if (!is_bound(draft, b)) continue;
       auto [x, y, z, unused] = draft.registers[a].args;
       if (is_only_use(a, k_relu_f))
         become(k_fused_relu_cap, {x, b});
@@ -213,7 +212,7 @@ void fuse(Draft& draft) {
         become(k_fused_add_relu_cap, {x, y, b});
       else if (is_only_use(a, k_fused_fma_relu))
         become(k_fused_fma_relu_cap, {x, y, z, b});
-      else if (is_only_use(a, k_max_f) && is_bound(y))
+      else if (is_only_use(a, k_max_f) && is_bound(draft, y))
         become(k_fused_clamp, {x, y, b});
     } else if (reg.opcode == k_mul_f) {
       if (is(b, k_logistic_f)) std::swap(a, b);

@@ -121,16 +121,19 @@ def test_affine_folds_known_normalisation_into_known_weights(name):
     assert_same(program, run_passes(program, set(PASSES) - {"layout", "affine"}), inputs)
 
 
-def test_affine_leaves_one_scale_and_one_shift_where_no_weights_take_them():
-    def function(x):
-        y = jnp.concatenate([jnp.exp(x), jnp.tanh(x)], axis=-1)
-        return normalised(y, 8), y.sum(0)
+def test_affine_keeps_the_digits_of_what_it_is_given():
+    x = (1e6 + np.arange(24) / 16).astype(np.float32).reshape(6, 4)
+    program, _ = traced(lambda x: (x - np.float32(1e6)) * np.float32(10) + np.float32(1), x)
+    np.testing.assert_array_equal(evaluate(run_passes(program), x)[0], np.arange(24, dtype=np.float32).reshape(6, 4) * 0.625 + 1)
 
-    program, inputs = traced(function, normal(2, 5, 6, 4))
-    result = run_passes(program)
-    (written,) = [op.program for op in result.ops if op.program is not None and "relu_f" in str(op.program)]
-    assert [step.opcode for step in written.instructions] == ["mul_f", "add_f", "relu_f"]
-    assert_same(program, result, inputs)
+
+@pytest.mark.parametrize("after", [0, 1, 0.25])
+def test_affine_leaves_rounding_to_whole_numbers_to_the_user(after):
+    """A large number added and taken away again rounds, as emulated quantisation does."""
+    w, magic = normal(4, 7), np.float32(1.5 * 2**23)
+    program, inputs = traced(lambda x: ((x @ w) * np.float32(10) + magic) - magic + np.float32(after), normal(50, 4))
+    (rounded,) = evaluate(run_passes(program), *inputs)
+    np.testing.assert_array_equal((rounded - after) % 1, 0)
 
 
 def test_affine_keeps_what_others_read_what_is_exact_and_what_float32_cannot_hold():

@@ -1,7 +1,8 @@
-"""Folds constant scales and shifts of channels: batch normalisation, where it is known when tracing.
+"""Folds batch normalisation that is known when tracing into the constant weights in front of it.
 
-A chain of block ops that add, subtract, multiply or divide by constants along one axis is one scale and one shift. Where a
-convolution or product with constant weights is in front, its weights take the scale, and one addition is left.
+A chain of block ops that add, subtract, multiply or divide by constants along one axis is one scale and one shift. Behind a
+convolution or product with constant weights the weights take the scale, and one addition is left. The sums are rounded anyway, so
+nothing is lost; elsewhere a chain stays as it is written, and so does one that adds what it takes away again, which rounds.
 """
 
 from __future__ import annotations
@@ -22,44 +23,52 @@ from aspen_jax.view import ViewDim
 _FLOAT = np.dtype(np.float32)
 # Scales beyond these could take weights, or what is left of a result, out of float32's range.
 _SMALLEST, _LARGEST = 1e-18, 1e18
+# Shifts that cancel each other by more than this are meant to.
+_MOST_CANCELLED = 64.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    """`length` ops that make `scale * base + shift`; both are float64 arrays of the base's rank, with one axis at most."""
+    """Ops that make `scale * base + shift`, float64 arrays of the base's rank with one axis at most.
+
+    `shifted` is the sum of the magnitudes of all shifts.
+    """
 
     base: Value
     scale: np.ndarray
     shift: np.ndarray
-    length: int = 0
+    shifted: np.ndarray
 
     def then(self, opcode: str, other: np.ndarray, reverse: bool) -> _Chain | None:
         """The chain and one instruction more; `reverse`: with the array as its first argument."""
-        scale, shift = self.scale, self.shift
+        scale, shift, shifted = self.scale, self.shift, self.shifted
         match opcode:
             case "add_f":
-                shift = shift + other
+                shift, shifted = shift + other, shifted + np.abs(other)
             case "sub_f":
-                shift = shift - other
+                shift, shifted = shift - other, shifted + np.abs(other)
                 if reverse:
                     scale, shift = -scale, -shift
             case "mul_f":
-                scale, shift = scale * other, shift * other
+                scale, shift, shifted = scale * other, shift * other, shifted * np.abs(other)
             case "div_f" if not reverse:
-                scale, shift = scale / other, shift / other
+                scale, shift, shifted = scale / other, shift / other, shifted / np.abs(other)
             case _:
                 return None
         fits = max(len(_axes(scale)), len(_axes(shift))) <= 1
-        return _Chain(self.base, scale, shift, self.length + 1) if fits else None
+        return _Chain(self.base, scale, shift, shifted) if fits else None
 
     @property
-    def steps(self) -> list[tuple[str, np.ndarray]]:
-        """The instructions that are needed."""
-        return [("mul_f", self.scale)] * bool((self.scale != 1).any()) + [("add_f", self.shift)] * bool((self.shift != 0).any())
+    def may_fold(self) -> bool:
+        """Whether it scales, within float32's range, and no shift is there to round."""
+        scales = np.abs(self.scale[self.scale != 0])
+        in_range = ((scales > _SMALLEST) & (scales < _LARGEST)).all() and np.isfinite(self.shift).all()
+        rounds = self.shifted.max() > _MOST_CANCELLED * np.abs(self.shift).max()
+        return bool((self.scale != 1).any() and in_range and not rounds)
 
 
 def run(program: Program) -> Program:
-    """Write each chain as short as it can be."""
+    """Fold each chain that may be."""
     known = dict(program.constants)
     readers = {value: len(uses) for value, uses in program.uses().items()}
     chains: dict[Value, _Chain] = {}
@@ -102,7 +111,8 @@ def _extended(
         return None, None
     before = chains.get(operand.value)
     if before is None or readers[operand.value] > 1:
-        before = _Chain(operand.value, np.ones([1] * operand.view.rank), np.zeros([1] * operand.view.rank))
+        one = np.ones([1] * operand.view.rank)
+        before = _Chain(operand.value, one, 0 * one, 0 * one)
     with np.errstate(all="ignore"):
         return operand, before.then(opcode, array, reverse)
 
@@ -140,23 +150,18 @@ class _Writer:
         self.build.ops.append(op)
 
     def write(self, end: Op, chain: _Chain) -> bool:
-        """Write what ends with an op in fewer ops; False where that cannot be, or should not."""
-        steps, last = chain.steps, Operand.whole(chain.base)
-        scales = np.abs(chain.scale[chain.scale != 0])
-        if not (steps and np.isfinite(chain.shift).all() and ((scales > _SMALLEST) & (scales < _LARGEST)).all()):
+        """Write a chain that ends with an op as scaled weights and a shift; False where that cannot be, or should not."""
+        host = self._scaled(self._producers.get(chain.base), chain) if chain.may_fold else None
+        if host is None:
             return False
-        host = self._scaled(self._producers.get(chain.base), chain) if steps[0][0] == "mul_f" else None
-        if host is not None:
-            del steps[0]
-            host = host.replace(output=Value(end.output.shape, end.output.dtype))
-            last = Operand.whole(host.output)
-            self.build.ops.append(host)
-        elif len(steps) == chain.length:
-            return False
+        if not chain.shift.any():
+            self.build.ops.append(host.replace(output=end.output))
+            return True
+        host = host.replace(output=Value(end.output.shape, end.output.dtype))
+        self.build.ops.append(host)
         self.build.name, self.build.source = end.name, end.source
-        for opcode, array in steps:
-            inputs = [last, self._spread(array, end.output.shape)]
-            last = self.build.block(single(opcode), inputs, end.output.shape, end.output.dtype)
+        inputs = [Operand.whole(host.output), self._spread(chain.shift, end.output.shape)]
+        self.build.block(single("add_f"), inputs, end.output.shape, end.output.dtype)
         self.build.ops[-1] = self.build.ops[-1].replace(output=end.output)
         return True
 
