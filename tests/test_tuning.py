@@ -158,7 +158,7 @@ def test_entries_of_two_processes_are_joined(directory):
         "from aspen_jax.apu import measured; from aspen_jax.apu.measured import Measured\n"
         f"measured.remember({WORKERS}, {{'b': Measured((2,), 2.0)}})"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=directory)
     measured.remember(WORKERS, {"c": Measured((3,), 3.0)})
     measured.forget()
     assert set(measured.measurements(WORKERS).entries) == {"a", "b", "c"}
