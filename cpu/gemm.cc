@@ -13,6 +13,16 @@ namespace {
 template <class T>
 using Micro = void (*)(const Block&, RightOperand<T>, int lanes, float* packed, Ahead) noexcept;
 
+template <int kRows, int kVectors>
+ASPEN_INLINE void prefetch_rows(const float* from, int64_t stride) {
+  constexpr int kFloats = kCacheLine / static_cast<int>(sizeof(float));
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int at = 0; at < kVectors * kLanes; at += kFloats) __builtin_prefetch(from + r * stride + at);
+  }
+}
+
 // kRows x kVectors vectors of sums stay in registers from the first run to the last. `lanes` counts the columns of the last
 // vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack; a line a row of `ahead` is
 // fetched, where kFetch.
@@ -29,6 +39,15 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) sum[r][v] = Floats{};
+  }
+  // What is written, and read to finish it, mostly lies beyond the L2 cache: ask for it while the sums are worked out.
+  if (block.finish != nullptr || block.exact) {
+    prefetch_rows<kRows, kVectors>(block.out, block.out_stride);
+    if (block.finish != nullptr) {
+      for (const Finish::Step* step = block.finish->steps; step != block.finish->steps + block.finish->length; ++step) {
+        if (step->row_stride != 0) prefetch_rows<kRows, kVectors>(step->operand + block.column, step->row_stride);
+      }
+    }
   }
   const T* weights = operand.at;
   const int64_t stride = operand.stride;

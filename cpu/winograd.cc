@@ -24,8 +24,9 @@ PreparedOp prepare_winograd_weights(const OpSpec& spec);
 namespace {
 
 constexpr int64_t kColumns = 32;  // of a panel of weights; part of the graph format
-// Transformed patches that are multiplied together: enough to read the weights seldom, and few enough for half an L2 cache.
-constexpr int64_t kMostPatchFloats = 128 * 1024;
+// Transformed patches that are multiplied together: enough to read the weights seldom, and few enough to leave an L2 cache room
+// for a matrix of weights and its sums.
+constexpr int64_t kMostPatchFloats = 160 * 1024;
 
 // The transforms along one axis.
 template <int kOutputs>
@@ -230,8 +231,10 @@ void transform_part(const Winograd& op, const float* image, const Part<F>& part,
   }
 }
 
-// sums[patch][point][kColumns] = transformed patches times the panel.
-void multiply_panel(const Winograd& op, const float* panel, int64_t patches, const float* transformed, float* sums) {
+// sums[patch][point][kColumns] = transformed patches times the panel. Meanwhile each point brings the weights of the next one
+// into the cache, the last one those at `next`, if any.
+void multiply_panel(const Winograd& op, const float* panel, const float* next, int64_t patches, const float* transformed,
+                    float* sums) {
   const int64_t points = op.points();
   const float* pointers[kBlockRows];
   Block block;
@@ -243,12 +246,18 @@ void multiply_panel(const Winograd& op, const float* panel, int64_t patches, con
   const int64_t blocks = ceil_div(patches, kBlockRows);
   for (int64_t point = 0; point < points; ++point) {
     const RightOperand<float> weights{panel + point * op.u_strides[0], op.u_strides[2]};
+    const float* const following = point + 1 < points ? weights.at + op.u_strides[0] : next;
+    Ahead ahead{following, weights.stride, following == nullptr ? 0 : kColumns * int64_t{sizeof(float)} / kCacheLine};
     int64_t patch = 0;
     for (int64_t i = 0; i < blocks; ++i, patch += block.rows) {
       block.rows = static_cast<int>(patches / blocks + (i < patches % blocks));
       for (int r = 0; r < block.rows; ++r) pointers[r] = transformed + (patch + r) * op.patch_floats() + point * op.patch_stride;
       block.out = sums + (patch * points + point) * kColumns;
-      multiply(block, weights, kColumns);
+      if (kPanel == kColumns && weights.stride == kColumns) {
+        multiply_packed(block, weights.at, kColumns, ahead);
+      } else {
+        multiply(block, weights, kColumns);
+      }
     }
   }
 }
@@ -287,7 +296,9 @@ void run_part(const Winograd& op, const TileArgs& args, const Part<F>& part) {
   const auto* u = static_cast<const float*>(args.inputs[1]);
   transform_part(op, image, part, transformed);
   for (int64_t panel = args.lo[kChannel] / kColumns; panel * kColumns < args.hi[kChannel]; ++panel) {
-    multiply_panel(op, u + panel * op.u_strides[1], part.lines() * part.across(), transformed, sums);
+    const float* const weights = u + panel * op.u_strides[1];
+    const float* const next = panel + 1 < op.panels ? weights + op.u_strides[1] : nullptr;
+    multiply_panel(op, weights, next, part.lines() * part.across(), transformed, sums);
     const int64_t first = std::max<int64_t>(panel * kColumns, args.lo[kChannel]);
     const int64_t count = std::min<int64_t>((panel + 1) * kColumns, args.hi[kChannel]) - first;
     for (int64_t l = 0; l < part.lines(); ++l) {
@@ -305,8 +316,11 @@ template <class F>
 const char* run(const TileArgs& args) noexcept {
   constexpr int kTile = F::kTile;
   const auto& op = *static_cast<const Winograd*>(args.state);
+  // Parts of equally many lines, so that none multiplies few patches by all weights.
   const int64_t most_columns = std::min<int64_t>(op.patches * kTile, args.hi[kWidth] - args.lo[kWidth]);
-  const int64_t most_rows = op.patches / ceil_div(most_columns, kTile) * kTile;
+  const int64_t lines = ceil_div(args.hi[kHeight] - args.lo[kHeight], kTile);
+  const int64_t most_lines = op.patches / ceil_div(most_columns, kTile);
+  const int64_t most_rows = ceil_div(lines, ceil_div(lines, most_lines)) * kTile;
   for (int64_t image = args.lo[kImage]; image < args.hi[kImage]; ++image) {
     for (int64_t row = args.lo[kHeight]; row < args.hi[kHeight]; row += most_rows) {
       for (int64_t column = args.lo[kWidth]; column < args.hi[kWidth]; column += most_columns) {
@@ -399,6 +413,7 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   op->height = x.shape[kHeight];
   op->width = x.shape[kWidth];
   op->channels = x.shape[kChannel];
+  op->panels = panels_of(out.shape[kChannel]);
   op->pad[0] = padding[0];
   op->pad[1] = padding[2];
   for (int i = 0; i < 4; ++i) {
