@@ -30,6 +30,23 @@ def peak_flops(target: str) -> float:
 def block_opcodes() -> dict[str, tuple[int, int]]:
     """Number and number of arguments of each instruction of block programs, by name."""
 
+def cuda_schedule(graph: bytes, num_streams: int, fewest_tiles: int) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """How a graph would be issued to CUDA streams; needs no GPU.
+
+    Args:
+        graph: graph bytes (docs/graph_format.md).
+        num_streams: DSEs, each with a stream; stream 0 is the caller's.
+        fewest_tiles: of an op that are launched together, where it has so many.
+
+    Returns:
+        The launch of each tile, and the commands in the order in which they are issued: (0, stream, launch), (1, stream, event to
+        record) or (2, stream, event to wait for).
+
+    Raises:
+        GraphFormatError: the bytes are no graph.
+        InputError: there is no stream.
+    """
+
 class Plan:
     """A graph that was checked and made ready to run on this machine's kernels.
 

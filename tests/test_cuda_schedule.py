@@ -1,0 +1,160 @@
+"""Every graph of the benchmarks, issued to CUDA streams: what a launch reads is there, and no memory is used again too early.
+
+What must be ordered comes from the op families' regions and from where values lie, not from the graph's edges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from aspen_jax import _engine
+from aspen_jax.apu import Machine, build
+from aspen_jax.apu.dependencies import data_edges, reads_of
+from aspen_jax.apu.grid import Grid
+from aspen_jax.apu.memory import Touches, overlapping, touches
+from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.errors import GraphFormatError, InputError
+from aspen_jax.tilegraph import TileGraph
+from benchmarks.models import zoo
+from benchmarks.network.in_jax import in_jax
+from tests.random_programs import random_program
+from tests.test_apu import build_with_random_tiles
+from tests.vector_clocks import LAUNCH, RECORD, WAIT, Device
+
+# As many as a large GPU has multiprocessors.
+WORKERS = 132
+
+
+def conflicts(graph: TileGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of tiles that may not run at once: who writes what the other reads, and who share bytes of the workspace."""
+    program = graph.program()
+    tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
+    grids = {}
+    for op, (numbers, boxes) in zip(program.ops, tiles, strict=True):
+        cuts = tuple(np.unique(np.append(boxes[:, d], (0, extent))) for d, extent in enumerate(op.output.shape))
+        grid = Grid(cuts, np.full(np.prod([len(cut) - 1 for cut in cuts], dtype=int), -1))
+        row, cell = grid.touched(boxes)
+        grid.tiles[cell] = numbers[row]
+        grids[op.output] = grid
+    reads = [read for op, item in zip(program.ops, tiles, strict=True) for read in reads_of(op, *item)]
+    pairs = [data_edges(reads, grids)]
+
+    # Bytes of the workspace, value by value: who writes them, and who touches them at all.
+    workspace = len(graph.operands) + len(graph.results)
+    places = {}
+    for number, op in enumerate(program.ops):
+        buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
+        if buffer == workspace and op.output.nbytes:
+            writes = touches(op.output, *tiles[number]).moved(offset)
+            users = [
+                writes,
+                *(touches(op.output, read.tiles, read.boxes).moved(offset) for read in reads if read.value is op.output),
+            ]
+            places[op.output] = (offset, offset + op.output.nbytes, writes, Touches.join(users))
+    for one, other in itertools.permutations(places.values(), 2):
+        if one[0] < other[1] and other[0] < one[1]:
+            pairs.append(overlapping(one[2], other[3]))
+    return tuple(np.concatenate(part) for part in zip(*pairs, strict=True))
+
+
+@dataclasses.dataclass
+class Issued:
+    """A graph as commands, and which launches may not run at once."""
+
+    launches: int
+    commands: list[tuple[int, int, int]]
+    first: np.ndarray
+    second: np.ndarray
+
+    def is_safe(self, num_streams: int, commands: list[tuple[int, int, int]] | None = None) -> bool:
+        device = Device(self.commands if commands is None else commands, num_streams, self.launches)
+        ordered = device.is_before(self.first, self.second) | device.is_before(self.second, self.first)
+        return bool(ordered.all()) and device.is_between()
+
+
+def issue(graph: TileGraph, num_streams: int, fewest_tiles: int = 16) -> Issued:
+    launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
+    launches = np.array(launch_of, np.int64)
+    count = int(launches.max()) + 1
+    first, second = (launches[tiles] for tiles in conflicts(graph))
+    # Tiles of one launch run at once: none may conflict.
+    assert (first != second).all()
+    keys = np.unique(first * count + second)
+    return Issued(count, commands, keys // count, keys % count)
+
+
+DTYPES = {"image": np.float32, "token ids": np.int32, "segments": np.int32, "mask": np.bool_}
+
+
+def graph_of(name: str) -> TileGraph:
+    """The graph of a network of the zoo for a large machine, from shapes alone."""
+    network = zoo.describe(name)
+    shapes = {
+        node: {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in own.items()}
+        for node, own in network.parameter_shapes().items()
+    }
+    inputs = [jax.ShapeDtypeStruct(what.shape, DTYPES[what.kind]) for what in network.inputs.values()]
+    jaxpr = jax.make_jaxpr(in_jax(network))(shapes, *inputs)
+    (part,) = compile_jaxpr(jaxpr, Options(num_workers=WORKERS, machine=Machine())).parts
+    return part.graph
+
+
+@pytest.mark.parametrize("name", zoo.NETWORKS)
+def test_networks_are_safe_on_streams(name):
+    graph = graph_of(name)
+    for num_streams in (1, 4, 8):
+        issued = issue(graph, num_streams)
+        assert issued.launches < graph.num_tiles
+        assert issued.is_safe(num_streams)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs_are_safe_on_streams(seed):
+    graph = build_with_random_tiles(random_program(seed), seed, reuse=True)
+    if graph.num_tiles:
+        for num_streams, fewest_tiles in ((1, 1), (2, 1), (3, 4), (8, 2)):
+            assert issue(graph, num_streams, fewest_tiles).is_safe(num_streams)
+
+
+@pytest.fixture(scope="module")
+def inception() -> TileGraph:
+    """Branches, so that there is something to do for several streams."""
+    return graph_of("inception_v3")
+
+
+def test_several_streams_are_used(inception):
+    issued = issue(inception, 4)
+    for kind in (LAUNCH, RECORD, WAIT):
+        assert {stream for what, stream, _ in issued.commands if what == kind} == set(range(4))
+
+
+@pytest.mark.parametrize("kind", [LAUNCH, RECORD, WAIT])
+def test_a_command_that_is_missing_is_noticed(inception, kind):
+    issued = issue(inception, 4)
+    for number, command in enumerate(issued.commands):
+        if command[0] == kind:
+            faulty = [*issued.commands[:number], *issued.commands[number + 1 :]]
+            assert not issued.is_safe(4, faulty), f"without command {number}, {command}"
+
+
+def test_memory_that_is_used_again_too_early_is_noticed(inception):
+    program = inception.program()
+    assert issue(inception, 4).is_safe(4)
+    # The same places for the values, but only the edges that the data demands.
+    reads_only = build(program, WORKERS, Machine(), reuse=False)
+    assert reads_only.num_tiles == inception.num_tiles
+    assert reads_only.num_edges < inception.num_edges
+    faulty = dataclasses.replace(inception, child_counts=reads_only.child_counts, children=reads_only.children)
+    assert not issue(faulty, 4).is_safe(4)
+
+
+def test_what_is_no_graph_is_refused():
+    with pytest.raises(GraphFormatError, match="cut short"):
+        _engine.cuda_schedule(b"", 1, 1)
+    with pytest.raises(InputError, match="at least one stream"):
+        _engine.cuda_schedule(graph_of("alexnet").to_bytes(), 0, 1)
