@@ -9,7 +9,7 @@ import numpy as np
 
 from aspen_jax.apu.dependencies import Read
 from aspen_jax.apu.memory import Holders, Touches, overlapping, touches
-from aspen_jax.dag import Dag
+from aspen_jax.dag import Dag, unique
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.program import Program, Value
 from aspen_jax.tilegraph import TileGraph
@@ -121,7 +121,7 @@ def _passed_on_in_order(tenants: Sequence[_Tenant], dag: Dag) -> bool:
             before.append(by_value[value].tiles[early])
             after.append(tenant.tiles[late])
         holders.give(tenant.offset, tenant.end, tenant.value)
-    keys = np.unique(np.concatenate(before) * dag.size + np.concatenate(after))
+    keys = unique(np.concatenate(before) * dag.size + np.concatenate(after))
     return bool(dag.has_paths(keys // max(dag.size, 1), keys % max(dag.size, 1)).all())
 
 

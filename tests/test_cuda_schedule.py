@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping, touches
 from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.dag import unique
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.tilegraph import TileGraph
 from benchmarks.models import zoo
@@ -30,7 +32,10 @@ from tests.vector_clocks import LAUNCH, RECORD, WAIT, Device
 WORKERS = 132
 
 
-def conflicts(graph: TileGraph) -> tuple[np.ndarray, np.ndarray]:
+Pairs = tuple[np.ndarray, np.ndarray]
+
+
+def conflicts(graph: TileGraph) -> Pairs:
     """Pairs of tiles that may not run at once: who writes what the other reads, and who share bytes of the workspace."""
     program = graph.program()
     tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
@@ -59,33 +64,36 @@ def conflicts(graph: TileGraph) -> tuple[np.ndarray, np.ndarray]:
     for one, other in itertools.permutations(places.values(), 2):
         if one[0] < other[1] and other[0] < one[1]:
             pairs.append(overlapping(one[2], other[3]))
-    return tuple(np.concatenate(part) for part in zip(*pairs, strict=True))
+    firsts, seconds = zip(*pairs, strict=True)
+    return np.concatenate(firsts), np.concatenate(seconds)
 
 
-@dataclasses.dataclass
-class Issued:
-    """A graph as commands, and which launches may not run at once."""
+class Issue:
+    """A graph as commands for streams, and which launches may not run at once.
 
-    launches: int
-    commands: list[tuple[int, int, int]]
-    first: np.ndarray
-    second: np.ndarray
+    Args:
+        graph: the graph.
+        num_streams: how many streams there are.
+        fewest_tiles: of an op that are launched together.
+        pairs: of tiles that may not run at once; those of the graph if None.
+    """
 
-    def is_safe(self, num_streams: int, commands: list[tuple[int, int, int]] | None = None) -> bool:
-        device = Device(self.commands if commands is None else commands, num_streams, self.launches)
+    def __init__(self, graph: TileGraph, num_streams: int, fewest_tiles: int = 16, pairs: Pairs | None = None):
+        launch_of, self.commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
+        launches = np.array(launch_of, np.int64)
+        self.num_streams = num_streams
+        self.num_launches = int(launches.max()) + 1
+        first, second = (launches[tiles] for tiles in (conflicts(graph) if pairs is None else pairs))
+        # Tiles of one launch run at once: none may conflict.
+        assert (first != second).all()
+        keys = unique(first * self.num_launches + second)
+        self.first, self.second = keys // self.num_launches, keys % self.num_launches
+
+    def is_safe(self, commands: Sequence[tuple[int, int, int]] | None = None) -> bool:
+        """Whether these commands, or those of the schedule, keep everything apart that must be."""
+        device = Device(self.commands if commands is None else commands, self.num_streams, self.num_launches)
         ordered = device.is_before(self.first, self.second) | device.is_before(self.second, self.first)
         return bool(ordered.all()) and device.is_between()
-
-
-def issue(graph: TileGraph, num_streams: int, fewest_tiles: int = 16) -> Issued:
-    launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
-    launches = np.array(launch_of, np.int64)
-    count = int(launches.max()) + 1
-    first, second = (launches[tiles] for tiles in conflicts(graph))
-    # Tiles of one launch run at once: none may conflict.
-    assert (first != second).all()
-    keys = np.unique(first * count + second)
-    return Issued(count, commands, keys // count, keys % count)
 
 
 DTYPES = {"image": np.float32, "token ids": np.int32, "segments": np.int32, "mask": np.bool_}
@@ -107,10 +115,11 @@ def graph_of(name: str) -> TileGraph:
 @pytest.mark.parametrize("name", zoo.NETWORKS)
 def test_networks_are_safe_on_streams(name):
     graph = graph_of(name)
+    pairs = conflicts(graph)
     for num_streams in (1, 4, 8):
-        issued = issue(graph, num_streams)
-        assert issued.launches < graph.num_tiles
-        assert issued.is_safe(num_streams)
+        issue = Issue(graph, num_streams, pairs=pairs)
+        assert issue.num_launches < graph.num_tiles
+        assert issue.is_safe()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -118,7 +127,7 @@ def test_random_graphs_are_safe_on_streams(seed):
     graph = build_with_random_tiles(random_program(seed), seed, reuse=True)
     if graph.num_tiles:
         for num_streams, fewest_tiles in ((1, 1), (2, 1), (3, 4), (8, 2)):
-            assert issue(graph, num_streams, fewest_tiles).is_safe(num_streams)
+            assert Issue(graph, num_streams, fewest_tiles).is_safe()
 
 
 @pytest.fixture(scope="module")
@@ -128,29 +137,29 @@ def inception() -> TileGraph:
 
 
 def test_several_streams_are_used(inception):
-    issued = issue(inception, 4)
+    issue = Issue(inception, 4)
     for kind in (LAUNCH, RECORD, WAIT):
-        assert {stream for what, stream, _ in issued.commands if what == kind} == set(range(4))
+        assert {stream for what, stream, _ in issue.commands if what == kind} == set(range(4))
 
 
 @pytest.mark.parametrize("kind", [LAUNCH, RECORD, WAIT])
 def test_a_command_that_is_missing_is_noticed(inception, kind):
-    issued = issue(inception, 4)
-    for number, command in enumerate(issued.commands):
+    issue = Issue(inception, 4)
+    for number, command in enumerate(issue.commands):
         if command[0] == kind:
-            faulty = [*issued.commands[:number], *issued.commands[number + 1 :]]
-            assert not issued.is_safe(4, faulty), f"without command {number}, {command}"
+            faulty = [*issue.commands[:number], *issue.commands[number + 1 :]]
+            assert not issue.is_safe(faulty), f"without command {number}, {command}"
 
 
 def test_memory_that_is_used_again_too_early_is_noticed(inception):
     program = inception.program()
-    assert issue(inception, 4).is_safe(4)
+    assert Issue(inception, 4).is_safe()
     # The same places for the values, but only the edges that the data demands.
     reads_only = build(program, WORKERS, Machine(), reuse=False)
     assert reads_only.num_tiles == inception.num_tiles
     assert reads_only.num_edges < inception.num_edges
     faulty = dataclasses.replace(inception, child_counts=reads_only.child_counts, children=reads_only.children)
-    assert not issue(faulty, 4).is_safe(4)
+    assert not Issue(faulty, 4).is_safe()
 
 
 def test_what_is_no_graph_is_refused():

@@ -14,7 +14,7 @@ import numpy as np
 
 from aspen_jax.apu.dependencies import Read
 from aspen_jax.apu.grid import Grid
-from aspen_jax.dag import Dag, expand
+from aspen_jax.dag import Dag, expand, unique
 from aspen_jax.program import Op, Value
 
 ALIGNMENT = 64
@@ -247,7 +247,7 @@ def _missing_order(after_writes: list[_Meeting], after_reads: list[_Meeting], da
 
 def _unique_pairs(meetings: list[_Meeting], size: int) -> tuple[np.ndarray, np.ndarray]:
     pairs = [meeting.pairs() for meeting in meetings]
-    keys = np.unique(np.concatenate([np.zeros(0, np.int64), *(before * size + after for before, after in pairs)]))
+    keys = unique(np.concatenate([np.zeros(0, np.int64), *(before * size + after for before, after in pairs)]))
     return keys // max(size, 1), keys % max(size, 1)
 
 
