@@ -217,6 +217,16 @@ void fuse(Draft& draft) {
     } else if (reg.opcode == k_mul_f) {
       if (is(b, k_logistic_f)) std::swap(a, b);
       if (is_only_use(a, k_logistic_f) && draft.registers[a].args[0] == b) become(k_fused_silu, {b});
+      // x * b * erfc(-x * c) is the exact GELU.
+      if (is(a, k_erfc_f)) std::swap(a, b);
+      if (is_only_use(a, k_mul_f) && is_only_use(b, k_erfc_f) && is_only_use(draft.registers[b].args[0], k_mul_f)) {
+        const auto& halved = draft.registers[a].args;
+        const auto& scaled = draft.registers[draft.registers[b].args[0]].args;
+        const int x = draft.registers[scaled[0]].args[0];
+        if (is_only_use(scaled[0], k_neg_f) && (halved[0] == x || halved[1] == x)) {
+          become(k_fused_gelu, {x, halved[halved[0] == x ? 1 : 0], scaled[1]});
+        }
+      }
     }
   }
   count_uses(draft);

@@ -82,6 +82,7 @@ constinit const std::array<Instruction, kNumOpcodes> kInstructions = [] {
   ASPEN_BLOCK_OP(fused_fma_relu_cap, k_fused_fma_relu_cap, 4)
   ASPEN_BLOCK_OP(fused_clamp, k_fused_clamp, 3)
   ASPEN_BLOCK_OP(fused_silu, k_fused_silu, 1)
+  ASPEN_BLOCK_OP(fused_gelu, k_fused_gelu, 3)
 #undef ASPEN_BLOCK_OP
   return table;
 }();

@@ -37,6 +37,7 @@ enum Opcode : int {
   k_fused_fma_relu_cap,
   k_fused_clamp,
   k_fused_silu,
+  k_fused_gelu,
   kNumOpcodes,
 };
 

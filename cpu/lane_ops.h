@@ -188,5 +188,6 @@ inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floa
 };
 inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return capped(a < c ? c : a, d); };
 inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
+inline constexpr auto fused_gelu = [](Floats a, Floats b, Floats c) { return (a * b) * erfc(-a * c); };
 
 }  // namespace aspen::cpu::ASPEN_TARGET::lane_ops
