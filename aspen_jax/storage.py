@@ -9,12 +9,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from typing import NamedTuple
 
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
 
 Order = tuple[int, ...]
+
+
+class Arrangement(NamedTuple):
+    """How an array is stored: with its dimensions in another order, and possibly in panels then (ops/matmul.py).
+
+    Attributes:
+        order: the permutation.
+        summed: in that order, how many dimensions are the rows of the matrix that is stored in panels; 0: it is not.
+    """
+
+    order: Order
+    summed: int = 0
 
 
 def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Order]:
@@ -25,7 +38,7 @@ def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Orde
         for index in op.family.weight_inputs:
             operand = behind_copy(op.inputs[index], copied)
             if operand.value in values:
-                order = _order(operand)
+                order = order_of(operand)
                 if order is not None:
                     votes.setdefault(operand.value, defaultdict(int))[order] += op.output.size
     best = {value: max(counts, key=lambda order: counts[order]) for value, counts in votes.items()}
@@ -53,7 +66,7 @@ def _is_copy(op: Op) -> bool:
     return op.family is BLOCK and op.program is not None and op.program.is_copy
 
 
-def _order(operand: Operand) -> Order | None:
+def order_of(operand: Operand) -> Order | None:
     """The order of the value's dimensions in which the operand would read it from beginning to end; None where there is none."""
     shape = operand.value.shape
     strides = View.identity(shape).strides()

@@ -1,14 +1,15 @@
 """Prepared weights: arrays stored once in the order in which products and convolutions read them.
 
 A prepared array is a pytree node around the stored array. Where a trace meets it, it becomes a transpose of that array, which the
-compiler turns into a view. So every transformation of JAX means what it means without us, any function may read it, and nothing
-is held twice.
+compiler turns into a view, or what takes it out of panels, which the compiler leaves out where a product reads it. So every
+transformation of JAX means what it means without us, any function may read it, and nothing is held twice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from jax.extend import core
 
 from aspen_jax import arguments
 from aspen_jax.errors import InputError
+from aspen_jax.ops.matmul import from_panels, to_panels
+from aspen_jax.storage import Arrangement
 
 
 @jax.tree_util.register_pytree_node_class
@@ -31,15 +34,18 @@ class PreparedArray:
     Attributes:
         stored: the array with its dimensions in that order.
         order: the permutation that gave it.
+        in_panels: where that was then stored in panels (ops/matmul.py), the shape that it had before; else empty.
     """
 
     stored: Any
     order: tuple[int, ...]
+    in_panels: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array that was prepared."""
-        return tuple(self.stored.shape[self.order.index(axis)] for axis in range(len(self.order)))
+        shape = self.in_panels or self.stored.shape
+        return tuple(shape[self.order.index(axis)] for axis in range(len(self.order)))
 
     @property
     def dtype(self) -> Any:
@@ -48,16 +54,17 @@ class PreparedArray:
 
     def __jax_array__(self) -> jax.Array:
         """The array that was prepared."""
-        return jnp.transpose(self.stored, [self.order.index(axis) for axis in range(len(self.order))])
+        stored = from_panels(self.stored, self.in_panels) if self.in_panels else self.stored
+        return jnp.transpose(stored, [self.order.index(axis) for axis in range(len(self.order))])
 
-    def tree_flatten(self) -> tuple[tuple[Any], tuple[int, ...]]:
-        """For JAX: the stored array is traced, the order is part of the structure."""
-        return (self.stored,), self.order
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """For JAX: the stored array is traced, how it is stored is part of the structure."""
+        return (self.stored,), (self.order, self.in_panels)
 
     @classmethod
-    def tree_unflatten(cls, order: tuple[int, ...], children: tuple[Any]) -> PreparedArray:
+    def tree_unflatten(cls, how: tuple[tuple[int, ...], tuple[int, ...]], children: tuple[Any]) -> PreparedArray:
         """For JAX."""
-        return cls(*children, order)
+        return cls(*children, *how)
 
 
 def is_prepared(leaf: Any) -> bool:
@@ -73,43 +80,50 @@ def restore(tree: Any) -> Any:
 
 
 # id of an array -> the array, weakly, and what was prepared from it. It goes when the array goes.
-_prepared: dict[int, tuple[weakref.ref[Any], dict[tuple[int, ...], PreparedArray]]] = {}
+_prepared: dict[int, tuple[weakref.ref[Any], dict[Arrangement, PreparedArray]]] = {}
 _lock = threading.Lock()
 
 
-def prepare(array: jax.Array, order: tuple[int, ...]) -> PreparedArray:
-    """The array in another order; the same object for the same array, as long as that lives."""
-    key = id(array)
+def prepare(array: jax.Array, order: Sequence[int], summed: int = 0) -> PreparedArray:
+    """The array arranged so (storage.Arrangement); the same object for the same array, as long as that lives."""
+    key, how = id(array), Arrangement(tuple(order), summed)
     with _lock:
         entry = _prepared.get(key)
-        if entry is not None and order in entry[1]:
-            return entry[1][order]
-    prepared = PreparedArray(jax.block_until_ready(jnp.transpose(array, order)), order)
+        if entry is not None and how in entry[1]:
+            return entry[1][how]
+    stored, shape = jnp.transpose(array, how.order), ()
+    if summed:
+        shape = stored.shape
+        stored = to_panels(stored.reshape(math.prod(shape[:summed]), -1), jnp)
+    prepared = PreparedArray(jax.block_until_ready(stored), how.order, shape)
     with _lock:
         if key not in _prepared:
             _prepared[key] = (weakref.ref(array, lambda _: _prepared.pop(key, None)), {})
-        return _prepared[key][1].setdefault(order, prepared)
+        return _prepared[key][1].setdefault(how, prepared)
 
 
-def best_orders(jaxpr: core.Jaxpr) -> dict[int, tuple[int, ...]]:
-    """For each input of a jaxpr that is better stored in another order: its position and that order."""
+def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
+    """For each input of a jaxpr that is better stored otherwise: its position, and how."""
     from aspen_jax import storage
     from aspen_jax.compile import Options, compile_jaxpr
+    from aspen_jax.passes import panels
     from aspen_jax.primitive import aspen_call_p
 
     position = {var: index for index, var in enumerate(jaxpr.invars)}
-    orders: dict[int, tuple[int, ...]] = {}
+    found: dict[int, Arrangement] = {}
     for equation in jaxpr.eqns:
         if equation.primitive is not aspen_call_p:
             continue
         compiled = compile_jaxpr(equation.params["jaxpr"], Options())
         inputs = dict(zip(compiled.trace.inputs, equation.invars, strict=True))
         for part in compiled.parts:
-            for value, order in storage.best_orders(part.program, inputs.keys()).items():
+            orders = storage.best_orders(part.program, inputs.keys())
+            arrangements = {value: Arrangement(order) for value, order in orders.items()}
+            for value, how in (arrangements | panels.arrangements(part.program, inputs.keys())).items():
                 atom = inputs[value]
                 if atom in position:
-                    orders.setdefault(position[atom], order)
-    return orders
+                    found.setdefault(position[atom], how)
+    return found
 
 
 class Layouts:
@@ -126,8 +140,8 @@ class Layouts:
         self._name = name
         self._marks = marks
         self._marked: dict[Any, tuple[int, ...]] = {}
-        self._orders: dict[Any, dict[int, tuple[int, ...]]] = {}
-        self._of_weights: dict[Any, dict[int, tuple[int, ...]]] = {}
+        self._arrangements: dict[Any, dict[int, Arrangement]] = {}
+        self._of_weights: dict[Any, dict[int, Arrangement]] = {}
 
     def prepared(self, trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """(args, kwargs) with the weights prepared that are arrays; tracers are left as they are.
@@ -147,19 +161,19 @@ class Layouts:
             if leaves[index].is_deleted():
                 raise arguments.refuse_deleted(self._fun, self._name, args, kwargs, index)
         key = tree, _shapes(leaves)
-        if key not in self._orders:
+        if key not in self._arrangements:
             jaxpr, positions = trace(args, kwargs)
-            orders = {positions[index]: order for index, order in best_orders(jaxpr).items()}
-            self._orders[key] = {index: order for index, order in orders.items() if index in self._marked[tree]}
+            found = {positions[index]: how for index, how in best_arrangements(jaxpr).items()}
+            self._arrangements[key] = {index: how for index, how in found.items() if index in self._marked[tree]}
             weights = self._weights(args, kwargs)
             if weights is not None:
                 first = self._marked[tree]
-                by_weight = {first.index(index): order for index, order in self._orders[key].items()}
+                by_weight = {first.index(index): how for index, how in self._arrangements[key].items()}
                 of_weights, of_tree = jax.tree.flatten(weights)
                 self._of_weights[of_tree, _shapes(of_weights)] = by_weight
-        for index, order in self._orders[key].items():
+        for index, how in self._arrangements[key].items():
             if index in concrete:
-                leaves[index] = prepare(leaves[index], order)
+                leaves[index] = prepare(leaves[index], *how)
         return jax.tree.unflatten(tree, leaves)
 
     def prepare(self, trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,14 +186,14 @@ class Layouts:
             raise InputError(f"{self._name} has no weights to prepare; say which arguments are, as in aspen(f, weights=0)")
         if len(args) == len(self._marks) and not kwargs and not self._is_whole_call(args):
             leaves, tree = jax.tree.flatten(args)
-            orders = self._of_weights.get((tree, _shapes(leaves)))
-            if orders is None:
+            arrangements = self._of_weights.get((tree, _shapes(leaves)))
+            if arrangements is None:
                 raise InputError(
                     f"{self._name}.prepare: it was not called yet with weights of this structure and these shapes; pass all "
                     "arguments of a call (jax.ShapeDtypeStruct may stand for those that are no weights)"
                 )
-            for index, order in orders.items():
-                leaves[index] = prepare(leaves[index], order) if _is_concrete(leaves[index]) else leaves[index]
+            for index, how in arrangements.items():
+                leaves[index] = prepare(leaves[index], *how) if _is_concrete(leaves[index]) else leaves[index]
             weights = jax.tree.unflatten(tree, leaves)
         else:
             args, kwargs = self.prepared(trace, args, kwargs)

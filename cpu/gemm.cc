@@ -263,6 +263,33 @@ void multiply_packed(const Block& block, const float* packed, int64_t columns, A
   }
 }
 
+void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
+                     Ahead& ahead) noexcept {
+  constexpr int64_t kLines = kStoredPanel * sizeof(float) / kCacheLine;
+  // Few rows take a panel at once where it is wider than a block.
+  const bool whole = kStoredPanel > kPanel && block.rows <= kFewRows && strip_vectors(block.rows, 0) * kLanes == kStoredPanel;
+  Block part = block;
+  for (int64_t width; columns > 0; columns -= width) {
+    const RightOperand<float> panel{weights.find(row, column), kStoredPanel};
+    const int64_t left = std::min(columns, kStoredPanel - column % kStoredPanel);
+    if (whole && left == kStoredPanel) {
+      width = left;
+      kStrips<float>[block.rows - 1][0](part, panel, 0, nullptr, {});
+    } else if (left >= kPanel && ahead.lines > 0) {
+      width = kPanel;
+      kFetching[block.rows - 1](part, panel, 0, nullptr, ahead);
+      ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
+      if (--ahead.lines % kLines == 0) ahead.at += (weights.rows - 1) * kStoredPanel;
+    } else {
+      width = std::min<int64_t>(left, kPanel);
+      panel_kernel<float, false>(block.rows, width)(part, panel, static_cast<int>((width - 1) % kLanes + 1), nullptr, {});
+    }
+    part.out += width;
+    part.column += width;
+    column += width;
+  }
+}
+
 void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
           int64_t first, int64_t total) noexcept {
   for (int64_t column = 0; column < columns; column += kPanel) {

@@ -74,6 +74,23 @@ struct Ahead {
 // have room for round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
 
+// A right operand stored in panels: kStoredPanel columns side by side for each of `rows` rows, then the next panel; what is
+// missing of the last one is zero. The same for all targets, so that what was stored for one serves any.
+inline constexpr int kStoredPanel = 32;
+struct StoredPanels {
+  const float* at;
+  int64_t rows;
+
+  const float* find(int64_t row, int64_t column) const {
+    return at + (column / kStoredPanel * rows + row) * kStoredPanel + column % kStoredPanel;
+  }
+};
+
+// The same where the right operand is stored in panels: its rows from `row` on, its columns from `column` on. Nothing beyond
+// these columns is touched. `ahead` is a part of such an operand too.
+void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
+                     Ahead& ahead) noexcept;
+
 // The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at + c * stride.
 template <class T>
 void multiply_columns(const Block& block, RightOperand<T> weights, int64_t columns) noexcept;

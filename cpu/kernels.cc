@@ -12,6 +12,7 @@ PreparedOp prepare_conv2d_pair(const OpSpec& spec);
 PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
+PreparedOp prepare_matmul_panels(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
@@ -33,6 +34,7 @@ std::span<const Kernel> kernels() {
       {"cumulative", prepare_cumulative},
       {"gather", prepare_gather},
       {"matmul", prepare_matmul},
+      {"matmul_panels", prepare_matmul_panels},
       {"pad", prepare_pad},
       {"pool", prepare_pool},
       {"reduce", prepare_reduce},

@@ -1,6 +1,6 @@
 // matmul: sums of products of two operands over the dimensions that only they have, through any views; float32, or floats of 16
 // bits, which are widened on the way. Each dimension of an operand runs along one of the output, or is summed, so that no operand
-// has to be transposed or repeated first.
+// has to be transposed or repeated first. matmul_panels: the same with b stored in panels (gemm.h).
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -18,6 +18,7 @@
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_matmul(const OpSpec& spec);
+PreparedOp prepare_matmul_panels(const OpSpec& spec);
 
 namespace {
 
@@ -42,6 +43,7 @@ struct Matmul final : OpState {
   bool rows_adjacent;    // a row's run is in adjacent float32
   bool columns_uniform;  // in the columns' operand all summed dimensions are one walk
   std::vector<int64_t> out_strides;
+  int64_t inner;  // of how many products an element is the sum
   ProductPlan plan;
   Epilogue epilogue;
 
@@ -121,13 +123,23 @@ struct Rows {
   }
 };
 
+// The same with b in panels, where `b` is the whole of it.
+struct RowsOfPanels : Rows<float> {
+  int64_t first_column;  // of the product, in b
+
+  StoredPanels panels() const { return {b, op.inner}; }
+  int64_t panels_column(int64_t column) const { return first_column + column; }
+};
+
 // A loop over a box of the output, over one dimension or several that are one walk in all operands. `axis` is the innermost.
 struct Loop : Dim {
   int outermost;
 };
 
-template <class T>
+template <class Source>
 const char* run(const TileArgs& args) noexcept {
+  constexpr bool kInPanels = std::is_same_v<Source, RowsOfPanels>;
+  using T = std::remove_cvref_t<decltype(*Source::b)>;
   const auto& op = *static_cast<const Matmul*>(args.state);
   const int rank = static_cast<int>(op.dims.size());
   for (int d = 0; d < op.out_rank; ++d) {
@@ -186,18 +198,23 @@ const char* run(const TileArgs& args) noexcept {
     return false;
   };
   do {
-    const Rows<T> source{
+    const Rows<T> rows_of_b{
         .op = op,
         .args = args,
         .a = static_cast<const std::byte*>(args.inputs[op.rows_input]) + row_at * size_of(op.rows_dtype),
-        .b = static_cast<const T*>(args.inputs[1 - op.rows_input]) + column_at,
+        .b = static_cast<const T*>(args.inputs[1 - op.rows_input]) + (kInPanels ? 0 : column_at),
         .out = op.epilogue.empty() ? static_cast<float*>(args.output) + out_at : nullptr,
         .row = rows,
         .column_step = has_columns ? loops[0].column_stride : 1,
         .at = at,
         .epilogue_scratch = args.scratch + op.plan.scratch_bytes(),
     };
-    op.plan.run(source, rows != nullptr ? rows->extent : 1, has_columns ? loops[0].extent : 1, args.scratch);
+    const int64_t num_rows = rows != nullptr ? rows->extent : 1, num_columns = has_columns ? loops[0].extent : 1;
+    if constexpr (kInPanels) {
+      op.plan.run(RowsOfPanels{rows_of_b, column_at}, num_rows, num_columns, args.scratch);
+    } else {
+      op.plan.run(rows_of_b, num_rows, num_columns, args.scratch);
+    }
   } while (next());
   return nullptr;
 }
@@ -216,12 +233,12 @@ struct Indices {
   Index summed[kMaxRank];
 };
 
-Indices read_indices(WordReader& words, const OpSpec& spec) {
+Indices read_indices(const TensorView* operands, const std::span<const int64_t>* lists, const OpSpec& spec) {
   Indices indices;
   for (int d = 0; d < spec.output.rank; ++d) indices.of_output[d].extent = spec.output.shape[d];
   for (int operand = 0; operand < 2; ++operand) {
-    const TensorView& view = spec.inputs[operand];
-    const auto labels = words.list(static_cast<size_t>(view.rank), "matmul's list of an operand's labels");
+    const TensorView& view = operands[operand];
+    const auto labels = lists[operand];
     for (int d = 0; d < view.rank; ++d) {
       if (labels[d] < -kMaxRank || labels[d] >= spec.output.rank) {
         throw GraphError("matmul's label " + std::to_string(labels[d]) + " is neither a dimension of its output " +
@@ -231,8 +248,8 @@ Indices read_indices(WordReader& words, const OpSpec& spec) {
       if (index.present[operand])
         throw GraphError("matmul's label " + std::to_string(labels[d]) + " is on two dimensions of an operand");
       if (index.extent >= 0 && index.extent != view.shape[d]) {
-        throw GraphError("matmul's shapes " + describe(spec.inputs[0]) + " and " + describe(spec.inputs[1]) +
-                         " and its output's " + describe(spec.output) + " disagree on label " + std::to_string(labels[d]));
+        throw GraphError("matmul's shapes " + describe(operands[0]) + " and " + describe(operands[1]) + " and its output's " +
+                         describe(spec.output) + " disagree on label " + std::to_string(labels[d]));
       }
       index.extent = view.shape[d];
       index.present[operand] = true;
@@ -250,8 +267,9 @@ Indices read_indices(WordReader& words, const OpSpec& spec) {
   return indices;
 }
 
-// The summed dimensions, those that one walk serves joined; the last is the innermost, along which rows are adjacent if ever.
-std::vector<Dim> summed_dims(const Indices& indices, int rows_input) {
+// The summed dimensions, those that one walk serves joined; the last is the innermost, along which rows are adjacent if ever, or
+// columns are one walk.
+std::vector<Dim> summed_dims(const Indices& indices, int rows_input, bool as_columns) {
   constexpr int64_t kMostProducts = int64_t{1} << 40;
   std::vector<Dim> dims;
   int64_t total = 1;
@@ -263,8 +281,9 @@ std::vector<Dim> summed_dims(const Indices& indices, int rows_input) {
     if (index.extent > kMostProducts / total) throw GraphError("matmul sums more than 2^40 products for one output");
     total *= index.extent;
   }
-  std::ranges::stable_sort(dims, std::greater{},
-                           [](const Dim& dim) { return std::pair(std::abs(dim.row_stride), std::abs(dim.column_stride)); });
+  std::ranges::stable_sort(dims, std::greater{}, [as_columns](const Dim& dim) {
+    return std::pair(as_columns ? 0 : std::abs(dim.row_stride), std::abs(dim.column_stride));
+  });
   std::vector<Dim> joined;
   for (const Dim& dim : dims) {
     if (!joined.empty() && joined.back().row_stride == dim.row_stride * dim.extent &&
@@ -291,9 +310,39 @@ TensorView without_units(const TensorView& view, const TensorView& output) {
   return kept;
 }
 
-}  // namespace
+// What an operand of this shape and these labels was before it was stored in panels, as if its columns were side by side and
+// its rows as far apart as within a panel.
+TensorView before_panels(std::span<const int64_t> shape, std::span<const int64_t> labels) {
+  TensorView view;
+  view.dtype = DType::kF32;
+  view.rank = static_cast<int>(shape.size());
+  int64_t columns = 1, rows = 1;
+  for (int d = view.rank - 1; d >= 0; --d) {
+    const int64_t extent = view.shape[d] = shape[static_cast<size_t>(d)];
+    const bool is_column = labels[static_cast<size_t>(d)] >= 0;
+    if (is_column && rows > 1) throw GraphError("matmul_panels' operand b has a column outside of a summed dimension");
+    int64_t& size = is_column ? columns : rows;
+    if (extent < 1 || extent > (int64_t{1} << 40) / size) {
+      throw GraphError("matmul_panels' operand b had shape " + describe(view) + ", which is empty or too large");
+    }
+    view.strides[d] = is_column ? columns : rows * kStoredPanel;
+    size *= extent;
+  }
+  return view;
+}
 
-PreparedOp prepare_matmul(const OpSpec& spec) {
+// Checks that `b` holds a matrix of so many rows and columns in panels.
+void check_panels(const TensorView& b, int64_t rows, int64_t columns) {
+  check_rank(b, 3, "matmul_panels' operand b");
+  check_float32(b, "matmul_panels' operand b");
+  check_dense(b, "matmul_panels' operand b");
+  if (b.shape[0] != ceil_div(columns, kStoredPanel) || b.shape[1] != rows || b.shape[2] != kStoredPanel) {
+    throw GraphError("matmul_panels' operand b has shape " + describe(b) + ", which are not the panels of " +
+                     std::to_string(rows) + " rows and " + std::to_string(columns) + " columns");
+  }
+}
+
+PreparedOp prepare(const OpSpec& spec, bool in_panels) {
   if (spec.inputs.size() < 2) throw GraphError("matmul needs two inputs, a and b");
   for (int i = 0; i < 2; ++i) {
     check_rank(spec.inputs[i], spec.inputs[i].rank, "matmul's operand");
@@ -302,7 +351,18 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
   check_rank(spec.output, spec.output.rank, "matmul's output");
   check_dense(spec.output, "matmul's output");
   WordReader words(spec.params);
-  const Indices indices = read_indices(words, spec);
+  TensorView operands[2] = {spec.inputs[0], spec.inputs[1]};
+  std::span<const int64_t> labels[2];
+  labels[0] = words.list(static_cast<size_t>(operands[0].rank), "matmul's list of an operand's labels");
+  if (in_panels) {
+    labels[1] = words.list();
+    if (labels[1].size() > kMaxRank)
+      throw GraphError("matmul_panels' operand b had " + std::to_string(labels[1].size()) + " dimensions");
+    operands[1] = before_panels(words.list(labels[1].size(), "matmul_panels' shape of b"), labels[1]);
+  } else {
+    labels[1] = words.list(static_cast<size_t>(operands[1].rank), "matmul's list of an operand's labels");
+  }
+  const Indices indices = read_indices(operands, labels, spec);
 
   // The output's columns come from the operand that has its last dimension.
   auto op = std::make_unique<Matmul>();
@@ -327,7 +387,7 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
     op->out_strides.push_back(spec.output.strides[d]);
     if (!in_rows) columns = std::min(columns * index.extent, kMaxExtent);
   }
-  op->runs = summed_dims(indices, op->rows_input);
+  op->runs = summed_dims(indices, op->rows_input, in_panels);
   op->depth = op->runs.back();
   op->runs.pop_back();
   // A single element is adjacent to itself: what is never stepped over need not be gathered.
@@ -342,7 +402,19 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
     reach = dim->column_stride * dim->extent;
     num_runs *= dim->extent;
   }
+  op->inner = num_runs * op->depth.extent;
   op->plan = ProductPlan(num_runs, op->depth.extent, columns, !op->rows_adjacent);
+  if (in_panels) {
+    int64_t of_b = 1;
+    for (const Dim& dim : op->dims) {
+      if (dim.role == Dim::kBatch) throw GraphError("matmul_panels takes no batches of b");
+      if (dim.role == Dim::kColumn) of_b *= dim.extent;
+    }
+    if (op->rows_input != 0 || (!op->dims.empty() && op->dims.back().column_stride != 1)) {
+      throw GraphError("matmul_panels needs its output's last dimension to be the last of b");
+    }
+    check_panels(spec.inputs[1], op->inner, of_b);
+  }
 
   for (size_t i = 2; i < spec.inputs.size(); ++i) {
     const TensorView& input = spec.inputs[i];
@@ -355,10 +427,16 @@ PreparedOp prepare_matmul(const OpSpec& spec) {
   const TensorView output = without_units(spec.output, spec.output);
   op->epilogue = Epilogue::parse(words, OpSpec{inputs, output, spec.params}, 2, DType::kF32);
   PreparedOp prepared;
-  prepared.run = visit_float(op->columns_dtype, []<class T>(T) -> RunTile { return run<T>; });
+  prepared.run =
+      in_panels ? run<RowsOfPanels> : visit_float(op->columns_dtype, []<class T>(T) -> RunTile { return run<Rows<T>>; });
   prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;
 }
+
+}  // namespace
+
+PreparedOp prepare_matmul(const OpSpec& spec) { return prepare(spec, false); }
+PreparedOp prepare_matmul_panels(const OpSpec& spec) { return prepare(spec, true); }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

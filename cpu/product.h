@@ -55,6 +55,8 @@ class ProductPlan {
   //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
   //   const T* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
   //     nullptr where their columns are not adjacent or their rows not equally far apart; floats, or of 16 bits;
+  //   or, instead of all these, StoredPanels panels() const, int64_t panels_column(int64_t column) const: the operand stored in
+  //     panels, and which of its columns one is;
   //   int64_t columns_from(int64_t column) const: how many the operand has from there on, beyond the tile too, more or less;
   //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
   //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
@@ -70,12 +72,10 @@ class ProductPlan {
     auto* const packed = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_);
     auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
     const bool by_columns = reads_columns(source, rows);
-    using T = std::remove_cvref_t<decltype(*source.weights(0, Chunk{}))>;
-    // Many rows would widen floats of 16 bits again for each block; packed, they are widened once.
-    const bool in_place = by_columns || ((!Narrow<T> || rows <= kFewRows) && source.weights(0, Chunk{0, 1, 0, 0}) != nullptr);
+    const bool in_place = by_columns || reads_in_place(source, rows);
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
-    const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kPanel);
+    const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kInPanels<Source> ? kStoredPanel : kPanel);
     const int64_t band = one_chunk() ? rows : std::max<int64_t>(kSumFloats / pass, 1);
     for (int64_t column = 0; column < columns; column += pass) {
       const int64_t width = std::min(pass, columns - column);
@@ -93,8 +93,9 @@ class ProductPlan {
           block.accumulate = chunk.run > 0 || chunk.begin > 0;
           if (!in_place) source.pack(column, width, chunk, packed);
           const int64_t blocks = ceil_div(height, kBlockRows);
-          const bool packs = blocks >= kPackingBlocks;
-          Ahead ahead = packs && in_place ? following(source, column, width, chunk, last) : Ahead{};
+          const bool packs = blocks >= kPackingBlocks && !kInPanels<Source>;
+          const bool fetches = kInPanels<Source> ? blocks > 1 : packs && in_place;
+          Ahead ahead = fetches ? following(source, column, width, chunk, last) : Ahead{};
           int64_t row = top;
           for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
             block.rows = static_cast<int>(height / blocks + (i < height % blocks));
@@ -106,16 +107,18 @@ class ProductPlan {
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
             block.finish = direct != nullptr && finish.length > 0 ? &finish : nullptr;
             block.exact = direct != nullptr;
-            if (by_columns) {
+            if constexpr (kInPanels<Source>) {
+              multiply_panels(block, source.panels(), first_row(chunk), source.panels_column(column), width, ahead);
+            } else if (by_columns) {
               if constexpr (kMayReadColumns<Source>) {
-                multiply_columns(block, RightOperand<T>{source.weight_columns(column, chunk), source.weight_columns_stride()},
+                multiply_columns(block, RightOperand{source.weight_columns(column, chunk), source.weight_columns_stride()},
                                  width);
               }
             } else if (is_packed) {
               multiply_packed(block, packed, width, ahead);
-            } else if (const RightOperand<T> weights{source.weights(column, chunk), source.weights_stride()}; !packs) {
+            } else if (const RightOperand weights{source.weights(column, chunk), source.weights_stride()}; !packs) {
               multiply(block, weights, width);
-            } else if constexpr (!Narrow<T>) {
+            } else if constexpr (!Narrow<std::remove_cvref_t<decltype(*weights.at)>>) {
               multiply_and_pack(block, weights, width, packed);
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
@@ -141,6 +144,9 @@ class ProductPlan {
   static_assert(kSumFloats >= kMaxColumns * kBlockRows);
 
   template <class Source>
+  static constexpr bool kInPanels = requires(const Source& source) { source.panels(); };
+
+  template <class Source>
   static constexpr bool kMayReadColumns = requires(const Source& source) { source.weight_columns_stride(); };
 
   template <class Source>
@@ -151,20 +157,37 @@ class ProductPlan {
     return false;
   }
 
+  template <class Source>
+  static bool reads_in_place(const Source& source, int64_t rows) {
+    if constexpr (kInPanels<Source>) {
+      return true;
+    } else {
+      // Many rows would widen floats of 16 bits again for each block; packed, they are widened once.
+      using T = std::remove_cvref_t<decltype(*source.weights(0, Chunk{}))>;
+      return (!Narrow<T> || rows <= kFewRows) && source.weights(0, Chunk{0, 1, 0, 0}) != nullptr;
+    }
+  }
+
+  // The row of the right operand with which a chunk begins.
+  int64_t first_row(const Chunk& chunk) const { return chunk.run * depth_ + chunk.begin; }
+
   // What is read after a chunk of some columns: the next chunk of theirs, or the first of the columns behind them, which are
   // those of the next tile where they are not of this one.
   template <class Source>
   Ahead following(const Source& source, int64_t column, int64_t width, Chunk chunk, bool last) const {
-    using T = std::remove_cvref_t<decltype(*source.weights(0, Chunk{}))>;
-    if constexpr (std::is_same_v<T, float>) {
-      if (last) {
-        column += width;
-        width = std::min(width, source.columns_from(column));
-        chunk = {};
-      } else {
-        advance(chunk);
-      }
-      return {source.weights(column, chunk), source.weights_stride(), ceil_div(std::max<int64_t>(width, 0) * 4, kCacheLine)};
+    if (last) {
+      column += width;
+      width = std::max<int64_t>(std::min(width, source.columns_from(column)), 0);
+      chunk = {};
+    } else {
+      advance(chunk);
+    }
+    if constexpr (kInPanels<Source>) {
+      const int64_t first = source.panels_column(column) / kStoredPanel * kStoredPanel;
+      const int64_t panels = ceil_div(source.panels_column(column) + width - first, kStoredPanel);
+      return {source.panels().find(first_row(chunk), first), kStoredPanel, panels * kStoredPanel * 4 / kCacheLine};
+    } else if constexpr (std::is_same_v<decltype(source.weights(column, chunk)), const float*>) {
+      return {source.weights(column, chunk), source.weights_stride(), ceil_div(width * 4, kCacheLine)};
     }
     return {};
   }

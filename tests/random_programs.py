@@ -19,7 +19,7 @@ from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.cumulative import CUMULATIVE, CumulativeAttrs
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER, GatherAttrs
-from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS, PANEL, MatmulAttrs, MatmulPanelsAttrs, panels_shape
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
@@ -97,7 +97,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 11)
+        kind = self.integer(0, 12)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -143,6 +143,8 @@ class _Author:
             return self.op(ROWS, RowsAttrs(axes, _sums(self.integer(ROW, NUMBER))), [x, y])
         if kind == 10:
             return self.attention()
+        if kind == 12:
+            return self.panels_product(self.operand(self.integer(1, 3)))
         if kind == 11:
             x = self.operand(self.integer(1, 4))
             found = self.op(ARG_REDUCE, ArgReduceAttrs(windows.MAX, self.integer(0, x.view.rank - 1)), [x])
@@ -199,6 +201,24 @@ class _Author:
         b_labels = [int(label) for label in self.rng.permutation([label for label in sizes if label not in own])]
         b = self.input(tuple(sizes[label] for label in b_labels))
         return self.op(MATMUL, MatmulAttrs(tuple(a_labels), tuple(b_labels)), [a, b])
+
+    def panels_product(self, a: Operand) -> Operand | None:
+        """Some dimensions of `a` are summed in any order; the other operand has one or two more and is in panels."""
+        kinds = self.rng.choice(["summed", "free"], a.view.rank)
+        free = [d for d in range(a.view.rank) if kinds[d] == "free"]
+        summed = self.rng.permutation([d for d in range(a.view.rank) if kinds[d] == "summed"]).tolist()
+        labels = [0] * a.view.rank
+        for label, d in enumerate(self.rng.permutation(free).tolist()):
+            labels[d] = label
+        for j, d in enumerate(summed):
+            labels[d] = -1 - j
+        columns = (self.integer(1, 3), self.integer(20, 40)) if self.integer(0, 1) else (self.integer(20, 80),)
+        shape = (*(a.shape[d] for d in summed), *columns)
+        if 0 in shape:
+            return None
+        b_labels = (*(labels[d] for d in summed), *range(len(free), len(free) + len(columns)))
+        attrs = MatmulPanelsAttrs(tuple(labels), b_labels, shape)
+        return self.op(MATMUL_PANELS, attrs, [a, self.input(panels_shape(attrs))])
 
     def attention(self) -> Operand | None:
         """A product of queries and keys, a row program on it and another input, and a product of that and values."""
@@ -312,6 +332,18 @@ def _matmul_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         yield np.array(position, int).reshape(len(labels), at.shape[1]), np.ones(at.shape[1], bool)
 
 
+def _matmul_panels_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    if index == 0:
+        yield from _matmul_elements(op, 0, at)
+        return
+    own = [(label, extent) for label, extent in zip(op.attrs.b, op.attrs.shape, strict=True) if label >= 0]
+    column = np.zeros(at.shape[1], int)
+    for label, extent in own:
+        column = column * extent + at[label]
+    for row in range(op.inputs[1].shape[1]):
+        yield np.stack([column // PANEL, np.full_like(column, row), column % PANEL]), np.ones(at.shape[1], bool)
+
+
 def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     attrs, shape = op.attrs, np.array(op.inputs[index].shape, int).reshape(-1, 1)
     strides, low, base, step = (
@@ -413,6 +445,7 @@ def _scatter_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
 _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONV2D: _conv_elements,
     MATMUL: _matmul_elements,
+    MATMUL_PANELS: _matmul_panels_elements,
     POOL: _pool_elements,
     REDUCE: _reduce_elements,
     ARG_REDUCE: _arg_reduce_elements,

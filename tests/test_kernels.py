@@ -218,6 +218,32 @@ def test_matmul(batch, m, k, n, order, seed):
     check_narrow(function, NARROW[seed % 2], a, b, residual)
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from([1, 2, 5, 13, 14, 29, 64]),
+    st.sampled_from([1, 3, 31, 100, 300, 3300]),
+    st.sampled_from([(32,), (57,), (200,), (12, 7), (3, 40), (2, 5, 32)]),
+    st.sampled_from(["mk,kn->mn", "km,kn->mn", "mk,nk->mn", "mjk,jkn->mn", "mjk,kjn->mn", "mjk,jnk->mn"]),
+    st.integers(0, 2**31),
+)
+def test_products_with_constants(m, k, columns, order, seed):
+    rng = np.random.default_rng(seed)
+    letters = "xyz"[: len(columns)]
+    sizes = {"m": m, "k": k, "j": 3} | dict(zip(letters, columns, strict=True))
+    order = order.replace("n", letters)
+    left, right = order.split("->")[0].split(",")
+    a, b = (rng.standard_normal([sizes[letter] for letter in own], np.float32) for own in (left, right))
+    residual = rng.standard_normal((m, *columns), np.float32)
+
+    def function(a, residual):
+        return jnp.einsum(order, a, b, precision=lax.Precision.HIGHEST) + residual
+
+    check(function, a, residual)
+    jaxpr = jax.make_jaxpr(function)(a, residual)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    assert [op.family.name for op in run_passes(part).ops] == ["matmul_panels"]
+
+
 @pytest.mark.parametrize("m", [1, 4, 40])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_of_mixed_dtypes(m, transposed):

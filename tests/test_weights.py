@@ -41,11 +41,18 @@ def several_dimensions(w, x):
     return jnp.einsum("bi,hdi->bhd", x, w)
 
 
+def heads(w, x):
+    """As Keras and Flax hold the weights of attention: [in, heads, size]."""
+    return jnp.einsum("bi,ihd->bhd", x, w)
+
+
 PARAMS = {"layers": [normal(0, 7, 5), normal(1, 6, 7)], "scale": normal(2, 6)}
 CASES = {
     "dense": (dense, PARAMS, normal(3, 4, 5)),
     "convolution": (convolution, normal(4, 8, 6, 3, 3), normal(5, 2, 6, 9, 7)),
     "depthwise": (grouped, normal(6, 6, 1, 3, 3), normal(7, 2, 9, 7, 6)),
+    "panels": (dense, {"layers": [normal(10, 64, 5), normal(11, 90, 64)], "scale": normal(12, 90)}, normal(3, 4, 5)),
+    "panels_of_heads": (heads, normal(13, 6, 3, 32), normal(14, 4, 6)),
     "several_dimensions": (several_dimensions, normal(8, 3, 4, 5), normal(9, 2, 5)),
 }
 cases = pytest.mark.parametrize(("fun", "weights", "x"), CASES.values(), ids=CASES)
@@ -89,10 +96,12 @@ def test_prepared_weights_are_read_as_they_are_stored(fun, weights, x):
     restored = program(lambda weights, x: fun(prepared_weights.restore(weights), x), ready, x)
     constant = program(lambda x: fun(weights, x), x)
     for item in (restored, constant):
-        readers = [op for op in item.ops if op.family.weight_inputs]
+        readers = [op for op in item.ops if op.family.weight_inputs or op.family.name == "matmul_panels"]
         assert readers
         for op in readers:
             assert op.inputs[1].shape[-1] == 1 or op.inputs[1].view.strides()[-1] == 1
+    if all(op.family.name == "matmul_panels" for item in (restored, constant) for op in item.ops if op.inputs[1:]):
+        return
     assert any(op.inputs[1].view.strides()[-1] != 1 for op in program(fun, weights, x).ops if op.family.name == "matmul") or (
         len(program(fun, weights, x).ops) > len(restored.ops)
     )
@@ -105,6 +114,50 @@ def test_weights_that_lie_well_are_left_alone():
 
     params = {"kernel": normal(0, 3, 3, 4, 8), "head": normal(1, 8, 5)}
     assert count_prepared(aspen(fun, weights=0).prepare(params, normal(2, 1, 9, 9, 4))) == 0
+
+
+def products(fun, *args):
+    """The names of the products in the function's programs, and the shapes of its constants."""
+    parts = compile_jaxpr(jax.make_jaxpr(fun)(*args), Options()).parts
+    names = [op.family.name for part in parts for op in part.program.ops if op.family.name.startswith("matmul")]
+    return names, [value.shape for part in parts for value, _ in part.program.constants]
+
+
+def test_weights_are_stored_in_panels_once():
+    w, x = normal(0, 8, 64), normal(1, 3, 8)
+    decorated = aspen(lambda w, x: x @ w, weights=0)
+    ready = decorated.prepare(w, x)
+    assert (ready.stored.shape, ready.in_panels, ready.shape) == ((2, 8, 32), (8, 64), (8, 64))
+    np.testing.assert_array_equal(jnp.asarray(ready), w)
+    assert products(lambda ready, x: x @ prepared_weights.restore(ready), ready, x)[0] == ["matmul_panels"]
+    assert products(lambda x: (x @ w) * (x @ w + 1), x)[1] == [(2, 8, 32)]
+
+
+def test_weights_that_others_read_too_are_not_stored_in_panels():
+    w, x = normal(0, 60, 8), jnp.arange(3)
+
+    def tied(w, x):
+        return w[x] @ w.T
+
+    assert_close(aspen(tied, weights=0)(w, x), tied(w, x))
+    ready = aspen(tied, weights=0).prepare(w, x)
+    assert not (isinstance(ready, PreparedArray) and ready.in_panels)
+    names, constants = products(lambda x: tied(w, x), x)
+    assert names == ["matmul_panels"]
+    assert sorted(constants) == [(2, 8, 32), (60, 8)]  # as constants they are, beside what the others read
+
+
+def test_transformations_of_panels():
+    w, x = normal(0, 8, 64), normal(1, 3, 8)
+    decorated = aspen(lambda w, x: jnp.tanh(x @ w), weights=0)
+    ready = decorated.prepare(w, x)
+
+    def loss(w, x):
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    got = jax.jit(jax.grad(lambda w, x: (decorated(w, x) ** 2).sum(), (0, 1)))(ready, x)
+    assert_close((prepared_weights.restore(got[0]), got[1]), jax.grad(loss, (0, 1))(w, x))
+    assert_close(jax.vmap(decorated, (None, 0))(ready, x[:, None]), jnp.tanh(x @ w)[:, None])
 
 
 def test_prepared_once_and_shared_between_functions():

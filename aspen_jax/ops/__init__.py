@@ -11,7 +11,7 @@ from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.cumulative import CUMULATIVE
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER
-from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
@@ -24,6 +24,7 @@ _ALL = (
     CONV2D,
     CONV2D_PAIR,
     MATMUL,
+    MATMUL_PANELS,
     POOL,
     REDUCE,
     ROWS,

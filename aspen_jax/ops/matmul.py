@@ -1,11 +1,14 @@
-"""Matrix products: `dot_general` with any dimensions in any order, on both sides and in the output."""
+"""Matrix products: `dot_general` with any dimensions in any order, on both sides and in the output.
+
+Weights that are known beforehand are stored in panels: the order in which a tile reads them, from beginning to end.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from aspen_jax.program import Op
 
 _MAX_RANK = 8
+
+PANEL = 32  # columns of a panel of stored weights, on all targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +114,98 @@ class Matmul(OpFamily):
         return lax.transpose(product, [order.index(d) for d in range(len(order))])
 
 
+@dataclasses.dataclass(frozen=True)
+class MatmulPanelsAttrs(Attrs):
+    """Attributes of matmul_panels: labels as of matmul, for b as it was before it was stored in panels.
+
+    Attributes:
+        a: labels of a.
+        b: labels of b: first those of summed dimensions, then those of the output's last ones in order.
+        shape: that of b then.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def summed(self) -> int:
+        """How many of b's dimensions are summed."""
+        return sum(label < 0 for label in self.b)
+
+
+def to_panels(matrix: Any, numpy: Any) -> Any:
+    """A matrix [K,N] as [ceil(N/32), K, 32], by the functions of `numpy` (numpy or jax.numpy)."""
+    rows, columns = matrix.shape
+    if columns % PANEL:
+        matrix = numpy.pad(matrix, ((0, 0), (0, -columns % PANEL)))
+    return matrix.reshape(rows, -1, PANEL).transpose(1, 0, 2)
+
+
+def from_panels(panels: Any, shape: Sequence[int]) -> Any:
+    """The array of this shape whose last dimensions are the columns of the matrix in panels; as a copy and views of that."""
+    rows, columns = panels.shape[1], math.prod(shape) // panels.shape[1]
+    return panels.transpose(1, 0, 2).reshape(rows, -1)[:, :columns].reshape(shape)
+
+
+class MatmulPanels(Matmul):
+    """The same with b, float32, stored in panels [ceil(N/32), K, 32]."""
+
+    name = "matmul_panels"
+    kernel = "matmul_panels"
+    weight_inputs = ()
+    attrs_type = MatmulPanelsAttrs
+
+    def infer(
+        self, attrs: MatmulPanelsAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[tuple[int, ...], np.dtype]:
+        (a, dtype), (b, _) = inputs
+        output, _ = MATMUL.infer(MatmulAttrs(attrs.a, attrs.b), [(a, dtype), (attrs.shape, dtype)])
+        if not panels_suit(attrs.a, attrs.b, len(output)) or min(attrs.shape, default=0) < 1 or b != panels_shape(attrs):
+            raise ValueError(f"matmul_panels of {a} by {b} with {attrs}")
+        return output, dtype
+
+    def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
+        if index == 0:
+            return super().main_region(op, 0, boxes)
+        attrs: MatmulPanelsAttrs = op.attrs
+        first = np.zeros(len(boxes), np.int64)
+        last = np.zeros(len(boxes), np.int64)
+        unit = 1
+        for label, extent in zip(reversed(attrs.b), reversed(attrs.shape), strict=True):
+            if label >= 0:
+                first += unit * boxes[:, label, 0]
+                last += unit * (boxes[:, label, 1] - 1)
+                unit *= extent
+        region = np.empty((len(boxes), 3, 2), np.int64)
+        region[:] = [(0, extent) for extent in op.inputs[1].shape]
+        region[:, 0, 0] = first // PANEL
+        region[:, 0, 1] = last // PANEL + 1
+        region[(boxes[:, :, 0] >= boxes[:, :, 1]).any(axis=1)] = 0
+        return region
+
+    def written_as(self, op: Op, permutation: Sequence[int]) -> MatmulPanelsAttrs | None:
+        return None
+
+    def reference(self, attrs: MatmulPanelsAttrs, *inputs: jax.Array) -> jax.Array:
+        a, b = inputs
+        return MATMUL.reference(MatmulAttrs(attrs.a, attrs.b), a, from_panels(b, attrs.shape))
+
+
+def panels_suit(a: Sequence[int], b: Sequence[int], rank: int) -> bool:
+    """Whether an operand of labels b may be stored in panels, where the output has this rank."""
+    summed = sum(label < 0 for label in b)
+    columns = tuple(range(rank - len(b) + summed, rank))
+    return tuple(b[summed:]) == columns and not set(columns) & set(a)
+
+
+def panels_shape(attrs: MatmulPanelsAttrs) -> tuple[int, int, int]:
+    """The shape of b in panels."""
+    return -(-math.prod(attrs.shape[attrs.summed :]) // PANEL), math.prod(attrs.shape[: attrs.summed]), PANEL
+
+
 MATMUL = Matmul()
+MATMUL_PANELS = MatmulPanels()
 
 
 @converts("dot_general")

@@ -11,7 +11,20 @@ from collections.abc import Callable, Collection
 
 from aspen_jax.apu.machine import Machine
 from aspen_jax.errors import InputError
-from aspen_jax.passes import affine, attention, constants, conv_pairs, epilogue, fuse, layout, outputs, rows, simplify, winograd
+from aspen_jax.passes import (
+    affine,
+    attention,
+    constants,
+    conv_pairs,
+    epilogue,
+    fuse,
+    layout,
+    outputs,
+    panels,
+    rows,
+    simplify,
+    winograd,
+)
 from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
@@ -19,6 +32,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "layout": layout.run,
     "affine": affine.run,
     "winograd": winograd.run,
+    "panels": panels.run,
     "constants": constants.run,
     "fuse": fuse.run,
     "rows": rows.run,

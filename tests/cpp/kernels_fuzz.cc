@@ -82,6 +82,8 @@ std::vector<Bytes> seeds() {
       {"matmul", {{f, {5, 3, 2, 7}}, {f, {19, 7, 5, 2}}}, f, {2, 19, 3}, {4, -1, 2, 0, -2, 4, 1, -2, -1, 0, 0}},
       {"matmul", {{h, {2, 5, 7}}, {bf, {2, 7, 19}}, {f, {19}}}, h, {2, 5, 19}, with(product, add_relu)},
       {"matmul", {{bf, {1, 1, 33}}, {bf, {1, 33, 40}}}, f, {1, 1, 40}, with(product, {0})},
+      {"matmul_panels", {{f, {5, 7}}, {f, {2, 7, 32}}, {f, {40}}}, f, {5, 40}, with({2, 0, -1, 2, -1, 1, 2, 7, 40}, add_relu)},
+      {"matmul_panels", {{bf, {3, 2, 7}}, {f, {2, 14, 32}}}, f, {3, 3, 20}, {3, 0, -1, -2, 4, -1, -2, 1, 2, 4, 2, 7, 3, 20, 0}},
       // Scores of 2 x 5 queries by 6 keys, softmax, values of 9 columns.
       {"attention",
        {{f, {2, 5, 7}}, {f, {2, 7, 6}}, {f, {2, 6, 9}}},

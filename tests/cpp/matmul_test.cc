@@ -63,6 +63,44 @@ Case make_plain(int64_t batch, int64_t rows, int64_t inner, int64_t columns, Ope
   return make_case(show({batch, rows, inner, columns}), kPlain, {batch, rows, columns}, std::move(a), std::move(b));
 }
 
+constexpr int64_t kPanel = 32;
+
+// b of `inner` rows and these columns, its last dimensions, in panels; what is missing of the last one is not read.
+Case make_panels(const Labels& labels, Index output, const Operand& a, const Index& shape, Random& random) {
+  int64_t inner = 1, columns = 1;
+  for (size_t d = 0; d < shape.size(); ++d) (labels.b[d] < 0 ? inner : columns) *= shape[d];
+  Operand panels = Operand::dense({(columns + kPanel - 1) / kPanel, inner, kPanel}, random);
+  Operand before = Operand::dense(shape, random);
+  for (int64_t k = 0; k < inner; ++k) {
+    for (int64_t c = 0; c < columns; ++c) {
+      before.buffer[static_cast<size_t>(k * columns + c)] =
+          panels.buffer[static_cast<size_t>((c / kPanel * inner + k) * kPanel + c % kPanel)];
+    }
+  }
+  Case test = make_case(show(shape) + " in panels", labels, std::move(output), a, std::move(panels));
+  test.kernel = "matmul_panels";
+  test.params.push_back(static_cast<int64_t>(shape.size()));
+  test.params.insert(test.params.end(), shape.begin(), shape.end());
+  test.mixes_dtypes = false;
+  const auto plain = test.reference;
+  const std::vector<Operand> unpacked = {a, before};
+  test.reference = [plain, unpacked](const std::vector<Operand>&, const Index& at) { return plain(unpacked, at); };
+  return test;
+}
+
+int panels_case(uint64_t seed) {
+  Random random(seed);
+  const int64_t rows = random.pick<int64_t>({1, random.integer(1, 7), random.integer(1, 40)});
+  const int64_t inner = random.integer(1, 40), outer = random.pick<int64_t>({1, random.integer(1, 4)});
+  const int64_t columns = random.pick<int64_t>({random.integer(2, 70), random.integer(2, 20)});
+  const int64_t heads = random.pick<int64_t>({1, random.integer(1, 5)});
+  const bool turned = random.chance(0.5);
+  const Labels labels = {turned ? Index{0, -2, -1} : Index{0, -1, -2}, {-1, -2, 1, 2}};
+  const Operand a = Operand::any(turned ? Index{rows, inner, outer} : Index{rows, outer, inner}, random);
+  return check(make_panels(labels, {rows, heads, columns}, a, {outer, inner, heads, columns}, random), random, random.chance(0.5),
+               DType::kF32);
+}
+
 DType any_float(Random& random) { return random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16}); }
 
 int random_case(uint64_t seed) {
@@ -165,6 +203,31 @@ int hostile_cases() {
   huge.shape[2] = int64_t{1} << 40;
   huge.strides[2] = 0;
   expect(refuses("matmul", {huge, b}, out, plain), "an extent of 2^40");
+
+  const auto x = dense_view({3, 4}), panels = dense_view({2, 4, 32}), wide = dense_view({3, 40});
+  const auto refused = [&](const TensorView& stored, std::vector<int64_t> words, const char* what) {
+    words.push_back(0);
+    expect(refuses("matmul_panels", {x, stored}, wide, words), what);
+  };
+  expect(!refuses("matmul_panels", {x, panels}, wide, {2, 0, -1, 2, -1, 1, 2, 4, 40, 0}), "nothing");
+  refused(panels, {2, 0, -1, 2, -1, 1}, "panels without a shape");
+  refused(panels, {2, 0, -1, 2, -1, 1, 1, 160}, "panels of another rank");
+  refused(panels, {2, 0, -1, 2, -1, 1, 2, 4, 41}, "panels of other columns");
+  refused(panels, {2, 0, -1, 2, -1, 1, 2, 5, 40}, "panels of other rows");
+  refused(panels, {2, 0, -1, 2, 1, -1, 2, 40, 4}, "panels of columns outside of rows");
+  refused(panels, {2, 0, -1, 3, -1, 0, 1, 3, 4, 3, 40}, "a batch of panels");
+  refused(panels, {2, 0, -1, 9, -1, 1, 1, 1, 1, 1, 1, 1, 1, 9, 4, 40, 1, 1, 1, 1, 1, 1, 1}, "panels of nine dimensions");
+  refused(panels, {2, 0, -1, 2, -1, 1, 2, int64_t{1} << 62, int64_t{1} << 62}, "panels of an absurd shape");
+  refused(dense_view({2, 4, 16}), {2, 0, -1, 2, -1, 1, 2, 4, 40}, "narrow panels");
+  refused(dense_view({1, 4, 32}), {2, 0, -1, 2, -1, 1, 2, 4, 40}, "a panel too few");
+  refused(dense_view({2, 4, 32}, DType::kBF16), {2, 0, -1, 2, -1, 1, 2, 4, 40}, "panels of bfloat16");
+  auto strided = panels;
+  strided.strides[1] = 64;
+  refused(strided, {2, 0, -1, 2, -1, 1, 2, 4, 40}, "panels that are not dense");
+  expect(refuses("matmul_panels", {dense_view({0, 4}), panels}, dense_view({40, 0}), {2, 1, -1, 2, -1, 0, 2, 4, 40, 0}),
+         "panels of what are not the output's last dimensions");
+  expect(refuses("matmul_panels", {x, panels}, dense_view({40, 3}), {2, 1, -1, 2, -1, 0, 2, 4, 40, 0}),
+         "panels that give an output's rows");
   return failures;
 }
 
@@ -175,7 +238,8 @@ int main(int argc, char** argv) {
   const int64_t first = argc > 2 ? std::atoll(argv[2]) : 1;
   int failures = hostile_cases();
   for (int64_t seed = first; seed < first + cases; ++seed) {
-    const int failed = random_case(static_cast<uint64_t>(seed)) + many_dimensions(static_cast<uint64_t>(seed));
+    const int failed = random_case(static_cast<uint64_t>(seed)) + many_dimensions(static_cast<uint64_t>(seed)) +
+                       panels_case(static_cast<uint64_t>(seed));
     if (failed > 0) std::fprintf(stderr, "  (seed %lld, %d elements)\n", static_cast<long long>(seed), failed);
     failures += failed > 0;
   }
