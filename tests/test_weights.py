@@ -223,6 +223,17 @@ def test_equinox_models_gain_unchanged():
     assert_close(decorated(parameters, x), jax.vmap(model)(x))
 
 
+def test_large_weights_are_the_same_after_the_engine_has_moved_their_pages():
+    w, x = normal(0, 1536, 1024), normal(1, 2, 1536)
+    plain = jax.jit(aspen(lambda w, x: x @ w))
+    closed = jax.jit(aspen(lambda x: x @ w))
+    before, want = np.array(w), np.asarray(x) @ np.asarray(w)
+    for _ in range(4):
+        np.testing.assert_allclose(plain(w, x), want, atol=1e-3)
+        np.testing.assert_allclose(closed(x), want, atol=1e-3)
+    np.testing.assert_array_equal(w, before)
+
+
 def test_weights_of_methods():
     class Model:
         @aspen(weights=1)

@@ -11,6 +11,10 @@ namespace aspen {
 // that is written for the first time takes 512 times fewer page faults.
 void prefer_huge_pages(void* data, size_t bytes) noexcept;
 
+// Moves these bytes into huge pages, as far as those lie in them as a whole and the system has any: a millisecond a MiB at most,
+// once. Reading is then up to 1.7 times as fast where memory is the limit.
+void move_to_huge_pages(const void* data, size_t bytes) noexcept;
+
 class Arena {
  public:
   // Makes room for at least `bytes`, page-aligned, without keeping what was inside. False if there is no memory; the arena is

@@ -1,5 +1,8 @@
 #include "ffi.h"
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -29,6 +32,23 @@ using GraphBytes = ffi::Span<const uint8_t>;
 struct CallState {
   static ffi::TypeId id;
   std::shared_ptr<const Plan> plan;
+  // For each operand the address in the last call, as a number, odd where its memory was moved to huge pages. Nothing is ordered
+  // by these: at worst it is moved twice, and the second time there is nothing to do.
+  std::unique_ptr<std::atomic<uintptr_t>[]> addresses;
+
+  explicit CallState(std::shared_ptr<const Plan> its_plan)
+      : plan(std::move(its_plan)), addresses(std::make_unique<std::atomic<uintptr_t>[]>(plan->num_operands())) {}
+
+  // A large operand that is where it was in the call before is taken for weights, which are read in every call.
+  void settle(size_t operand, const void* data, size_t bytes) noexcept {
+    if (bytes < kSettled) return;
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t before = addresses[operand].load(std::memory_order_relaxed);
+    if (before == (address | 1)) return;
+    addresses[operand].store(before == address ? address | 1 : address, std::memory_order_relaxed);
+    if (before == address) move_to_huge_pages(data, bytes);
+  }
+  static constexpr size_t kSettled = size_t{4} << 20;
 };
 ffi::TypeId CallState::id = {};
 
@@ -88,7 +108,8 @@ struct Buffers {
   std::vector<void*> results;
 
   // Nothing, or why these arguments are not those of the plan.
-  std::optional<std::string> take_all(const Plan& plan, const ffi::RemainingArgs& args, ffi::RemainingRets& rets) {
+  std::optional<std::string> take_all(CallState& state, const ffi::RemainingArgs& args, ffi::RemainingRets& rets) {
+    const Plan& plan = *state.plan;
     if (args.size() != plan.num_operands()) return count_mismatch("operand", args.size(), plan.num_operands());
     if (rets.size() != plan.num_results()) return count_mismatch("result", rets.size(), plan.num_results());
     operands.reserve(args.size());
@@ -97,6 +118,7 @@ struct Buffers {
       const auto buffer = args.get<ffi::AnyBuffer>(i);
       if (buffer.has_error()) return buffer.error().message();
       if (auto wrong = take(operands, "operand", buffer.value(), plan.operand(i).dense)) return wrong;
+      state.settle(i, operands.back(), buffer.value().size_bytes());
     }
     for (size_t i = 0; i < rets.size(); ++i) {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
@@ -130,9 +152,7 @@ ffi::Error current_error() noexcept {
 
 ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GraphBytes graph) {
   try {
-    auto state = std::make_unique<CallState>();
-    state->plan = plan_of(std::as_bytes(std::span(graph.begin(), graph.size())));
-    return state;
+    return std::make_unique<CallState>(plan_of(std::as_bytes(std::span(graph.begin(), graph.size()))));
   } catch (...) {
     return ffi::Unexpected(current_error());
   }
@@ -148,7 +168,7 @@ ffi::Future failed(ffi::Error error) {
 ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
   try {
     Buffers buffers;
-    if (auto wrong = buffers.take_all(*state->plan, args, rets)) {
+    if (auto wrong = buffers.take_all(*state, args, rets)) {
       return failed(ffi::Error::InvalidArgument("aspen_run: " + *wrong));
     }
     ffi::Promise promise;
