@@ -153,7 +153,6 @@ class MatmulPanels(Matmul):
 
     name = "matmul_panels"
     kernel = "matmul_panels"
-    weight_inputs = ()
     attrs_type = MatmulPanelsAttrs
 
     def infer(
