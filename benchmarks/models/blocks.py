@@ -24,10 +24,11 @@ def norm_conv(
     *,
     activation: ActivationKind | None = "relu",
     epsilon: float = 1e-5,
+    scale: float = 1.0,
 ) -> tuple[Layer, ...]:
-    """A convolution with batch normalisation in place of a shift, and an activation."""
+    """A convolution with batch normalisation in place of a shift, by scales around `scale`, and an activation."""
     plain = conv(channels, kernel, stride, pad, groups)
-    layers = (Conv(plain.channels, plain.window, groups, bias=False), BatchNorm(epsilon))
+    layers = (Conv(plain.channels, plain.window, groups, bias=False), BatchNorm(epsilon, scale))
     return layers if activation is None else (*layers, Activation(activation))
 
 

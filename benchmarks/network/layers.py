@@ -76,9 +76,15 @@ class Conv(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class BatchNorm(Layer):
-    """Batch normalisation of images, as it is after training; `mean` and `variance` are not learned but measured."""
+    """Batch normalisation of images, as it is after training; `mean` and `variance` are not learned but measured.
+
+    Attributes:
+        epsilon: added to the variance.
+        typical_scale: what the learned scales are around.
+    """
 
     epsilon: float = 1e-5
+    typical_scale: float = 1.0
 
     def parameters(self, *inputs: Shape) -> dict[str, Shape]:
         return dict.fromkeys(("scale", "shift", "mean", "variance"), inputs[0][3:])

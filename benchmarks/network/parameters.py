@@ -23,10 +23,14 @@ def draw(network: Network) -> Params:
     Weights keep the size of what they multiply, through a ReLU where one may follow, so that deep layers see something and every
     one counts in the output. Scales and shifts are drawn too, because ones and zeros would hide mistakes.
     """
-    return {
+    params = {
         node: {name: _draw(f"{node}/{name}", name, shape) for name, shape in of_node.items()}
         for node, of_node in network.parameter_shapes().items()
     }
+    for node in network.nodes:
+        if isinstance(node.layer, BatchNorm):
+            params[node.name]["scale"] *= np.float32(node.layer.typical_scale)
+    return params
 
 
 def calibrated(network: Network, params: Params) -> Params:
