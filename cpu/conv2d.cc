@@ -1,10 +1,12 @@
 // conv2d: x [N,H,W,C] with w [KH,KW,C/groups,O], both through any views; float32, or floats of 16 bits, which are widened on
 // the way to the product. Direct: no im2col. A row of the product is an output pixel; its runs are the taps, each C/groups
-// adjacent floats of x, or a row of zeros where the tap falls into the padding.
+// adjacent floats of x, or a row of zeros where the tap falls into the padding. conv2d_panels: the same in one group with
+// w [ceil(O/32),KH,KW,C,32], stored in panels (gemm.h).
 #include "conv2d.h"
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_conv2d(const OpSpec& spec);
+PreparedOp prepare_conv2d_panels(const OpSpec& spec);
 
 ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   if (spec.inputs.size() < 2) throw GraphError("conv2d needs two inputs, x and w");
@@ -83,9 +86,9 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
 namespace {
 
 struct Conv2d final : OpState {
-  explicit Conv2d(const ConvShape& s) : shape(s) {
+  Conv2d(const ConvShape& s, bool in_panels) : shape(s) {
     // With few channels, and pixels of x side by side, the taps of a kernel row are one run.
-    merged = shape.groups == 1 && shape.dilation[1] == 1 && shape.kernel[1] > 1 && shape.x_strides[kChannel] == 1 &&
+    merged = !in_panels && shape.groups == 1 && shape.dilation[1] == 1 && shape.kernel[1] > 1 && shape.x_strides[kChannel] == 1 &&
              shape.x_strides[kWidth] == shape.channels && shape.channels <= kFewChannels && shape.kernel[1] <= kMaxMergedTaps;
     taps_across = merged ? 1 : shape.kernel[1];
     const int64_t depth = merged ? shape.kernel[1] * shape.channels : shape.kernel_channels;
@@ -267,8 +270,16 @@ struct Pixels {
   }
 };
 
-template <class T>
+// The same with the weights in panels.
+struct PixelsOfPanels : Pixels<float> {
+  StoredPanels panels() const { return {w, op.plan.runs() * op.plan.depth()}; }
+  int64_t panels_column(int64_t column) const { return first_channel + column; }
+};
+
+template <class Source>
 const char* run(const TileArgs& args) noexcept {
+  constexpr bool kInPanels = std::is_same_v<Source, PixelsOfPanels>;
+  using T = std::remove_cvref_t<decltype(*Source::x)>;
   const auto& op = *static_cast<const Conv2d*>(args.state);
   const ConvShape& s = op.shape;
   const int32_t* lo = args.lo;
@@ -280,22 +291,47 @@ const char* run(const TileArgs& args) noexcept {
     for (int64_t channel = lo[kChannel]; channel < hi[kChannel];) {
       const int64_t group = channel / group_columns;
       const int64_t end = std::min<int64_t>((group + 1) * group_columns, hi[kChannel]);
-      const Pixels<T> source{
+      const Pixels<T> pixels_of_group{
           .op = op,
           .args = args,
           .x = static_cast<const T*>(args.inputs[0]) + image * s.x_strides[kImage] +
                group * s.kernel_channels * s.x_strides[kChannel],
-          .w = static_cast<const T*>(args.inputs[1]) + channel * s.w_strides[kKernelOut],
+          .w = static_cast<const T*>(args.inputs[1]) + (kInPanels ? 0 : channel * s.w_strides[kKernelOut]),
           .image = image,
           .first_channel = channel,
           .across = across,
           .epilogue_scratch = args.scratch + op.plan.scratch_bytes(),
       };
-      op.plan.run(source, pixels, end - channel, args.scratch);
+      op.plan.run(Source{pixels_of_group}, pixels, end - channel, args.scratch);
       channel = end;
     }
   }
   return nullptr;
+}
+
+PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec, bool in_panels) {
+  auto op = std::make_unique<Conv2d>(shape, in_panels);
+  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  const RunTile run_tile =
+      in_panels ? run<PixelsOfPanels> : visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<Pixels<T>>; });
+  const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
+  return {std::move(op), run_tile, scratch_bytes};
+}
+
+// The weights as [KH,KW,C,O], as they were before they were stored in panels; its strides mean nothing.
+TensorView before_panels(const TensorView& w, int64_t columns) {
+  check_rank(w, 5, "conv2d_panels' weights");
+  check_float32(w, "conv2d_panels' weights");
+  check_dense(w, "conv2d_panels' weights");
+  if (w.shape[0] != ceil_div(columns, kStoredPanel) || w.shape[4] != kStoredPanel) {
+    throw GraphError("conv2d_panels' weights have shape " + describe(w) + ", which are not the panels of " +
+                     std::to_string(columns) + " output channels");
+  }
+  TensorView view = w;
+  view.rank = 4;
+  std::copy_n(w.shape + 1, 3, view.shape);
+  view.shape[kKernelOut] = columns;
+  return view;
 }
 
 }  // namespace
@@ -304,11 +340,22 @@ PreparedOp prepare_conv2d(const OpSpec& spec) {
   WordReader words(spec.params);
   const ConvShape shape = ConvShape::parse(words, spec);
   if (is_depthwise(shape)) return prepare_depthwise(shape, words, spec);
-  auto op = std::make_unique<Conv2d>(shape);
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
-  const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
-  const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
-  return {std::move(op), run_tile, scratch_bytes};
+  return prepare(shape, words, spec, false);
+}
+
+PreparedOp prepare_conv2d_panels(const OpSpec& spec) {
+  if (spec.inputs.size() < 2) throw GraphError("conv2d_panels needs two inputs, x and w");
+  check_rank(spec.output, 4, "conv2d_panels' output");
+  std::vector<TensorView> inputs(spec.inputs.begin(), spec.inputs.end());
+  inputs[1] = before_panels(inputs[1], spec.output.shape[kChannel]);
+  WordReader words(spec.params);
+  const ConvShape shape = ConvShape::parse(words, OpSpec{inputs, spec.output, spec.params});
+  if (shape.groups != 1) throw GraphError("conv2d_panels has " + std::to_string(shape.groups) + " groups; panels are of one");
+  if (words.integer(0, kMaxExtent, "conv2d_panels' number of output channels") != shape.out_channels) {
+    throw GraphError("conv2d_panels' output has shape " + describe(spec.output) +
+                     ", which is not the number of channels that it gives");
+  }
+  return prepare(shape, words, spec, true);
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

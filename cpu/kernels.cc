@@ -9,6 +9,7 @@ PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
 PreparedOp prepare_conv2d_pair(const OpSpec& spec);
+PreparedOp prepare_conv2d_panels(const OpSpec& spec);
 PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
@@ -31,6 +32,7 @@ std::span<const Kernel> kernels() {
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
       {"conv2d_pair", prepare_conv2d_pair},
+      {"conv2d_panels", prepare_conv2d_panels},
       {"cumulative", prepare_cumulative},
       {"gather", prepare_gather},
       {"matmul", prepare_matmul},

@@ -16,6 +16,7 @@ from aspen_jax.ops.block_program import BlockProgram, single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.conv_panels import CONV2D_PANELS, ConvPanelsAttrs
 from aspen_jax.ops.cumulative import CUMULATIVE, CumulativeAttrs
 from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER, GatherAttrs
@@ -102,10 +103,14 @@ class _Author:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
             window = (self.integer(1, 3), self.integer(1, 3))
-            w = self.input((*window, x.shape[3] // groups, groups * self.integer(1, 3)))
             pad = [self.integer(-1, 2) for _ in range(4)]
             attrs = ConvAttrs((self.integer(1, 3), self.integer(1, 2)), tuple(pad), (self.integer(1, 2), 1), groups)
-            return self.op(CONV2D, attrs, [x, w])
+            if groups == 1 and self.integer(0, 1):
+                columns = self.integer(1, 70)
+                w = self.input((-(-columns // PANEL), *window, x.shape[3], PANEL))
+                in_panels = ConvPanelsAttrs(attrs.strides, attrs.padding, attrs.dilation, 1, columns)
+                return self.op(CONV2D_PANELS, in_panels, [x, w])
+            return self.op(CONV2D, attrs, [x, self.input((*window, x.shape[3] // groups, groups * self.integer(1, 3)))])
         if kind == 1:
             return self.product(self.operand())
         if kind == 2:
@@ -311,7 +316,7 @@ _Reads = Iterator[tuple[np.ndarray, np.ndarray]]
 
 def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     attrs, (_, height, width, _) = op.attrs, op.inputs[0].shape
-    kernel_height, kernel_width, channels, features = op.inputs[1].shape
+    kernel_height, kernel_width, channels, features = (CONV2D_PANELS if op.family is CONV2D_PANELS else CONV2D).kernel_shape(op)
     for ky, kx, c in itertools.product(range(kernel_height), range(kernel_width), range(channels)):
         y = at[1] * attrs.strides[0] - attrs.padding[0] + ky * attrs.dilation[0]
         x = at[2] * attrs.strides[1] - attrs.padding[2] + kx * attrs.dilation[1]
@@ -319,8 +324,12 @@ def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         group = at[3] // (features // attrs.groups)
         if index == 0:
             yield np.stack([at[0], y, x, group * channels + c]), exists
+            continue
+        kernel = [np.full_like(y, ky), np.full_like(y, kx), np.full_like(y, c)]
+        if op.family is CONV2D_PANELS:
+            yield np.stack([at[3] // PANEL, *kernel, at[3] % PANEL]), exists
         else:
-            yield np.stack([np.full_like(y, ky), np.full_like(y, kx), np.full_like(y, c), at[3]]), exists
+            yield np.stack([*kernel, at[3]]), exists
 
 
 def _matmul_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
@@ -444,6 +453,7 @@ def _scatter_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
 
 _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONV2D: _conv_elements,
+    CONV2D_PANELS: _conv_elements,
     MATMUL: _matmul_elements,
     MATMUL_PANELS: _matmul_panels_elements,
     POOL: _pool_elements,

@@ -117,6 +117,36 @@ def test_conv2d(shape, seed, epilogue, dtype):
         check_narrow(function, dtype, *arguments, reference=padded_first)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(3, 17), st.integers(3, 17)),
+    st.integers(17, 90),
+    st.sampled_from([24, 32, 33, 48, 100, 256]),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    st.integers(0, 2**31),
+)
+def test_convolutions_with_constants(batch, image, channels, outputs, window, stride, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, channels), np.float32)
+    w = rng.standard_normal((outputs, channels, *window), np.float32)
+
+    def function(x, shift):
+        y = lax.conv_general_dilated(
+            x, w, stride, "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"), precision=lax.Precision.HIGHEST
+        )
+        return jax.nn.relu(y + shift)
+
+    arguments = (x, rng.standard_normal(outputs, np.float32))
+    check(function, *arguments)
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    missing = -outputs % 32
+    expected = "conv2d_panels" if missing <= outputs / 2 else "conv2d"
+    assert [op.family.name for op in run_passes(part).ops] == [expected]
+
+
 EPILOGUES = {
     "all that registers can do": lambda y, s, r: jnp.clip((y - s) * r + s, -0.5, 0.7),
     "residual": lambda y, s, r: jax.nn.relu(y + s + r),

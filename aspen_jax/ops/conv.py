@@ -58,6 +58,10 @@ class Conv2D(OpFamily):
     def num_main(self, op: Op) -> int:
         return 2
 
+    def kernel_shape(self, op: Op) -> tuple[int, ...]:
+        """[KH,KW,C/groups,O]."""
+        return op.inputs[1].shape
+
     def infer(self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (w, _) = inputs
         if min(*attrs.strides, *attrs.dilation, attrs.groups) < 1:
@@ -71,7 +75,7 @@ class Conv2D(OpFamily):
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         attrs: ConvAttrs = op.attrs
-        x, w = op.inputs[0].shape, op.inputs[1].shape
+        x, w = op.inputs[0].shape, self.kernel_shape(op)
         region = np.empty((len(boxes), 4, 2), np.int64)
         if index == 1:
             region[:, :3, 0] = 0
@@ -97,7 +101,7 @@ class Conv2D(OpFamily):
         return operand.shape[3] == 1 or operand.view.strides()[3] == 1
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
-        kernel_height, kernel_width, channels, _ = op.inputs[1].shape
+        kernel_height, kernel_width, channels, _ = self.kernel_shape(op)
         own = epilogue_work(op, boxes)
         x, w = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
         flops = 2.0 * box_sizes(boxes) * (kernel_height * kernel_width * channels)

@@ -16,6 +16,7 @@ from aspen_jax.passes import (
     attention,
     constants,
     conv_pairs,
+    conv_panels,
     epilogue,
     fuse,
     layout,
@@ -39,6 +40,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "epilogue": epilogue.run,
     "conv_pairs": conv_pairs.run,
     "attention": attention.run,
+    "conv_panels": conv_panels.run,
 }
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"

@@ -55,6 +55,31 @@ Case make_case(const Geometry& g, Operand x, Operand w) {
   return test;
 }
 
+constexpr int64_t kPanel = 32;
+
+// The same in one group with weights in panels; what is missing of the last one is not read.
+Case make_panels(const Geometry& g, Operand x, Random& random) {
+  const Operand panels =
+      Operand::dense({(g.out_channels + kPanel - 1) / kPanel, g.kernel_height, g.kernel_width, g.channels, kPanel}, random);
+  Operand before = Operand::dense(g.w(), random);
+  const int64_t inner = g.kernel_height * g.kernel_width * g.channels;
+  for (int64_t k = 0; k < inner; ++k) {
+    for (int64_t c = 0; c < g.out_channels; ++c) {
+      before.buffer[static_cast<size_t>(k * g.out_channels + c)] =
+          panels.buffer[static_cast<size_t>((c / kPanel * inner + k) * kPanel + c % kPanel)];
+    }
+  }
+  Case test = make_case(g, std::move(x), panels);
+  test.name += " in panels";
+  test.kernel = "conv2d_panels";
+  test.params.push_back(g.out_channels);
+  const auto plain = test.reference;
+  test.reference = [plain, before](const std::vector<Operand>& inputs, const Index& at) {
+    return plain({inputs[0], before}, at);
+  };
+  return test;
+}
+
 int random_case(uint64_t seed) {
   Random random(seed);
   Geometry g;
@@ -94,9 +119,14 @@ int random_case(uint64_t seed) {
   }
   for (int64_t& pad : g.padding) pad = random.pick<int64_t>({0, 1, random.integer(0, 8), random.integer(-3, 3)});
   const bool plain = random.chance(0.5);
-  return check(make_case(g, plain ? Operand::dense(g.x(), random) : Operand::any(g.x(), random),
-                         plain ? Operand::dense(g.w(), random) : Operand::any(g.w(), random)),
-               random, random.chance(0.5), random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16}));
+  int failures = 0;
+  if (g.groups == 1) {
+    failures = check(make_panels(g, plain ? Operand::dense(g.x(), random) : Operand::any(g.x(), random), random), random,
+                     random.chance(0.5), DType::kF32);
+  }
+  return failures + check(make_case(g, plain ? Operand::dense(g.x(), random) : Operand::any(g.x(), random),
+                                    plain ? Operand::dense(g.w(), random) : Operand::any(g.w(), random)),
+                          random, random.chance(0.5), random.pick({DType::kF32, DType::kF32, DType::kF16, DType::kBF16}));
 }
 
 // Inner dimensions that are cut into chunks, between and inside taps.
@@ -109,9 +139,9 @@ int long_case(int64_t channels, int64_t kernel, int64_t out_channels, bool trans
   g.out_channels = out_channels;
   for (int64_t& pad : g.padding) pad = kernel / 2;
   const Index order = {0, 3, 1, 2}, ones(4, 1);  // NCHW
-  return check(make_case(g, transposed ? Operand::stored(g.x(), order, ones, random) : Operand::dense(g.x(), random),
-                         Operand::dense(g.w(), random)),
-               random, transposed, dtype);
+  const Operand x = transposed ? Operand::stored(g.x(), order, ones, random) : Operand::dense(g.x(), random);
+  const int failures = dtype == DType::kF32 ? check(make_panels(g, x, random), random, transposed, dtype) : 0;
+  return failures + check(make_case(g, x, Operand::dense(g.w(), random)), random, transposed, dtype);
 }
 
 int hostile_cases() {
@@ -170,6 +200,24 @@ int hostile_cases() {
     const std::vector<int64_t> reaching = {2, 1, 1, 4, 0, 0, 0, 0, 2, INT32_MAX, 1, 4 / depth, 0};
     expect(!refuses("conv2d", {x, tall_w}, dense_view({1, 0, 8, 4}), reaching), "nothing of a long reach");
   }
+
+  const auto panels = dense_view({2, 3, 3, 4, 32}), wide = dense_view({1, 6, 6, 40});
+  const auto refused = [&](const TensorView& stored, int64_t groups, int64_t columns, const char* what) {
+    expect(refuses("conv2d_panels", {x, stored}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, groups, columns, 0}), what);
+  };
+  expect(!refuses("conv2d_panels", {x, panels}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 40, 0}), "no panels");
+  expect(refuses("conv2d_panels", {x, panels}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 0}), "panels without their columns");
+  refused(panels, 1, 41, "panels of other columns");
+  refused(panels, 2, 40, "panels of groups");
+  refused(dense_view({1, 3, 3, 4, 32}), 1, 40, "a panel too few");
+  refused(dense_view({3, 3, 3, 4, 32}), 1, 40, "a panel too many");
+  refused(dense_view({2, 3, 3, 4, 16}), 1, 40, "narrow panels");
+  refused(dense_view({2, 3, 3, 5, 32}), 1, 40, "panels of other channels");
+  refused(dense_view({2, 9, 4, 32}), 1, 40, "panels of rank 4");
+  refused(dense_view({2, 3, 3, 4, 32}, DType::kBF16), 1, 40, "panels of bfloat16");
+  auto strided = panels;
+  strided.strides[3] = 64;
+  refused(strided, 1, 40, "panels that are not dense");
   return failures;
 }
 
