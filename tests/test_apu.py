@@ -23,8 +23,9 @@ from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.conv_panels import CONV2D_PANELS
 from aspen_jax.ops.gather import GATHER
-from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.rows import ROWS
@@ -129,7 +130,8 @@ def test_the_oracle_sees_what_the_references_do(seed):
             if (op.family is PAD and index == 1) or op.family in (GATHER, SCATTER, ARG_REDUCE):  # values say which
                 continue
             view = operand.view
-            others = [np.full(item.shape, op.family in (CONV2D, MATMUL, ATTENTION), np.float32) for item in op.main_inputs]
+            multiplies = op.family in (CONV2D, CONV2D_PANELS, MATMUL, MATMUL_PANELS, ATTENTION)
+            others = [np.full(item.shape, multiplies, np.float32) for item in op.main_inputs]
             others[index] = np.zeros(view.shape, np.float32)
             without = np.asarray(op.family.reference(op.attrs, *map(jnp.asarray, others)))
             expected = np.zeros((op.output.size, operand.value.size), bool)
