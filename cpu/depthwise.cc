@@ -14,6 +14,7 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "shapes.h"
+#include "sliding.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -27,14 +28,13 @@ struct Depthwise final : OpState {
   // the next rows have read them too.
   int64_t block_channels;
   bool spread;
-  int64_t spread_rows;    // rows of the output for which x is spread at a time
-  int64_t filter_floats;  // of one block's weights where they are widened, else 0
+  int64_t spread_rows;             // rows of the output for which x is spread at a time
+  int64_t filter_floats;           // of one block's weights where they are widened, else 0
+  const SlidingByPixels* sliding;  // null: for no windows of this kind
   Epilogue epilogue;
 };
 
-// Neighbours in a row of the output that are computed together: with two vectors of channels each, their sums hide the latency
-// of the adds and leave registers for the filters.
-constexpr int kPixelGroup = kRegisters >= 32 ? 8 : 6;
+// Few neighbours take more vectors of channels each, so that their sums hide the latency of the adds too.
 constexpr int vectors_for(int pixels) { return pixels <= 2 ? 4 : 2; }
 
 // What the epilogue gets at a time.
@@ -68,19 +68,6 @@ struct Window {
   const float* x;  // first tap, first channel
   const float* w;
   int64_t depth, taps_down, taps_across;
-};
-
-// Distances between neighbours, in elements.
-struct Steps {
-  int64_t x_plane, x_down, x_across, x_pixel;
-  int64_t w_plane, w_down, w_across;
-  int64_t out_pixel;
-};
-
-// Where results go, and which pixel and channel that is for the epilogue's operands.
-struct Place {
-  float* out;
-  int64_t pixel, channel;
 };
 
 // `groups` times kPixels neighbours x kVectors vectors of channels. `lanes` counts the channels of the last vector and is read
@@ -174,13 +161,35 @@ void run_row(const Depthwise& op, const Input& input, const Filter& filter, int6
                     .out_pixel = out_pixel};
   const int64_t top = row * s.stride[0] - s.pad[0];
   const Taps down(top, s.dilation[0], s.kernel[0], s.height);
+  const int64_t first_row = top + down.first * s.dilation[0] - input.row;
+  if (const int64_t count = end - begin; op.sliding != nullptr && count >= kLeastPixels) {
+    // Groups as equal as can be.
+    const int64_t groups = ceil_div(count, kPixelGroup), pixels = ceil_div(count, groups);
+    const int64_t smaller = groups * pixels - count;
+    Line line{input.x, filter.w, input.depth, down.last - down.first, begin * s.stride[1] - s.pad[1], s.width};
+    if (line.taps_down > 0) {
+      line.x += first_row * input.row_stride + (line.left - input.column) * input.column_stride;
+      line.w += down.first * steps.w_down;
+    }
+    Place place{out, 0, 0};
+    const auto take = [&](int64_t some, int64_t of_pixels) {
+      if (some == 0) return;
+      (*op.sliding)[static_cast<size_t>(of_pixels - kLeastPixels)](steps, line, finish, some, channels, place);
+      line.x += some * of_pixels * steps.x_pixel;
+      line.left += some * of_pixels * s.stride[1];
+      place.out += some * of_pixels * out_pixel;
+      place.pixel += some * of_pixels;
+    };
+    take(groups - smaller, pixels);
+    take(smaller, pixels - 1);
+    return;
+  }
   for (int64_t column = begin; column < end;) {
     const int64_t left = column * s.stride[1] - s.pad[1];
     const Taps across(left, s.dilation[1], s.kernel[1], s.width);
     Window window{input.x, filter.w, input.depth, down.last - down.first, across.last - across.first};
     if (window.taps_down > 0 && window.taps_across > 0) {
-      window.x += (top + down.first * s.dilation[0] - input.row) * input.row_stride +
-                  (left + across.first * s.dilation[1] - input.column) * input.column_stride;
+      window.x += first_row * input.row_stride + (left + across.first * s.dilation[1] - input.column) * input.column_stride;
       window.w += down.first * steps.w_down + across.first * steps.w_across;
     }
     const bool inner = op.inner_first <= column && column < op.inner_last;
@@ -356,6 +365,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
     const int64_t window = rows * std::max<int64_t>(shape.width, 1);
     op->block_channels = std::clamp(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
   }
+  op->sliding = sliding_for(shape);
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   const size_t scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();

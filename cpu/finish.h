@@ -36,6 +36,17 @@ ASPEN_INLINE void finish_in_registers(const Finish& finish, int64_t row, int64_t
     const int64_t down = step->row_stride, across = step->column_stride * kLanes;
     const auto each = [&](auto apply) __attribute__((always_inline)) {
       const float* from = operand;
+      if (down == 0) {
+        Floats same[kVectors];
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) same[v] = get(from + v * across, v);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = apply(sum[r][v], same[v]);
+        }
+        return;
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r, from += down) {
 #pragma GCC unroll 16

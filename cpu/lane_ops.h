@@ -180,13 +180,12 @@ inline constexpr auto fused_fma_add = [](Floats a, Floats b, Floats c, Floats d)
 inline constexpr auto fused_fma_add_relu = [](Floats a, Floats b, Floats c, Floats d) {
   return max(Floats{}, fused_fma_add(a, b, c, d));
 };
-inline constexpr auto capped = [](Floats a, Floats c) { return a > c ? c : a; };
-inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return capped(max(Floats{}, a), c); };
-inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { return capped(fused_add_relu(a, b), c); };
+inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return at_most(max(Floats{}, a), c); };
+inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { return at_most(fused_add_relu(a, b), c); };
 inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floats d) {
-  return capped(fused_fma_relu(a, b, c), d);
+  return at_most(fused_fma_relu(a, b, c), d);
 };
-inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return capped(a < c ? c : a, d); };
+inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return at_most(at_least(a, c), d); };
 inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
 inline constexpr auto fused_gelu = [](Floats a, Floats b, Floats c) { return (a * b) * erfc(-a * c); };
 

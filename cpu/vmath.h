@@ -105,15 +105,15 @@ ASPEN_INLINE Floats exp_reduced(Floats r) {
 }
 
 ASPEN_INLINE Floats exp(Floats x) {
-  x = x > 100.0f ? broadcast(100.0f) : x;
-  x = x < -110.0f ? broadcast(-110.0f) : x;
+  x = at_most(x, broadcast(100.0f));
+  x = at_least(x, broadcast(-110.0f));
   const ExpReduction e = reduce_exp(x);
   return scale(exp_reduced(e.r), e.n, e.n_bits);
 }
 
 ASPEN_INLINE Floats exp2(Floats x) {
-  x = x > 200.0f ? broadcast(200.0f) : x;
-  x = x < -200.0f ? broadcast(-200.0f) : x;
+  x = at_most(x, broadcast(200.0f));
+  x = at_least(x, broadcast(-200.0f));
   constexpr float kShift = 0x1.8p23f;
   const Floats shifted = x + kShift;
   const Floats n = shifted - kShift;
@@ -126,8 +126,8 @@ ASPEN_INLINE Floats exp2(Floats x) {
 
 ASPEN_INLINE Floats expm1(Floats x) {
   const Ints sign = sign_bit(x);
-  x = x > 89.0f ? broadcast(89.0f) : x;
-  x = x < -30.0f ? broadcast(-30.0f) : x;
+  x = at_most(x, broadcast(89.0f));
+  x = at_least(x, broadcast(-30.0f));
   const ExpReduction e = reduce_exp(x);
   // (e^r - 1 - r) / r^2 on |r| <= 0.347: 2.4e-10 relative to r.
   constexpr float kC[] = {
@@ -176,7 +176,7 @@ ASPEN_INLINE Floats log1p(Floats x) {
 
 ASPEN_INLINE Floats tanh(Floats x) {
   Floats a = abs(x);
-  a = a > 10.0f ? broadcast(10.0f) : a;
+  a = at_most(a, broadcast(10.0f));
   const Floats t = expm1(a + a);
   return with_sign(t / (t + 2.0f), sign_bit(x));
 }
@@ -197,7 +197,7 @@ ASPEN_INLINE Floats erf(Floats x) {
                               -0.025119412690401077f,   0.004171057604253292f, -0.0004344614571891725f, 2.1094951080158353e-05f};
   Floats a = abs(x);
   const Floats small = erf_small(x);
-  a = a > 4.0f ? broadcast(4.0f) : a;
+  a = at_most(a, broadcast(4.0f));
   const Floats large = with_sign(1.0f - exp(-polynomial(a, kLarge)), sign_bit(x));
   return a < 0.92f ? small : large;
 }
@@ -208,7 +208,7 @@ ASPEN_INLINE Floats erfc(Floats x) {
                           -0.11927097519050617f, 0.06829576733618756f,    -0.023797530455239864f, 0.002567377783811461f,
                           0.00200181224345633f,  -0.0007775842522932441f, -0.0002681283062018202f};
   Floats a = abs(x);
-  a = a > 11.0f ? broadcast(11.0f) : a;
+  a = at_most(a, broadcast(11.0f));
   ExpReduction e = reduce_exp(-(a * a));
   // Again, from a^2 in two parts, the first of 12 bits squared, which is exact.
   const Floats high = as_floats(as_ints(a) & ~0xfff);

@@ -147,6 +147,24 @@ def test_convolutions_with_constants(batch, image, channels, outputs, window, st
     assert [op.family.name for op in run_passes(part).ops] == [expected]
 
 
+@pytest.mark.parametrize("window", [3, 5, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "outputs"), [(33, 33), (70, 70), (32, 64)])
+def test_depthwise_windows_that_slide(window, stride, channels, outputs):
+    rng = np.random.default_rng((window, stride, channels))
+    for width, padding in [(7, (1, 1)), (13, (0, 0)), (14, (3, 2)), (26, (9, 11)), (4, (2, 3))]:
+        x = rng.standard_normal((2, 6, width, channels), np.float32)
+        w = rng.standard_normal((window, window, 1, outputs), np.float32)
+
+        def function(x, w, padding=padding):
+            return lax.conv_general_dilated(
+                x, w, (stride, stride), ((2, 3), padding), dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=channels, precision=lax.Precision.HIGHEST,
+            )  # fmt: skip
+
+        check(function, x, w)
+
+
 EPILOGUES = {
     "all that registers can do": lambda y, s, r: jnp.clip((y - s) * r + s, -0.5, 0.7),
     "residual": lambda y, s, r: jax.nn.relu(y + s + r),

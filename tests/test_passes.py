@@ -136,6 +136,31 @@ def test_affine_leaves_rounding_to_whole_numbers_to_the_user(after):
     np.testing.assert_array_equal((rounded - after) % 1, 0)
 
 
+def excited(x, w, scale, precision=None):
+    """A convolution of an image whose channels are scaled, as squeeze and excite does."""
+    scale = jax.nn.sigmoid(scale)[:, None, None, :]
+    return lax.conv_general_dilated(x * scale, w, (1, 1), "SAME", dimension_numbers=NHWC, precision=precision)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_scales_are_taken_by_weights_smaller_than_the_image(window):
+    program, inputs = traced(excited, normal(1, 12, 11, 6), normal(window, window, 6, 5), normal(1, 6))
+    result = run_passes(program, {"winograd"})
+    assert [op.family.name for op in result.ops if op.output.shape == (1, 12, 11, 6)] == []
+    assert_same(program, result, inputs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales", "precision"),
+    [((1, 3, 3, 6), (1, 6), None), ((2, 12, 11, 6), (2, 6), None), ((1, 12, 11, 6), (1, 6), lax.Precision.HIGHEST)],
+)
+def test_scales_stay_with_small_images_several_images_and_where_exact(shape, scales, precision):
+    program, inputs = traced(lambda *args: excited(*args, precision), normal(*shape), normal(1, 1, 6, 5), normal(*scales))
+    result = run_passes(program)
+    assert [op for op in result.ops if op.output.shape == shape]
+    assert_same(program, result, inputs)
+
+
 def test_affine_keeps_what_others_read_what_is_exact_and_what_float32_cannot_hold():
     w = normal(4, 7)
 

@@ -23,6 +23,7 @@ from aspen_jax.passes import (
     outputs,
     panels,
     rows,
+    scales,
     simplify,
     winograd,
 )
@@ -35,6 +36,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "winograd": winograd.run,
     "panels": panels.run,
     "constants": constants.run,
+    "scales": scales.run,
     "fuse": fuse.run,
     "rows": rows.run,
     "epilogue": epilogue.run,
