@@ -8,8 +8,8 @@ from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_pair import BETWEEN_FLOATS, CONV2D_PAIR, Conv2DPairAttrs
 from aspen_jax.program import Op, Program, Value
 
-# A smaller value is still in some worker's L2 cache when it is read.
-_SMALLEST_BETWEEN = 2 << 20
+# A smaller value is still in the L2 caches when it is read.
+_SMALLEST_BETWEEN = 1 << 20
 
 
 def run(program: Program) -> Program:
