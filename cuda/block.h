@@ -1,0 +1,154 @@
+// A thread block as kernels see it, on the device and on the host.
+//
+// Kernels are written as phases that all threads (or warps) go through, with `sync` between them, and keep what a thread or a
+// warp holds from one phase to the next in PerThread or PerWarp. Compiled by nvcc, a phase is what the calling thread does.
+// Compiled by a C++ compiler, one thread of the host does it for each in turn, and the instructions of a warp are spelt out: so
+// kernels run, and are tested, where there is no GPU. The host is stricter than the device: an asynchronous copy arrives when it
+// has been waited for and not before, and what a block shares begins as NaN.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define ASPEN_DEVICE __device__ __forceinline__
+#define ASPEN_UNROLL _Pragma("unroll")
+#else
+#include <vector>
+#define ASPEN_DEVICE inline
+#define ASPEN_UNROLL
+#endif
+
+namespace aspen::cuda {
+
+inline constexpr int kWarp = 32;
+
+// What each thread, or each warp, of a block holds.
+template <class T, int kCount>
+struct PerThread {
+#ifdef __CUDACC__
+  T own;
+  ASPEN_DEVICE T& operator[](int) { return own; }
+#else
+  std::vector<T> all = std::vector<T>(kCount);
+  T& operator[](int thread) { return all[static_cast<size_t>(thread)]; }
+#endif
+};
+template <class T, int kCount>
+using PerWarp = PerThread<T, kCount>;
+
+// 32-bit registers of each lane of a warp.
+template <int kCount>
+struct Fragment {
+#ifdef __CUDACC__
+  uint32_t own[kCount];
+  ASPEN_DEVICE uint32_t& at(int, int i) { return own[i]; }
+  template <class Visit>
+  ASPEN_DEVICE void each(const Visit& visit) {
+    ASPEN_UNROLL for (int i = 0; i < kCount; ++i) visit(static_cast<int>(threadIdx.x) % kWarp, i, own[i]);
+  }
+#else
+  uint32_t all[kWarp][kCount] = {};
+  uint32_t& at(int lane, int i) { return all[lane][i]; }
+  template <class Visit>
+  void each(const Visit& visit) {
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int i = 0; i < kCount; ++i) visit(lane, i, all[lane][i]);
+    }
+  }
+#endif
+};
+
+ASPEN_DEVICE float as_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+ASPEN_DEVICE uint32_t as_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+template <int kThreads>
+class Block {
+ public:
+  static constexpr int kWarps = kThreads / kWarp;
+
+#ifdef __CUDACC__
+  template <class Phase>
+  ASPEN_DEVICE void each_thread(const Phase& phase) {
+    phase(static_cast<int>(threadIdx.x));
+  }
+  template <class Phase>
+  ASPEN_DEVICE void each_warp(const Phase& phase) {
+    phase(static_cast<int>(threadIdx.x) / kWarp);
+  }
+  ASPEN_DEVICE void sync() { __syncthreads(); }
+
+  // Begins a copy of 4, 8 or 16 bytes, aligned to as many, into shared memory; of zeros instead if not `reads`. `from` must point
+  // into global memory all the same.
+  template <int kBytes>
+  ASPEN_DEVICE void copy_async(void* to, const void* from, bool reads) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    const int bytes = reads ? kBytes : 0;
+    if constexpr (kBytes == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(bytes) : "memory");
+    }
+  }
+  // Ends a group of copies; `wait<n>` waits for all groups but the last n. Both are for all threads, outside of phases.
+  ASPEN_DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <int kLeft>
+  ASPEN_DEVICE void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+  }
+#else
+  template <class Phase>
+  void each_thread(const Phase& phase) {
+    for (int thread = 0; thread < kThreads; ++thread) phase(thread);
+  }
+  template <class Phase>
+  void each_warp(const Phase& phase) {
+    for (int warp = 0; warp < kWarps; ++warp) phase(warp);
+  }
+  void sync() {}
+
+  template <int kBytes>
+  void copy_async(void* to, const void* from, bool reads) {
+    if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) __builtin_trap();
+    open_.push_back({to, reads ? from : nullptr, kBytes});
+  }
+  void commit() {
+    groups_.push_back(std::move(open_));
+    open_.clear();
+  }
+  template <int kLeft>
+  void wait() {
+    while (groups_.size() > kLeft) {
+      for (const Copy& copy : groups_.front()) {
+        if (copy.from == nullptr) {
+          std::memset(copy.to, 0, copy.bytes);
+        } else {
+          std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+      }
+      groups_.erase(groups_.begin());
+    }
+  }
+
+ private:
+  struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  std::vector<Copy> open_;
+  std::vector<std::vector<Copy> > groups_;
+#endif
+};
+
+}  // namespace aspen::cuda

@@ -1,0 +1,70 @@
+// Where a product's rows and columns are in global memory.
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+
+namespace aspen::cuda {
+
+// A matrix whose rows are given: element (r, k) at data + r * stride + k.
+template <class Element, int kVector_>
+struct MatrixRows {
+  static constexpr int kVector = kVector_;
+  using Line = const Element*;
+  const Element* data;
+  int64_t stride;
+  int depth;
+
+  ASPEN_DEVICE const Element* any() const { return data; }
+  ASPEN_DEVICE Line line(int row) const { return data + row * stride; }
+  ASPEN_DEVICE const Element* at(Line line, int k) const { return k < depth ? line + k : nullptr; }
+};
+
+// A matrix whose columns are adjacent: element (k, c) at data + k * stride + c.
+template <class Element, int kVector_>
+struct MatrixColumns {
+  static constexpr int kVector = kVector_;
+  const Element* data;
+  int64_t stride;
+  int depth;
+
+  ASPEN_DEVICE const Element* any() const { return data; }
+  ASPEN_DEVICE const Element* at(int k, int column) const { return k < depth ? data + k * stride + column : nullptr; }
+};
+
+// What a convolution multiplies its weights with. A row is a pixel of the output, the depth runs over taps and channels (kh, kw,
+// c); pixels in the padding are zeros.
+template <class Element, int kVector_>
+struct ConvRows {
+  static constexpr int kVector = kVector_;
+  struct Line {
+    const Element* image;
+    int y, x;  // of the first tap, perhaps in the padding
+  };
+  const Element* data;  // x [N, H, W, C], channels adjacent
+  int64_t batch_stride, y_stride, x_stride;
+  int height, width, channels;  // a multiple of kVector
+  int kernel_width, depth;      // depth: taps * channels
+  int y_step, x_step;           // strides of the convolution
+  int y_dilation, x_dilation;
+  int top, left;                      // padding
+  int first_image, first_y, first_x;  // of the tile in the output
+  int tile_height, tile_width;
+
+  ASPEN_DEVICE const Element* any() const { return data; }
+  ASPEN_DEVICE Line line(int row) const {
+    const int x = row % tile_width, y = row / tile_width % tile_height, image = row / (tile_width * tile_height);
+    return {data + (first_image + image) * batch_stride, (first_y + y) * y_step - top, (first_x + x) * x_step - left};
+  }
+  ASPEN_DEVICE const Element* at(const Line& line, int k) const {
+    const int tap = k / channels;
+    const int y = line.y + tap / kernel_width * y_dilation, x = line.x + tap % kernel_width * x_dilation;
+    // As unsigned, what is negative is too large.
+    const bool inside = k < depth && static_cast<unsigned>(y) < static_cast<unsigned>(height) &&
+                        static_cast<unsigned>(x) < static_cast<unsigned>(width);
+    return inside ? line.image + y * y_stride + x * x_stride + (k - tap * channels) : nullptr;
+  }
+};
+
+}  // namespace aspen::cuda

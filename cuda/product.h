@@ -1,0 +1,216 @@
+// A tile of a product: rows by columns, summed over a depth, by one thread block. Convolutions are products whose rows are
+// gathered pixels (operands.h).
+//
+// Chunks of the depth pass through kStages buffers in shared memory: while one is multiplied, the next ones are being copied.
+// What is multiplied how is the Core's: tensor cores (MmaCore), or float32 without rounding of the inputs (FmaCore).
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+#include "warp_mma.h"
+
+namespace aspen::cuda {
+
+// Warps of kWarpRows x kWarpColumns elements on tensor cores.
+template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns>
+struct MmaCore {
+  using Element = typename Kind::Element;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kWarpsAcross = kColumns / kWarpColumns;
+  static constexpr int kThreads = kRows / kWarpRows * kWarpsAcross * kWarp;
+  static constexpr int kDepth = 64 / sizeof(Element);  // of a chunk: 64 bytes of a row
+  // Shared rows are apart by an odd number of 16 bytes, and for float32 columns by 8 words more than a multiple of 32: no two
+  // lanes of a load meet in a bank.
+  static constexpr int kRowStride = kDepth + 16 / sizeof(Element);
+  static constexpr int kColumnStride = kColumns + 8;
+  static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
+  static_assert(kColumns % 32 == 0 && kDepth % Kind::kDepth == 0);
+
+  struct Held {
+    FragmentC c[kWarpRows / 16][kWarpColumns / 8];
+  };
+  PerWarp<Held, kThreads / kWarp> held;
+
+  ASPEN_DEVICE void clear(Block<kThreads>& block) {
+    block.each_warp([&](int warp) {
+      each_fragment(warp, [](int, int, FragmentC& c) { c.each([](int, int, uint32_t& bits) { bits = 0; }); });
+    });
+  }
+
+  ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
+    block.each_warp([&](int warp) {
+      const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
+      ASPEN_UNROLL for (int k = 0; k < kDepth; k += Kind::kDepth) {
+        FragmentB b[kWarpColumns / 8];
+        ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) load_b(b[j], columns + k * kColumnStride + first_column + 8 * j);
+        ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
+          FragmentA a;
+          // Squares: the upper 8 rows, the lower, and both again half of the depth later.
+          load_squares<false>(a, [&](int line) {
+            const int row = first_row + 16 * i + line % 16;
+            return rows + row * kRowStride + k + line / 16 * (Kind::kDepth / 2);
+          });
+          ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) multiply_add<Kind>(held[warp].c[i][j], a, b[j]);
+        }
+      }
+    });
+  }
+
+  // Calls visit(row, column, value) for each element, every lane for its own.
+  template <class Visit>
+  ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
+    block.each_warp([&](int warp) {
+      const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
+      each_fragment(warp, [&](int i, int j, FragmentC& c) {
+        c.each([&](int lane, int r, uint32_t bits) {
+          visit(first_row + 16 * i + lane / 4 + 8 * (r / 2), first_column + 8 * j + lane % 4 * 2 + r % 2, as_float(bits));
+        });
+      });
+    });
+  }
+
+ private:
+  template <class Visit>
+  ASPEN_DEVICE void each_fragment(int warp, const Visit& visit) {
+    ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
+      ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) visit(i, j, held[warp].c[i][j]);
+    }
+  }
+
+  static ASPEN_DEVICE void load_b(FragmentB& b, const Element* from) {
+    if constexpr (sizeof(Element) == 2) {
+      load_squares<true>(b, [&](int line) { return from + line * kColumnStride; });
+    } else {
+      b.each([&](int lane, int i, uint32_t& bits) { bits = as_bits(from[(lane % 4 + 4 * i) * kColumnStride + lane / 4]); });
+    }
+  }
+};
+
+// Threads of 8 x 8 elements, every product in float32.
+template <int kRows_, int kColumns_>
+struct FmaCore {
+  using Element = float;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kEdge = 8;
+  static constexpr int kAcross = kColumns / kEdge;
+  static constexpr int kThreads = kRows / kEdge * kAcross;
+  static constexpr int kDepth = 16;
+  static constexpr int kRowStride = kDepth + 4;
+  static constexpr int kColumnStride = kColumns + 8;
+
+  struct Held {
+    float sums[kEdge][kEdge];
+  };
+  PerThread<Held, kThreads> held;
+
+  ASPEN_DEVICE void clear(Block<kThreads>& block) {
+    block.each_thread([&](int thread) { held[thread] = {}; });
+  }
+
+  // A thread's columns are 4 adjacent ones, twice: a warp reads 128 adjacent bytes at once.
+  static ASPEN_DEVICE int column_of(int thread, int j) { return thread % kAcross * 4 + j % 4 + j / 4 * (kColumns / 2); }
+
+  ASPEN_DEVICE void multiply(Block<kThreads>& block, const float* rows, const float* columns) {
+    block.each_thread([&](int thread) {
+      const int first_row = thread / kAcross * kEdge;
+      ASPEN_UNROLL for (int k = 0; k < kDepth; ++k) {
+        float b[kEdge];
+        ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) b[j] = columns[k * kColumnStride + column_of(thread, j)];
+        ASPEN_UNROLL for (int i = 0; i < kEdge; ++i) {
+          const float a = rows[(first_row + i) * kRowStride + k];
+          ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) held[thread].sums[i][j] += a * b[j];
+        }
+      }
+    });
+  }
+
+  template <class Visit>
+  ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
+    block.each_thread([&](int thread) {
+      ASPEN_UNROLL for (int i = 0; i < kEdge; ++i) {
+        ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) {
+          visit(thread / kAcross * kEdge + i, column_of(thread, j), held[thread].sums[i][j]);
+        }
+      }
+    });
+  }
+};
+
+template <class Core, int kStages>
+struct ProductMemory {
+  struct Stage {
+    alignas(16) typename Core::Element rows[Core::kRows * Core::kRowStride];
+    alignas(16) typename Core::Element columns[Core::kDepth * Core::kColumnStride];
+  };
+  Stage stages[kStages];
+};
+
+// Computes num_rows x num_columns elements, no more than the Core has, and calls store(row, column, sum) for each.
+//
+// Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
+// multiple of kVector, or nullptr for zeros. Columns say where elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`,
+// an address in global memory that is aligned to their vectors.
+template <class Core, int kStages, class Rows, class Columns, class Store>
+ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
+                                int num_columns, int depth, const Store& store) {
+  using Element = typename Core::Element;
+  constexpr int kThreads = Core::kThreads;
+  constexpr int kRowVectors = Core::kRows * Core::kDepth / Rows::kVector / kThreads;
+  constexpr int kColumnVectors = Core::kColumns * Core::kDepth / Columns::kVector / kThreads;
+  static_assert(Core::kRows * Core::kDepth % (Rows::kVector * kThreads) == 0);
+  static_assert(Core::kColumns * Core::kDepth % (Columns::kVector * kThreads) == 0);
+  static_assert(kStages >= 2);
+  constexpr int kAlongRow = Core::kDepth / Rows::kVector, kAlongColumns = Core::kColumns / Columns::kVector;
+
+  Block<kThreads> block;
+  Core core;
+  core.clear(block);
+  struct Lines {
+    typename Rows::Line lines[kRowVectors];
+  };
+  PerThread<Lines, kThreads> lines;
+  block.each_thread([&](int thread) {
+    ASPEN_UNROLL for (int i = 0; i < kRowVectors; ++i) lines[thread].lines[i] = rows.line((thread + i * kThreads) / kAlongRow);
+  });
+
+  const int num_chunks = (depth + Core::kDepth - 1) / Core::kDepth;
+  const auto load = [&](int chunk) {
+    if (chunk < num_chunks) {
+      auto& stage = memory.stages[chunk % kStages];
+      block.each_thread([&](int thread) {
+        ASPEN_UNROLL for (int i = 0; i < kRowVectors; ++i) {
+          const int vector = thread + i * kThreads, row = vector / kAlongRow, k = vector % kAlongRow * Rows::kVector;
+          const Element* const from =
+              row < num_rows ? rows.at(lines[thread].lines[i], chunk * Core::kDepth + k) : static_cast<const Element*>(nullptr);
+          block.template copy_async<Rows::kVector * sizeof(Element)>(stage.rows + row * Core::kRowStride + k,
+                                                                     from == nullptr ? rows.any() : from, from != nullptr);
+        }
+        ASPEN_UNROLL for (int i = 0; i < kColumnVectors; ++i) {
+          const int vector = thread + i * kThreads, k = vector / kAlongColumns,
+                    column = vector % kAlongColumns * Columns::kVector;
+          const Element* const from = column < num_columns ? columns.at(chunk * Core::kDepth + k, column) : nullptr;
+          block.template copy_async<Columns::kVector * sizeof(Element)>(stage.columns + k * Core::kColumnStride + column,
+                                                                        from == nullptr ? columns.any() : from, from != nullptr);
+        }
+      });
+    }
+    // Empty at the end, so that `wait` always counts alike.
+    block.commit();
+  };
+  for (int chunk = 0; chunk < kStages - 1; ++chunk) load(chunk);
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    block.template wait<kStages - 2>();
+    // All see the chunk, and nobody reads any more the buffer that is filled next.
+    block.sync();
+    load(chunk + kStages - 1);
+    core.multiply(block, memory.stages[chunk % kStages].rows, memory.stages[chunk % kStages].columns);
+  }
+  block.template wait<0>();
+  block.sync();
+  core.each(block, [&](int row, int column, float sum) {
+    if (row < num_rows && column < num_columns) store(row, column, sum);
+  });
+}
+
+}  // namespace aspen::cuda

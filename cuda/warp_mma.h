@@ -1,0 +1,125 @@
+// The matrix instructions of a warp (PTX ISA, "Matrix fragments for mma"), and what they do lane by lane on the host.
+//
+// Lane l of a fragment belongs to group g = l / 4 and is the t = l % 4 th in it. For C and D of m16n8, register 2 h + i of a lane
+// is element (g + 8 h, 2 t + i).
+#pragma once
+
+#include "block.h"
+
+namespace aspen::cuda {
+
+// Float32 inputs, of which the tensor cores read sign, exponent and the first 10 bits: m16n8k8.
+struct Tf32 {
+  using Element = float;
+  static constexpr int kDepth = 8;
+};
+// m16n8k16.
+struct Bf16 {
+  using Element = uint16_t;
+  static constexpr int kDepth = 16;
+};
+struct F16 {
+  using Element = uint16_t;
+  static constexpr int kDepth = 16;
+};
+
+using FragmentA = Fragment<4>;
+using FragmentB = Fragment<2>;
+using FragmentC = Fragment<4>;
+
+#ifndef __CUDACC__
+inline float widened(Bf16, uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
+inline float widened(F16, uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+  if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // Moved to float32's place the exponent is too small by 112; a product with a power of two also makes subnormals right.
+  return as_float(sign | as_bits(as_float(magnitude << 13) * 0x1p112f));
+}
+
+// Element (row, column) of a k-wide operand: rows of A, columns of B.
+template <class Kind>
+float element(Kind kind, const uint32_t* registers_of_lane, int register_of, int half) {
+  return widened(kind, static_cast<uint16_t>(registers_of_lane[register_of] >> (16 * half)));
+}
+inline float element(Tf32, const uint32_t* registers_of_lane, int register_of, int) {
+  return as_float(registers_of_lane[register_of] & 0xffffe000u);
+}
+#endif
+
+// c += a * b for 16 x 8 elements.
+template <class Kind>
+ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& b) {
+#ifdef __CUDACC__
+  const auto as = [](uint32_t& bits) -> float& { return reinterpret_cast<float&>(bits); };
+#define ASPEN_MMA(shape_and_types)                                                                          \
+  asm volatile("mma.sync.aligned." shape_and_types " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(as(c.own[0])), "+f"(as(c.own[1])), "+f"(as(c.own[2])), "+f"(as(c.own[3]))             \
+               : "r"(a.own[0]), "r"(a.own[1]), "r"(a.own[2]), "r"(a.own[3]), "r"(b.own[0]), "r"(b.own[1]))
+  if constexpr (__is_same(Kind, Tf32)) {
+    ASPEN_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
+  } else if constexpr (__is_same(Kind, Bf16)) {
+    ASPEN_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+  } else {
+    ASPEN_MMA("m16n8k16.row.col.f32.f16.f16.f32");
+  }
+#undef ASPEN_MMA
+#else
+  // Registers hold 1 or 2 neighbours along k; t counts them, and each further half of k is 4 t away.
+  constexpr int kPack = Kind::kDepth / 8;
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 8; ++column) {
+      float sum = 0;
+      for (int k = 0; k < Kind::kDepth; ++k) {
+        const int lane = k / kPack % 4, half_of_k = k / (4 * kPack), in_register = k % kPack;
+        sum += element(Kind(), a.all[row % 8 * 4 + lane], row / 8 + 2 * half_of_k, in_register) *
+               element(Kind(), b.all[column * 4 + lane], half_of_k, in_register);
+      }
+      uint32_t& to = c.all[row % 8 * 4 + column / 2][row / 8 * 2 + column % 2];
+      to = as_bits(as_float(to) + sum);
+    }
+  }
+#endif
+}
+
+// Loads kCount (2 or 4) squares of 8 rows of 16 bytes from shared memory, register i from square i: lane l gets the l % 4 th 4
+// bytes of row l / 4. Row r of square i is at row(8 i + r), aligned to 16 bytes. Transposed, elements are of 16 bits and rows
+// change places with columns.
+template <bool kTransposed, int kCount, class Row>
+ASPEN_DEVICE void load_squares(Fragment<kCount>& fragment, const Row& row) {
+#ifdef __CUDACC__
+  // The first 8 kCount lanes say where the rows are; the others must give valid addresses too.
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row(static_cast<int>(threadIdx.x) % (8 * kCount))));
+  uint32_t (&to)[kCount] = fragment.own;
+  if constexpr (kCount == 4 && kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (kCount == 4) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+  }
+#else
+  fragment.each([&](int lane, int i, uint32_t& to) {
+    uint16_t halves[2];
+    for (int half = 0; half < 2; ++half) {
+      const int r = kTransposed ? lane % 4 * 2 + half : lane / 4, c = kTransposed ? lane / 4 : lane % 4 * 2 + half;
+      const void* const from = row(8 * i + r);
+      if (reinterpret_cast<uintptr_t>(from) % 16 != 0) __builtin_trap();
+      std::memcpy(&halves[half], static_cast<const uint16_t*>(from) + c, 2);
+    }
+    std::memcpy(&to, halves, sizeof to);
+  });
+#endif
+}
+
+}  // namespace aspen::cuda

@@ -1,0 +1,203 @@
+// The tile function of CUDA's products, run on the host: every shape, against double, with inputs that end where memory may not
+// be read.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "cuda/operands.h"
+#include "cuda/product.h"
+#include "engine_check.h"
+#include "half.h"
+
+namespace aspen::testing {
+namespace {
+
+using namespace aspen::cuda;  // NOLINT: this is about nothing else
+
+#ifdef ASPEN_SMALL_TESTS
+constexpr int kTrials = 3;
+#else
+constexpr int kTrials = 25;
+#endif
+
+std::mt19937 random_bits(1);
+
+int random_int(int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(random_bits); }
+
+// Elements as a kind of product stores them, and what it multiplies.
+template <class Kind>
+struct Numbers;
+template <>
+struct Numbers<Tf32> {
+  static float stored(double value) { return static_cast<float>(value); }
+  static double multiplied(float stored) { return as_float(as_bits(stored) & 0xffffe000u); }
+};
+template <DType dtype>
+struct HalfNumbers {
+  static uint16_t stored(double value) { return cpu::testing::half_bits(dtype, value); }
+  static double multiplied(uint16_t stored) { return cpu::testing::half_value(dtype, stored); }
+};
+template <>
+struct Numbers<Bf16> : HalfNumbers<DType::kBF16> {};
+template <>
+struct Numbers<F16> : HalfNumbers<DType::kF16> {};
+struct Exact {};
+template <>
+struct Numbers<Exact> {
+  static float stored(double value) { return static_cast<float>(value); }
+  static double multiplied(float stored) { return stored; }
+};
+
+// Exactly so many random elements, on the heap and aligned as device memory is: AddressSanitizer sees what lies outside.
+template <class Kind, class Element>
+std::unique_ptr<Element[]> random_elements(int64_t count) {
+  std::unique_ptr<Element[]> elements(new (std::align_val_t(16)) Element[static_cast<size_t>(count)]);
+  for (int64_t i = 0; i < count; ++i)
+    elements[i] = Numbers<Kind>::stored(std::uniform_real_distribution<double>(-1, 1)(random_bits));
+  return elements;
+}
+
+template <class Core, int kStages>
+std::unique_ptr<ProductMemory<Core, kStages>> poisoned_memory() {
+  auto memory = std::make_unique<ProductMemory<Core, kStages>>();
+  std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);
+  return memory;
+}
+
+// Runs a tile and checks each sum against `expected(row, column)`, and that each element is stored once and none outside.
+template <class Core, int kStages, class Rows, class Columns, class Expected>
+void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_columns, int depth, const Expected& expected) {
+  const float untouched = 1e30f;
+  std::vector<float> out(static_cast<size_t>(num_rows * num_columns), untouched);
+  const auto memory = poisoned_memory<Core, kStages>();
+  multiply_tile(*memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, float sum) {
+    CHECK(row < num_rows && column < num_columns);
+    float& to = out[static_cast<size_t>(row * num_columns + column)];
+    CHECK_EQ(to, untouched);
+    to = sum;
+  });
+  for (int row = 0; row < num_rows; ++row) {
+    for (int column = 0; column < num_columns; ++column) {
+      const double want = expected(row, column);
+      const double got = out[static_cast<size_t>(row * num_columns + column)];
+      // Sums of products of numbers below 1 in float32, in any order.
+      CHECK(std::abs(got - want) <= 1e-7 * depth + 1e-6);
+    }
+  }
+}
+
+template <class Kind, class Core, int kStages, int kVector>
+void check_matrices() {
+  using Element = typename Core::Element;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const int num_rows = trial == 0 ? Core::kRows : random_int(1, Core::kRows);
+    const int num_columns = trial == 0 ? Core::kColumns : random_int(1, Core::kColumns / kVector) * kVector;
+    const int depth = random_int(0, 6 * Core::kDepth / kVector) * kVector;
+    const int row_stride = depth + kVector * random_int(0, 2), column_stride = num_columns + kVector * random_int(0, 2);
+    const auto a = random_elements<Kind, Element>(std::max(1, (num_rows - 1) * row_stride + depth));
+    const auto b = random_elements<Kind, Element>(std::max(1, (depth - 1) * column_stride + num_columns));
+    check_tile<Core, kStages>(
+        MatrixRows<Element, kVector>{a.get(), row_stride, depth}, MatrixColumns<Element, kVector>{b.get(), column_stride, depth},
+        num_rows, num_columns, depth, [&](int row, int column) {
+          double sum = 0;
+          for (int k = 0; k < depth; ++k) {
+            sum += Numbers<Kind>::multiplied(a[row * row_stride + k]) * Numbers<Kind>::multiplied(b[k * column_stride + column]);
+          }
+          return sum;
+        });
+  }
+}
+
+TEST(matrices_on_tensor_cores) {
+  check_matrices<Tf32, MmaCore<Tf32, 128, 64, 32, 32>, 3, 4>();
+  check_matrices<Tf32, MmaCore<Tf32, 64, 64, 32, 32>, 4, 1>();
+  check_matrices<Bf16, MmaCore<Bf16, 128, 128, 64, 32>, 3, 8>();
+  check_matrices<Bf16, MmaCore<Bf16, 64, 32, 32, 16>, 2, 2>();
+  check_matrices<F16, MmaCore<F16, 64, 64, 32, 32>, 3, 8>();
+  check_matrices<F16, MmaCore<F16, 32, 64, 16, 16>, 5, 4>();
+}
+
+TEST(matrices_in_float32) {
+  check_matrices<Exact, FmaCore<128, 64>, 3, 4>();
+  check_matrices<Exact, FmaCore<64, 64>, 2, 1>();
+}
+
+template <class Kind, class Core, int kStages, int kVector>
+void check_convolutions() {
+  using Element = typename Core::Element;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const int batch = random_int(1, 2), height = random_int(1, 12), width = random_int(1, 12);
+    const int channels = random_int(1, 5) * kVector, outputs = random_int(1, Core::kColumns / kVector) * kVector;
+    const int kernel_height = random_int(1, 4), kernel_width = random_int(1, 4);
+    ConvRows<Element, kVector> rows{};
+    rows.channels = channels, rows.height = height, rows.width = width, rows.kernel_width = kernel_width;
+    rows.x_stride = channels, rows.y_stride = width * channels, rows.batch_stride = height * rows.y_stride;
+    rows.depth = kernel_height * kernel_width * channels;
+    rows.y_step = random_int(1, 3), rows.x_step = random_int(1, 3);
+    rows.y_dilation = random_int(1, 2), rows.x_dilation = random_int(1, 3);
+    rows.top = random_int(-1, 3), rows.left = random_int(-1, 3);  // negative padding crops
+    // Any box of an output that is as large as it likes: beyond the image there is padding.
+    rows.tile_height = random_int(1, 8), rows.tile_width = random_int(1, 8);
+    rows.first_y = random_int(0, 6), rows.first_x = random_int(0, 6), rows.first_image = random_int(0, batch - 1);
+    const int images = rows.tile_height * rows.tile_width * 2 <= Core::kRows ? batch - rows.first_image : 1;
+    const auto x = random_elements<Kind, Element>(batch * rows.batch_stride);
+    const auto w = random_elements<Kind, Element>(int64_t{rows.depth} * outputs);
+    rows.data = x.get();
+    const int num_rows = images * rows.tile_height * rows.tile_width;
+    const auto expected = [&](int row, int column) {
+      const int ox = rows.first_x + row % rows.tile_width, oy = rows.first_y + row / rows.tile_width % rows.tile_height;
+      const int image = rows.first_image + row / (rows.tile_width * rows.tile_height);
+      double sum = 0;
+      for (int kh = 0; kh < kernel_height; ++kh) {
+        for (int kw = 0; kw < kernel_width; ++kw) {
+          const int iy = oy * rows.y_step - rows.top + kh * rows.y_dilation;
+          const int ix = ox * rows.x_step - rows.left + kw * rows.x_dilation;
+          if (iy < 0 || iy >= height || ix < 0 || ix >= width) continue;
+          for (int c = 0; c < channels; ++c) {
+            sum += Numbers<Kind>::multiplied(x[((image * height + iy) * width + ix) * channels + c]) *
+                   Numbers<Kind>::multiplied(w[((kh * kernel_width + kw) * channels + c) * outputs + column]);
+          }
+        }
+      }
+      return sum;
+    };
+    check_tile<Core, kStages>(rows, MatrixColumns<Element, kVector>{w.get(), outputs, rows.depth}, num_rows, outputs, rows.depth,
+                              expected);
+  }
+}
+
+TEST(convolutions) {
+  check_convolutions<Tf32, MmaCore<Tf32, 128, 64, 32, 32>, 3, 4>();
+  check_convolutions<Exact, FmaCore<64, 64>, 3, 1>();
+  check_convolutions<Bf16, MmaCore<Bf16, 64, 64, 32, 32>, 3, 8>();
+  check_convolutions<F16, MmaCore<F16, 128, 64, 32, 32>, 4, 2>();
+}
+
+// A device that gives what has not been waited for would go unnoticed; the host does not.
+TEST(a_copy_arrives_when_it_has_been_waited_for) {
+  Block<32> block;
+  alignas(16) float from[4] = {1, 2, 3, 4}, to[4] = {};
+  block.copy_async<16>(to, from, true);
+  block.commit();
+  block.copy_async<4>(to, from + 2, true);
+  block.commit();
+  block.wait<1>();
+  CHECK_EQ(to[0], 1.0f);
+  block.wait<0>();
+  CHECK_EQ(to[0], 3.0f);
+  block.copy_async<8>(to, from, false);
+  block.commit();
+  block.wait<0>();
+  CHECK_EQ(to[0], 0.0f);
+  CHECK_EQ(to[2], 3.0f);
+}
+
+}  // namespace
+}  // namespace aspen::testing
+
+int main(int argc, char** argv) { return aspen::testing::run_tests(argc, argv); }
