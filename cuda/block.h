@@ -72,6 +72,33 @@ ASPEN_DEVICE uint32_t as_bits(float value) {
   return bits;
 }
 
+// float16 and back, to the nearest, ties to even.
+ASPEN_DEVICE float widened_f16(uint16_t bits) {
+#ifdef __CUDACC__
+  return __half2float(__ushort_as_half(bits));
+#else
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+  if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // Moved to float32's place the exponent is too small by 112; the product with a power of two also makes subnormals right.
+  return as_float(sign | as_bits(as_float(magnitude << 13) * 0x1p112f));
+#endif
+}
+ASPEN_DEVICE uint16_t narrowed_f16(float value) {
+#ifdef __CUDACC__
+  return __half_as_ushort(__float2half_rn(value));
+#else
+  const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < 0x38800000) {
+    // Below 2^-14 neighbours are 2^-24 apart, the last place of 0.5.
+    return static_cast<uint16_t>(sign | (as_bits(as_float(magnitude) + 0.5f) - as_bits(0.5f)));
+  }
+  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | (rounded - 0x38000000) >> 13);
+#endif
+}
+
 template <int kThreads>
 class Block {
  public:

@@ -51,9 +51,11 @@ struct ConvRows {
   int top, left;                      // padding
   int first_image, first_y, first_x;  // of the tile in the output
   int tile_height, tile_width;
+  int first_row;  // of the pixels in the tile
 
   ASPEN_DEVICE const Element* any() const { return data; }
-  ASPEN_DEVICE Line line(int row) const {
+  ASPEN_DEVICE Line line(int row_of_block) const {
+    const int row = first_row + row_of_block;
     const int x = row % tile_width, y = row / tile_width % tile_height, image = row / (tile_width * tile_height);
     return {data + (first_image + image) * batch_stride, (first_y + y) * y_step - top, (first_x + x) * x_step - left};
   }

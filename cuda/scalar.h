@@ -24,13 +24,6 @@ ASPEN_DEVICE float with_fraction_of(float a) {
   const uint32_t half = (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1);
   return is_nan(a) ? a : as_float((bits + half) & ~((1u << kDropped) - 1));
 }
-ASPEN_DEVICE float to_f16_and_back(float a) {
-  const float magnitude = fabsf(a);
-  // Below 2^-14 the distance between neighbours stays 2^-24: adding 2^-1, whose last place that is, rounds to it.
-  const float rounded = magnitude < 0x1p-14f ? (magnitude + 0.5f) - 0.5f : with_fraction_of<10>(magnitude);
-  return copysignf(rounded > 65504.0f ? INFINITY : rounded, a);
-}
-
 // As XLA converts: towards zero, to the nearest bound, 0 for NaN.
 ASPEN_DEVICE int32_t to_int(float a) {
   if (!(a >= -0x1p31f)) return is_nan(a) ? 0 : INT32_MIN;
@@ -134,7 +127,7 @@ ASPEN_F(tan_f, 1, tanf(a))
 ASPEN_F(relu_f, 1, a < 0.0f ? 0.0f : a)
 ASPEN_F(square_f, 1, a* a)
 ASPEN_F(as_bf16_f, 1, with_fraction_of<7>(a))
-ASPEN_F(as_f16_f, 1, to_f16_and_back(a))
+ASPEN_F(as_f16_f, 1, widened_f16(narrowed_f16(a)))
 ASPEN_F(sinh_f, 1, sinhf(a))
 ASPEN_F(cosh_f, 1, coshf(a))
 ASPEN_F(asin_f, 1, asinf(a))

@@ -29,12 +29,7 @@ using FragmentC = Fragment<4>;
 
 #ifndef __CUDACC__
 inline float widened(Bf16, uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
-inline float widened(F16, uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-  if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-  // Moved to float32's place the exponent is too small by 112; a product with a power of two also makes subnormals right.
-  return as_float(sign | as_bits(as_float(magnitude << 13) * 0x1p112f));
-}
+inline float widened(F16, uint16_t bits) { return widened_f16(bits); }
 
 // Element (row, column) of a k-wide operand: rows of A, columns of B.
 template <class Kind>

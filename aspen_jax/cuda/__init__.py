@@ -1,0 +1,8 @@
+"""Program -> CUDA C++: for each op a struct whose `tile` computes any box of its output with one thread block.
+
+The code stands on the headers in `cuda/`, which also compile for the host: there it is tested.
+"""
+
+from aspen_jax.cuda.source import UnsupportedOp, source_of
+
+__all__ = ["UnsupportedOp", "source_of"]

@@ -1,0 +1,75 @@
+"""Pooling and reductions: a thread walks all that its element is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aspen_jax.cuda.lanes import element
+from aspen_jax.cuda.source import per_element, writes
+from aspen_jax.ops import windows
+from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.program import Op
+
+_COMBINE = {windows.SUM: "add", windows.MAX: "max", windows.MIN: "min", windows.PRODUCT: "mul"}
+
+
+def _combine(op: Op, kind: int) -> tuple[str, str] | None:
+    """The instruction that combines two lanes, and the lane to begin with."""
+    lane = lane_of(op.inputs[0].dtype)
+    if kind not in _COMBINE or lane not in ("f", "i") or op.inputs[0].dtype.name == "uint32":
+        return None
+    start = np.asarray(windows.identity(kind, np.dtype(np.float32 if lane == "f" else np.int32)))
+    return f"scalar::{_COMBINE[kind]}_{lane}", f"{int(start.view(np.int32)) & 0xFFFFFFFF:#x}u"
+
+
+def _walk(combine: str, start: str, loops: Sequence[str], skip: str, read: str) -> str:
+    nest = "\n".join(f"    {loop}" for loop in loops)
+    return f"""\
+  static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
+    uint32_t sum = {start};
+{nest} {{
+{skip}      sum = {combine}(sum, {read});
+    }}
+    return sum;
+  }}
+"""
+
+
+@writes("pool")
+def _pool(op: Op) -> str | None:
+    attrs, shape = op.attrs, op.inputs[0].shape
+    combined = _combine(op, attrs.kind)
+    if combined is None:
+        return None
+    loops, places, skips = [], [], []
+    for axis, stride in enumerate(op.inputs[0].view.strides()):
+        loops.append(f"for (int w{axis} = 0; w{axis} < {attrs.window[axis]}; ++w{axis})")
+        place = f"at[{axis}] * {attrs.strides[axis]} - {attrs.padding_lo[axis]} + w{axis} * {attrs.window_dilation[axis]}"
+        base = attrs.base_dilation[axis]
+        skips.append(f"      const int p{axis} = {place};\n")
+        skips.append(f"      if (p{axis} < 0 || p{axis} >= {(shape[axis] - 1) * base + 1}")
+        skips.append(f" || p{axis} % {base} != 0" if base > 1 else "")
+        skips.append(") continue;\n")
+        places.append(f"int64_t{{p{axis} / {base}}} * {stride}")
+    read = f"{element(op.inputs[0].dtype)}::load(buffers.inputs[0], {' + '.join(places)})"
+    return _walk(*combined, loops, "".join(skips), read) + per_element(op, "own(buffers, at)")
+
+
+@writes("reduce")
+def _reduce(op: Op) -> str | None:
+    shape, strides = op.inputs[0].shape, op.inputs[0].view.strides()
+    combined = _combine(op, op.attrs.kind)
+    if combined is None:
+        return None
+    kept = iter(range(len(shape)))
+    loops, places = [], []
+    for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        if axis in op.attrs.axes:
+            loops.append(f"for (int i{axis} = 0; i{axis} < {extent}; ++i{axis})")
+            places.append(f"int64_t{{i{axis}}} * {stride}")
+        else:
+            places.append(f"int64_t{{at[{next(kept)}]}} * {stride}")
+    read = f"{element(op.inputs[0].dtype)}::load(buffers.inputs[0], {' + '.join(places) or '0'})"
+    return _walk(*combined, loops, "", read) + per_element(op, "own(buffers, at)")

@@ -1,0 +1,72 @@
+// What generated tile functions are made of beside products: elements in memory, and boxes of them.
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+#include "scalar.h"
+
+namespace aspen::cuda {
+
+// A launch's addresses: element 0 of each input's view, and of the output.
+template <int kInputs>
+struct Buffers {
+  const void* inputs[kInputs];
+  void* output;
+};
+
+// How elements become lanes of 32 bits and back.
+template <class Stored>
+struct Plain {
+  static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
+    return static_cast<uint32_t>(static_cast<const Stored*>(data)[index]);
+  }
+  static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
+    static_cast<Stored*>(data)[index] = static_cast<Stored>(lane);
+  }
+};
+struct Bool {
+  static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
+    return scalar::mask(static_cast<const uint8_t*>(data)[index] != 0);
+  }
+  static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) { static_cast<uint8_t*>(data)[index] = lane & 1; }
+};
+struct BFloat16 {
+  static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
+    return static_cast<uint32_t>(static_cast<const uint16_t*>(data)[index]) << 16;
+  }
+  static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
+    static_cast<uint16_t*>(data)[index] = static_cast<uint16_t>(scalar::as_bf16_f(lane) >> 16);
+  }
+};
+struct Float16 {
+  static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
+    return as_bits(widened_f16(static_cast<const uint16_t*>(data)[index]));
+  }
+  static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
+    static_cast<uint16_t*>(data)[index] = narrowed_f16(as_float(lane));
+  }
+};
+
+ASPEN_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+
+// Calls visit(at) for each element of a box, at its coordinates. Threads take neighbours along the last axis.
+template <int kRank, int kThreads, class Visit>
+ASPEN_DEVICE void each_element(Block<kThreads>& block, const int32_t* box, const Visit& visit) {
+  int count = 1;
+  ASPEN_UNROLL for (int d = 0; d < kRank; ++d) count *= box[kRank + d] - box[d];
+  block.each_thread([&](int thread) {
+    for (int element = thread; element < count; element += kThreads) {
+      int at[kRank + 1];  // one too many, for a rank of 0
+      int rest = element;
+      ASPEN_UNROLL for (int d = kRank - 1; d >= 0; --d) {
+        const int extent = box[kRank + d] - box[d];
+        at[d] = box[d] + rest % extent;
+        rest /= extent;
+      }
+      visit(static_cast<const int*>(at));
+    }
+  });
+}
+
+}  // namespace aspen::cuda

@@ -1,0 +1,126 @@
+"""A GPU played by the host: generated tile functions compiled by the C++ compiler, streams that CUDA could serve in any order."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from aspen_jax import _engine
+from aspen_jax.cuda import source_of
+from aspen_jax.program import Op, Program
+from aspen_jax.tilegraph import TileGraph
+from tests.vector_clocks import LAUNCH, RECORD, WAIT
+
+ROOT = Path(__file__).parents[1]
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
+
+_RUN = """
+extern "C" void run_{number}(const void* const* inputs, void* output, const int32_t* boxes, int tiles, int words) {{
+  Op{number}::Addresses buffers{{}};
+  for (int i = 0; i < {inputs}; ++i) buffers.inputs[i] = inputs[i];
+  buffers.output = output;
+  for (int tile = 0; tile < tiles; ++tile) {{
+    const auto memory = std::make_unique<Op{number}::Memory>();
+    std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);  // NaN
+    Op{number}::tile(buffers, boxes + tile * words, *memory);
+  }}
+}}
+"""
+
+
+def source(ops: list[Op]) -> str:
+    """The C++ of all ops, with an entry for each."""
+    headers = ("<memory>", '"cuda/operands.h"', '"cuda/product.h"', '"cuda/tile.h"')
+    parts = [*(f"#include {header}" for header in headers), "using namespace aspen::cuda;"]
+    for number, op in enumerate(ops):
+        parts += [source_of(op, f"Op{number}"), _RUN.format(number=number, inputs=len(op.inputs))]
+    return "\n".join(parts)
+
+
+def compiled(text: str) -> ctypes.CDLL:
+    """The library of a source, compiled once."""
+    library = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.so"
+    if not library.exists():
+        library.with_suffix(".cc").write_text(text)
+        options = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{ROOT}"]
+        done = subprocess.run(
+            [str(COMPILER), *options, str(library.with_suffix(".cc")), "-o", str(library)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[:4000] + "\n" + text
+    return ctypes.CDLL(str(library))
+
+
+def aligned(nbytes: int, fill: int) -> np.ndarray:
+    """Bytes that begin at a multiple of 256, as CUDA's allocations do."""
+    memory = np.full(nbytes + 256, fill, np.uint8)
+    start = -memory.ctypes.data % 256
+    return memory[start : start + nbytes]
+
+
+def run(
+    program: Program, graph: TileGraph, *arrays: np.ndarray, num_streams: int = 4, fewest_tiles: int = 2, seed: int = 0
+) -> list[np.ndarray]:
+    """The results of a program and its graph, launched from streams that are served in a random order."""
+    library = compiled(source(list(program.ops)))
+    buffers = []
+    for array in (*arrays, *graph.constants):
+        buffers.append(aligned(array.nbytes, 0))
+        buffers[-1][:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    results = [graph.value(number) for number in graph.results.tolist()]
+    buffers += [aligned(int(np.prod(shape)) * dtype.itemsize, 0xFF) for shape, dtype in results]
+    buffers.append(aligned(graph.workspace_bytes, 0xFF))
+
+    operands = [*program.inputs, *(value for value, _ in program.constants)]
+    numbers = dict(zip(operands, graph.operands.tolist(), strict=True))
+    numbers.update((op.output, number) for op, number in zip(program.ops, graph.ops[:, 1].tolist(), strict=True))
+
+    def address(value, elements=0):
+        buffer, offset = graph.values[numbers[value], :2].tolist()
+        return buffers[buffer].ctypes.data + offset + elements * value.dtype.itemsize
+
+    launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
+    tiles_of = {}
+    for tile, launch in enumerate(launch_of):
+        tiles_of.setdefault(launch, []).append(tile)
+    boxes_of = {}
+    for number in range(graph.num_ops):
+        tiles, boxes = graph.tiles_of(number)
+        boxes_of.update(zip(tiles.tolist(), boxes, strict=True))
+
+    def launch(index):
+        tiles = tiles_of[index]
+        number = int(graph.tile_ops[tiles[0]])
+        op = program.ops[number]
+        inputs = (ctypes.c_void_p * max(1, len(op.inputs)))(*(address(item.value, item.view.offset()) for item in op.inputs))
+        boxes = np.stack([boxes_of[tile] for tile in tiles]).swapaxes(1, 2).astype(np.int32).reshape(len(tiles), -1)
+        boxes = np.ascontiguousarray(boxes)
+        getattr(library, f"run_{number}")(
+            inputs, ctypes.c_void_p(address(op.output)), ctypes.c_void_p(boxes.ctypes.data), len(tiles), boxes.shape[1]
+        )
+
+    queues = [deque(command for command in commands if command[1] == stream) for stream in range(num_streams)]
+    recorded = set()
+    rng = np.random.default_rng(seed)
+    while any(queues):
+        able = [queue for queue in queues if queue and (queue[0][0] != WAIT or queue[0][2] in recorded)]
+        assert able, "the streams wait for each other"
+        kind, _, index = able[rng.integers(len(able))].popleft()
+        if kind == LAUNCH:
+            launch(index)
+        elif kind == RECORD:
+            recorded.add(index)
+    first = len(arrays) + len(graph.constants)
+    return [buffers[first + number].view(dtype).reshape(shape).copy() for number, (shape, dtype) in enumerate(results)]

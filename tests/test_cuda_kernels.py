@@ -1,0 +1,148 @@
+"""Generated CUDA code, run by the host: kernels against XLA, launched through the schedule that a GPU would get."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import apu, frontend
+from aspen_jax.passes import run_passes
+from aspen_jax.program import Value
+from tests import cuda_host
+from tests.test_kernels import TINY_TILES
+
+pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+
+# What CUDA has no kernels for yet.
+LEFT_OUT = ("winograd", "rows", "attention", "conv_pairs")
+
+
+def run_on_host(function, arguments, machine=TINY_TILES):
+    """The function's outputs by the device that the host plays; it must have no fallback."""
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    assert not trace.fallbacks, [(item.name, item.reason) for item in trace.fallbacks]
+    values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
+    for part in trace.parts:
+        program = run_passes(part, LEFT_OUT)
+        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
+        values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
+    return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
+
+
+def check(function, *arguments, tolerance=1e-5):
+    """Within `tolerance` of the largest output of XLA's; integers and bools exactly."""
+    with jax.default_matmul_precision("highest"):
+        expected = jax.tree.leaves(jax.jit(function)(*arguments))
+    for ours, theirs in zip(run_on_host(function, arguments), expected, strict=True):
+        theirs = np.asarray(theirs)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        if jnp.issubdtype(theirs.dtype, jnp.floating):
+            ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+            assert np.abs(ours - theirs).max(initial=0) <= tolerance * np.abs(theirs).max(initial=1e-30)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def random(seed, *shape, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def exactly(function):
+    def exact(*args):
+        with jax.default_matmul_precision("highest"):
+            return function(*args)
+
+    return exact
+
+
+def test_element_by_element():
+    def function(x, y, n):
+        z = jnp.where(x > y[::-1], jnp.exp(x) * 2, jnp.tanh(y).T.reshape(y.shape))
+        return (
+            z[:, 1:],
+            (n << 3) ^ 5,
+            n.astype(jnp.uint8),
+            jnp.isfinite(x) & (n > 3),
+            jax.nn.gelu(z).astype(jnp.bfloat16),
+            z.astype(jnp.float16),
+        )
+
+    check(function, random(0, 7, 13), random(1, 7, 13), np.arange(91, dtype=np.int32).reshape(7, 13) - 40)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_convolutions(dtype, groups):
+    def function(x, w, b):
+        y = lax.conv_general_dilated(
+            x,
+            w,
+            (2, 1),
+            ((1, 2), (0, 3)),
+            rhs_dilation=(1, 2),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+        return jax.nn.relu(y + b)
+
+    x, w = random(0, 2, 11, 9, 6, dtype=dtype), random(1, 3, 2, 6 // groups, 12, dtype=dtype)
+    check(exactly(function), x, w, random(2, 12, dtype=dtype), tolerance=1e-5 if dtype == jnp.float32 else 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact", "tolerance"),
+    [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2), (jnp.float16, False, 2e-3)],
+)
+@pytest.mark.parametrize("channels", [4, 8, 24, 7])
+def test_convolutions_in_tiles_of_products(dtype, exact, tolerance, channels):
+    def function(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = random(0, 1, 13, 10, channels, dtype=dtype), random(1, 3, 3, channels, 72, dtype=dtype)
+    check(exactly(function) if exact else function, x, w, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact", "tolerance"), [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
+)
+@pytest.mark.parametrize("equation", ["mk,kn->mn", "bmk,bkn->bmn", "mk,nk->mn", "bhmk,bhkn->bmhn", "mkj,jkn->nm", "km,kn->mn"])
+def test_products(dtype, exact, tolerance, equation):
+    extents = {"m": 37, "n": 72, "k": 24, "b": 3, "h": 2, "j": 5}
+    a, b = (
+        random(i, *(extents[letter] for letter in letters), dtype=dtype)
+        for i, letters in enumerate(equation.split("->")[0].split(","))
+    )
+
+    def function(a, b):
+        return jnp.einsum(equation, a, b) * 2
+
+    check(exactly(function) if exact else function, a, b, tolerance=tolerance)
+
+
+def test_windows_and_reductions():
+    def function(x, n):
+        pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 2, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (0, 1), (0, 0)))
+        mean = lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 1, 1), "VALID") / 4
+        return pooled, mean, x.sum((1, 2)), x.min(3), n.max(), jnp.prod(n, 0), jax.nn.relu(x.mean((0, 2)))
+
+    check(function, random(0, 2, 9, 8, 5), np.arange(24, dtype=np.int32).reshape(4, 6) % 5 - 2)
+
+
+def test_a_network():
+    def function(params, x):
+        for w, b in params[:3]:
+            x = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.nn.relu(x + b)
+            x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+        w, b = params[3]
+        return jax.nn.softmax(x.mean((1, 2)) @ w + b)
+
+    widths = (3, 16, 32, 64)
+    params = [(random(i, 3, 3, widths[i], widths[i + 1]) / 8, random(i + 9, widths[i + 1])) for i in range(3)]
+    params.append((random(20, 64, 10), random(21, 10)))
+    check(exactly(function), params, random(5, 2, 32, 32, 3))
