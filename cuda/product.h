@@ -51,6 +51,9 @@ struct MmaCore {
             const int row = first_row + 16 * i + line % 16;
             return rows + row * kRowStride + k + line / 16 * (Kind::kDepth / 2);
           });
+          if constexpr (sizeof(Element) == 4) {
+            a.each([](int, int, uint32_t& bits) { bits = rounded_to_tf32(bits); });
+          }
           ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) multiply_add<Kind>(held[warp].c[i][j], a, b[j]);
         }
       }
@@ -82,25 +85,27 @@ struct MmaCore {
     if constexpr (sizeof(Element) == 2) {
       load_squares<true>(b, [&](int line) { return from + line * kColumnStride; });
     } else {
-      b.each([&](int lane, int i, uint32_t& bits) { bits = as_bits(from[(lane % 4 + 4 * i) * kColumnStride + lane / 4]); });
+      b.each([&](int lane, int i, uint32_t& bits) {
+        bits = rounded_to_tf32(as_bits(from[(lane % 4 + 4 * i) * kColumnStride + lane / 4]));
+      });
     }
   }
 };
 
-// Threads of 8 x 8 elements, every product in float32.
+// Threads of 8 x 4 elements, every product in float32.
 template <int kRows_, int kColumns_>
 struct FmaCore {
   using Element = float;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kEdge = 8;
-  static constexpr int kAcross = kColumns / kEdge;
-  static constexpr int kThreads = kRows / kEdge * kAcross;
+  static constexpr int kHigh = 8, kWide = 4;
+  static constexpr int kAcross = kColumns / kWide;
+  static constexpr int kThreads = kRows / kHigh * kAcross;
   static constexpr int kDepth = 16;
   static constexpr int kRowStride = kDepth + 4;
   static constexpr int kColumnStride = kColumns + 8;
 
   struct Held {
-    float sums[kEdge][kEdge];
+    float sums[kHigh][kWide];
   };
   PerThread<Held, kThreads> held;
 
@@ -108,18 +113,14 @@ struct FmaCore {
     block.each_thread([&](int thread) { held[thread] = {}; });
   }
 
-  // A thread's columns are 4 adjacent ones, twice: a warp reads 128 adjacent bytes at once.
-  static ASPEN_DEVICE int column_of(int thread, int j) { return thread % kAcross * 4 + j % 4 + j / 4 * (kColumns / 2); }
-
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const float* rows, const float* columns) {
     block.each_thread([&](int thread) {
-      const int first_row = thread / kAcross * kEdge;
+      const float* const a = rows + thread / kAcross * kHigh * kRowStride;
+      const float* const b = columns + thread % kAcross * kWide;
       ASPEN_UNROLL for (int k = 0; k < kDepth; ++k) {
-        float b[kEdge];
-        ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) b[j] = columns[k * kColumnStride + column_of(thread, j)];
-        ASPEN_UNROLL for (int i = 0; i < kEdge; ++i) {
-          const float a = rows[(first_row + i) * kRowStride + k];
-          ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) held[thread].sums[i][j] += a * b[j];
+        ASPEN_UNROLL for (int i = 0; i < kHigh; ++i) {
+          ASPEN_UNROLL for (int j = 0; j < kWide; ++j) held[thread].sums[i][j] +=
+              a[i * kRowStride + k] * b[k * kColumnStride + j];
         }
       }
     });
@@ -128,9 +129,9 @@ struct FmaCore {
   template <class Visit>
   ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
     block.each_thread([&](int thread) {
-      ASPEN_UNROLL for (int i = 0; i < kEdge; ++i) {
-        ASPEN_UNROLL for (int j = 0; j < kEdge; ++j) {
-          visit(thread / kAcross * kEdge + i, column_of(thread, j), held[thread].sums[i][j]);
+      ASPEN_UNROLL for (int i = 0; i < kHigh; ++i) {
+        ASPEN_UNROLL for (int j = 0; j < kWide; ++j) {
+          visit(thread / kAcross * kHigh + i, thread % kAcross * kWide + j, held[thread].sums[i][j]);
         }
       }
     });

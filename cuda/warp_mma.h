@@ -8,11 +8,22 @@
 
 namespace aspen::cuda {
 
-// Float32 inputs, of which the tensor cores read sign, exponent and the first 10 bits: m16n8k8.
+// Float32 inputs, of which the tensor cores read sign, exponent and the first 10 bits: m16n8k8. Rounded to those first: cutting
+// off the rest would make every product smaller.
 struct Tf32 {
   using Element = float;
   static constexpr int kDepth = 8;
 };
+ASPEN_DEVICE uint32_t rounded_to_tf32(uint32_t bits) {
+#ifdef __CUDACC__
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(as_float(bits)));
+  return rounded;
+#else
+  // To the nearest, halves away from zero; infinity and NaN as they are.
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000u;
+#endif
+}
 // m16n8k16.
 struct Bf16 {
   using Element = uint16_t;

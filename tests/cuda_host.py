@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from aspen_jax import _engine
-from aspen_jax.cuda import source_of
+from aspen_jax.cuda import HEADERS, translation_unit
 from aspen_jax.program import Op, Program
 from aspen_jax.tilegraph import TileGraph
 from tests.vector_clocks import LAUNCH, RECORD, WAIT
@@ -24,27 +25,21 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
 
-_RUN = """
-extern "C" void run_{number}(const void* const* inputs, void* output, const int32_t* boxes, int tiles, int words) {{
-  Op{number}::Addresses buffers{{}};
-  for (int i = 0; i < {inputs}; ++i) buffers.inputs[i] = inputs[i];
-  buffers.output = output;
+_RUN = """\
+extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
   for (int tile = 0; tile < tiles; ++tile) {{
-    const auto memory = std::make_unique<Op{number}::Memory>();
+    const auto memory = std::make_unique<{op}::Memory>();
     std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);  // NaN
-    Op{number}::tile(buffers, boxes + tile * words, *memory);
+    {op}::tile(*buffers, boxes + tile * {words}, *memory);
   }}
 }}
 """
 
 
-def source(ops: list[Op]) -> str:
-    """The C++ of all ops, with an entry for each."""
-    headers = ("<memory>", '"cuda/operands.h"', '"cuda/product.h"', '"cuda/tile.h"')
-    parts = [*(f"#include {header}" for header in headers), "using namespace aspen::cuda;"]
-    for number, op in enumerate(ops):
-        parts += [source_of(op, f"Op{number}"), _RUN.format(number=number, inputs=len(op.inputs))]
-    return "\n".join(parts)
+def source(ops: Sequence[Op]) -> str:
+    """The C++ of all ops, with an entry for each that runs tiles one after the other."""
+    includes = ["#include <memory>", *(f'#include "{header}"' for header in HEADERS)]
+    return "\n".join([*includes, translation_unit(ops, _RUN)])
 
 
 def compiled(text: str) -> ctypes.CDLL:
@@ -74,7 +69,7 @@ def run(
     program: Program, graph: TileGraph, *arrays: np.ndarray, num_streams: int = 4, fewest_tiles: int = 2, seed: int = 0
 ) -> list[np.ndarray]:
     """The results of a program and its graph, launched from streams that are served in a random order."""
-    library = compiled(source(list(program.ops)))
+    library = compiled(source(program.ops))
     buffers = []
     for array in (*arrays, *graph.constants):
         buffers.append(aligned(array.nbytes, 0))
@@ -104,12 +99,11 @@ def run(
         tiles = tiles_of[index]
         number = int(graph.tile_ops[tiles[0]])
         op = program.ops[number]
-        inputs = (ctypes.c_void_p * max(1, len(op.inputs)))(*(address(item.value, item.view.offset()) for item in op.inputs))
-        boxes = np.stack([boxes_of[tile] for tile in tiles]).swapaxes(1, 2).astype(np.int32).reshape(len(tiles), -1)
-        boxes = np.ascontiguousarray(boxes)
-        getattr(library, f"run_{number}")(
-            inputs, ctypes.c_void_p(address(op.output)), ctypes.c_void_p(boxes.ctypes.data), len(tiles), boxes.shape[1]
-        )
+        addresses = [address(item.value, item.view.offset()) for item in op.inputs] or [0]
+        buffers_of_op = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, address(op.output))
+        boxes = np.stack([boxes_of[tile] for tile in tiles]).swapaxes(1, 2)
+        boxes = np.ascontiguousarray(boxes, np.int32)
+        getattr(library, f"op{number}")(buffers_of_op, ctypes.c_void_p(boxes.ctypes.data), len(tiles))
 
     queues = [deque(command for command in commands if command[1] == stream) for stream in range(num_streams)]
     recorded = set()

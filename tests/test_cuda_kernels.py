@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +14,7 @@ from jax import lax
 from jax.extend import core
 
 from aspen_jax import apu, frontend
+from aspen_jax.cuda import kernels
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Value
 from tests import cuda_host
@@ -75,53 +80,53 @@ def test_element_by_element():
     check(function, random(0, 7, 13), random(1, 7, 13), np.arange(91, dtype=np.int32).reshape(7, 13) - 40)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_convolutions(dtype, groups):
-    def function(x, w, b):
-        y = lax.conv_general_dilated(
-            x,
-            w,
-            (2, 1),
-            ((1, 2), (0, 3)),
-            rhs_dilation=(1, 2),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=groups,
-        )
-        return jax.nn.relu(y + b)
-
-    x, w = random(0, 2, 11, 9, 6, dtype=dtype), random(1, 3, 2, 6 // groups, 12, dtype=dtype)
-    check(exactly(function), x, w, random(2, 12, dtype=dtype), tolerance=1e-5 if dtype == jnp.float32 else 1e-2)
+# Dtype, whether float32 is asked for, and by how much of the largest output a product may be off.
+PRECISIONS = [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2), (jnp.float16, False, 2e-3)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "exact", "tolerance"),
-    [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2), (jnp.float16, False, 2e-3)],
-)
-@pytest.mark.parametrize("channels", [4, 8, 24, 7])
-def test_convolutions_in_tiles_of_products(dtype, exact, tolerance, channels):
-    def function(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+@pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+def test_convolutions(dtype, exact, tolerance):
+    def function(x, weights, w, grouped, bias):
+        numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        # By channels: vectors of each length, and channels that none fits.
+        outs = [lax.conv_general_dilated(x[..., : w.shape[2]], w, (1, 1), "SAME", **numbers) for w in weights]
+        window = {"window_strides": (2, 1), "padding": ((1, 2), (0, 3)), "rhs_dilation": (1, 2)}
+        outs.append(jax.nn.relu(lax.conv_general_dilated(x, w, **window, **numbers) + bias))
+        outs += [
+            lax.conv_general_dilated(x, w, feature_group_count=x.shape[3] // w.shape[2], **window, **numbers) for w in grouped
+        ]
+        return outs
 
-    x, w = random(0, 1, 13, 10, channels, dtype=dtype), random(1, 3, 3, channels, 72, dtype=dtype)
-    check(exactly(function) if exact else function, x, w, tolerance=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "exact", "tolerance"), [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
-)
-@pytest.mark.parametrize("equation", ["mk,kn->mn", "bmk,bkn->bmn", "mk,nk->mn", "bhmk,bhkn->bmhn", "mkj,jkn->nm", "km,kn->mn"])
-def test_products(dtype, exact, tolerance, equation):
-    extents = {"m": 37, "n": 72, "k": 24, "b": 3, "h": 2, "j": 5}
-    a, b = (
-        random(i, *(extents[letter] for letter in letters), dtype=dtype)
-        for i, letters in enumerate(equation.split("->")[0].split(","))
+    weights = [random(channels, 3, 3, channels, 72, dtype=dtype) for channels in (4, 8, 24, 7)]
+    grouped = [random(9, 3, 2, 24 // groups, 24, dtype=dtype) for groups in (2, 24)]
+    arguments = (
+        random(0, 2, 11, 9, 24, dtype=dtype),
+        weights,
+        random(1, 3, 2, 24, 12, dtype=dtype),
+        grouped,
+        random(2, 12, dtype=dtype),
     )
+    check(exactly(function) if exact else function, *arguments, tolerance=tolerance)
 
-    def function(a, b):
-        return jnp.einsum(equation, a, b) * 2
 
-    check(exactly(function) if exact else function, a, b, tolerance=tolerance)
+EQUATIONS = ("mk,kn->mn", "bmk,bkn->bmn", "mk,nk->mn", "bhmk,bhkn->bmhn", "mkj,jkn->nm", "km,kn->mn")
+
+
+@pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+def test_products(dtype, exact, tolerance):
+    extents = {"m": 37, "n": 72, "k": 24, "b": 3, "h": 2, "j": 5}
+    operands = [
+        [
+            random(i, *(extents[letter] for letter in letters), dtype=dtype)
+            for i, letters in enumerate(equation.split("->")[0].split(","))
+        ]
+        for equation in EQUATIONS
+    ]
+
+    def function(operands):
+        return [jnp.einsum(equation, *pair) * 2 for equation, pair in zip(EQUATIONS, operands, strict=True)]
+
+    check(exactly(function) if exact else function, operands, tolerance=tolerance)
 
 
 def test_windows_and_reductions():
@@ -146,3 +151,50 @@ def test_a_network():
     params = [(random(i, 3, 3, widths[i], widths[i + 1]) / 8, random(i + 9, widths[i + 1])) for i in range(3)]
     params.append((random(20, 64, 10), random(21, 10)))
     check(exactly(function), params, random(5, 2, 32, 32, 3))
+
+
+NVCC = shutil.which("nvcc")
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype, tmp_path):
+    def function(x, w, depthwise, dense):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = jax.nn.silu(lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=numbers))
+        x = lax.conv_general_dilated(x, depthwise, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=64)
+        x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        exact = jnp.matmul(x.mean((1, 2)), dense, precision="highest")
+        return jnp.matmul(exact, dense.T) + jax.nn.gelu(exact @ dense)
+
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64))]
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    ops = [op for part in trace.parts for op in run_passes(part, LEFT_OUT).ops]
+    assert {op.family.name for op in ops} >= {"conv2d", "pool", "reduce", "matmul"}
+    (tmp_path / "kernels.cu").write_text(kernels(ops))
+    command = [
+        NVCC,
+        "-std=c++20",
+        f"-arch={architecture}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-Werror",
+        "all-warnings",
+        f"-I{cuda_host.ROOT}",
+    ]
+    done = subprocess.run(
+        [*command, str(tmp_path / "kernels.cu"), "-o", str(tmp_path / "kernels.cubin")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    spilled = [int(number) for number in re.findall(r"(\d+) bytes spill", done.stderr)]
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
+    assert len(registers) == len(ops)
+    assert spilled
+    assert not any(spilled)
+    assert max(registers) <= 168

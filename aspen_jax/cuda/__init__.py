@@ -3,6 +3,6 @@
 The code stands on the headers in `cuda/`, which also compile for the host: there it is tested.
 """
 
-from aspen_jax.cuda.source import UnsupportedOp, source_of
+from aspen_jax.cuda.source import HEADERS, UnsupportedOp, kernels, translation_unit
 
-__all__ = ["UnsupportedOp", "source_of"]
+__all__ = ["HEADERS", "UnsupportedOp", "kernels", "translation_unit"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aspen_jax.cuda.lanes import element, finish
 from aspen_jax.ops.opcodes import lane_of
@@ -11,6 +11,15 @@ from aspen_jax.program import Op
 Write = Callable[[Op], str | None]
 
 _FAMILIES: dict[str, Write] = {}
+
+HEADERS = ("cuda/operands.h", "cuda/product.h", "cuda/tile.h")
+
+_KERNEL = """\
+extern "C" __global__ void __launch_bounds__({op}::kThreads) {name}(const {op}::Addresses buffers, const int32_t* boxes) {{
+  extern __shared__ __align__(16) unsigned char shared[];
+  {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
+}}
+"""
 
 
 class UnsupportedOp(Exception):
@@ -27,12 +36,37 @@ def writes(family: str) -> Callable[[Write], Write]:
     return declare
 
 
-def source_of(op: Op, name: str) -> str:
-    """A struct `name` with kThreads, Memory (what its threads share) and tile(buffers, box, memory).
+def translation_unit(ops: Sequence[Op], entry: str) -> str:
+    """The code of ops, without includes.
+
+    Args:
+        ops: their structs are called Op0, Op1 ...
+        entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box.
 
     Raises:
-        UnsupportedOp: there is no CUDA code for such an op.
+        UnsupportedOp: there is no CUDA code for one of them.
     """
+    parts = ["using namespace aspen::cuda;\n"]
+    for number, op in enumerate(ops):
+        parts.append(_struct(op, f"Op{number}"))
+        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape)))
+    return "\n".join(parts)
+
+
+def kernels(ops: Sequence[Op]) -> str:
+    """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op.
+
+    It is launched with a thread block a tile, Op::kThreads threads each and sizeof(Op::Memory) of shared memory. Its arguments
+    are the addresses and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then hi.
+
+    Raises:
+        UnsupportedOp: there is no CUDA code for one of them.
+    """
+    return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL)])
+
+
+def _struct(op: Op, name: str) -> str:
+    """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     from aspen_jax.cuda import elementwise, products, windows  # noqa: F401 - they declare what they write
 
     write = _FAMILIES.get(op.family.name)

@@ -35,7 +35,12 @@ struct Numbers;
 template <>
 struct Numbers<Tf32> {
   static float stored(double value) { return static_cast<float>(value); }
-  static double multiplied(float stored) { return as_float(as_bits(stored) & 0xffffe000u); }
+  // 11 significant bits, halves away from zero.
+  static double multiplied(float stored) {
+    int exponent = 0;
+    const double fraction = std::frexp(static_cast<double>(stored), &exponent);
+    return std::ldexp(std::round(std::ldexp(fraction, 11)), exponent - 11);
+  }
 };
 template <DType dtype>
 struct HalfNumbers {
