@@ -136,10 +136,10 @@ def test_affine_leaves_rounding_to_whole_numbers_to_the_user(after):
     np.testing.assert_array_equal((rounded - after) % 1, 0)
 
 
-def excited(x, w, scale, precision=None):
+def excited(x, w, scale, precision=None, padding="VALID"):
     """A convolution of an image whose channels are scaled, as squeeze and excite does."""
     scale = jax.nn.sigmoid(scale)[:, None, None, :]
-    return lax.conv_general_dilated(x * scale, w, (1, 1), "SAME", dimension_numbers=NHWC, precision=precision)
+    return lax.conv_general_dilated(x * scale, w, (1, 1), padding, dimension_numbers=NHWC, precision=precision)
 
 
 @pytest.mark.parametrize("window", [1, 3])
@@ -158,6 +158,13 @@ def test_scales_stay_with_small_images_several_images_and_where_exact(shape, sca
     program, inputs = traced(lambda *args: excited(*args, precision), normal(*shape), normal(1, 1, 6, 5), normal(*scales))
     result = run_passes(program)
     assert [op for op in result.ops if op.output.shape == shape]
+    assert_same(program, result, inputs)
+
+
+def test_scales_stay_where_there_is_padding():
+    program, inputs = traced(lambda *args: excited(*args, padding="SAME"), normal(1, 12, 11, 6), normal(3, 3, 6, 5), normal(1, 6))
+    result = run_passes(program, {"winograd"})
+    assert [op for op in result.ops if op.output.shape == (1, 12, 11, 6)]
     assert_same(program, result, inputs)
 
 

@@ -13,7 +13,7 @@ _TIMES_SMALLER = 2
 
 
 def run(program: Program) -> Program:
-    """Multiply weights, not the input, of each convolution that alone reads a product of an image and a scale of its channels."""
+    """Multiply the weights, not the input, of each convolution without padding that alone reads a scaled image."""
     readers = {value: len(uses) for value, uses in program.uses().items()}
     producers: dict[Value, Op] = {}
     build = Builder()
@@ -34,8 +34,10 @@ def run(program: Program) -> Program:
 def _factors(product: Op, reader: Op) -> tuple[Operand, Operand] | None:
     """The image and the scale as the weights see it; None where the product is none of these, or the weights are not smaller."""
     read, weights = reader.inputs[:2]
-    exact = product.exact or reader.exact
-    if exact or product.family is not BLOCK or product.program != single("mul_f") or not read.is_whole or reader.attrs.groups > 1:
+    if product.exact or reader.exact or product.family is not BLOCK or product.program != single("mul_f") or not read.is_whole:
+        return None
+    # What lies in the padding is zero before it is scaled and after; times a weight that has become infinite it would be NaN.
+    if reader.attrs.groups > 1 or any(reader.attrs.padding):
         return None
     if len({read.dtype, weights.dtype, *(item.dtype for item in product.inputs)}) > 1:
         return None
