@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <random>
 #include <vector>
 
@@ -58,10 +57,10 @@ struct Numbers<Exact> {
   static double multiplied(float stored) { return stored; }
 };
 
-// Exactly so many random elements, on the heap and aligned as device memory is: AddressSanitizer sees what lies outside.
+// Exactly so many random elements, on the heap, which aligns them to 16 bytes: AddressSanitizer sees what lies outside.
 template <class Kind, class Element>
 std::unique_ptr<Element[]> random_elements(int64_t count) {
-  std::unique_ptr<Element[]> elements(new (std::align_val_t(16)) Element[static_cast<size_t>(count)]);
+  auto elements = std::make_unique<Element[]>(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i)
     elements[i] = Numbers<Kind>::stored(std::uniform_real_distribution<double>(-1, 1)(random_bits));
   return elements;
