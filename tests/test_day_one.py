@@ -149,17 +149,22 @@ def test_the_keyboard_interrupts_at_the_end_of_a_call_at_the_latest():
     decorated = aspen(lambda x: jax.lax.fori_loop(0, 2000, lambda _, x: jnp.tanh(x @ x * 1e-3), x))
     x = normal(0, 128, 128)
     decorated(x).block_until_ready()
-    timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
 
-    def call_for_ever():
+    def is_interrupted():
+        timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
         timer.start()
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            decorated(x).block_until_ready()
+        end = time.monotonic() + 10
+        try:
+            while time.monotonic() < end:
+                decorated(x).block_until_ready()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            timer.join()
+        return False
 
-    with pytest.raises(KeyboardInterrupt):
-        call_for_ever()
-    timer.join()
+    # Python drops an interrupt that falls into a callback of its garbage collector; not three times.
+    assert any(is_interrupted() for _ in range(3))
     assert np.isfinite(decorated(x)).all()
 
 

@@ -109,10 +109,14 @@ class Conv2D(OpFamily):
 
     def reference(self, attrs: ConvAttrs, *inputs: jax.Array) -> jax.Array:
         top, bottom, left, right = attrs.padding
+        x, w = inputs
+        # Padded beforehand: where negative padding takes all rows away, XLA's convolution on CPU computes with what was there.
+        padded = lax.pad(x, jax.numpy.zeros((), x.dtype), ((0, 0, 0), (top, bottom, 0), (left, right, 0), (0, 0, 0)))
         return lax.conv_general_dilated(
-            *inputs,
+            padded,
+            w,
             window_strides=attrs.strides,
-            padding=((top, bottom), (left, right)),
+            padding="VALID",
             rhs_dilation=attrs.dilation,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=attrs.groups,
