@@ -11,11 +11,11 @@
 #include <cstring>
 
 #ifdef __CUDACC__
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define ASPEN_DEVICE __device__ __forceinline__
 #define ASPEN_UNROLL _Pragma("unroll")
 #else
+#include <utility>
 #include <vector>
 #define ASPEN_DEVICE inline
 #define ASPEN_UNROLL
@@ -44,14 +44,12 @@ template <int kCount>
 struct Fragment {
 #ifdef __CUDACC__
   uint32_t own[kCount];
-  ASPEN_DEVICE uint32_t& at(int, int i) { return own[i]; }
   template <class Visit>
   ASPEN_DEVICE void each(const Visit& visit) {
     ASPEN_UNROLL for (int i = 0; i < kCount; ++i) visit(static_cast<int>(threadIdx.x) % kWarp, i, own[i]);
   }
 #else
   uint32_t all[kWarp][kCount] = {};
-  uint32_t& at(int lane, int i) { return all[lane][i]; }
   template <class Visit>
   void each(const Visit& visit) {
     for (int lane = 0; lane < kWarp; ++lane) {
@@ -102,8 +100,6 @@ ASPEN_DEVICE uint16_t narrowed_f16(float value) {
 template <int kThreads>
 class Block {
  public:
-  static constexpr int kWarps = kThreads / kWarp;
-
 #ifdef __CUDACC__
   template <class Phase>
   ASPEN_DEVICE void each_thread(const Phase& phase) {
@@ -140,7 +136,7 @@ class Block {
   }
   template <class Phase>
   void each_warp(const Phase& phase) {
-    for (int warp = 0; warp < kWarps; ++warp) phase(warp);
+    for (int warp = 0; warp < kThreads / kWarp; ++warp) phase(warp);
   }
   void sync() {}
 
@@ -173,8 +169,9 @@ class Block {
     const void* from;
     size_t bytes;
   };
-  std::vector<Copy> open_;
-  std::vector<std::vector<Copy> > groups_;
+  using Group = std::vector<Copy>;
+  Group open_;
+  std::vector<Group> groups_;
 #endif
 };
 

@@ -47,7 +47,7 @@ struct MmaCore {
         ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
           FragmentA a;
           // Squares: the upper 8 rows, the lower, and both again half of the depth later.
-          load_squares<false>(a, [&](int line) {
+          load_squares(a, [&](int line) {
             const int row = first_row + 16 * i + line % 16;
             return rows + row * kRowStride + k + line / 16 * (Kind::kDepth / 2);
           });
@@ -83,7 +83,7 @@ struct MmaCore {
 
   static ASPEN_DEVICE void load_b(FragmentB& b, const Element* from) {
     if constexpr (sizeof(Element) == 2) {
-      load_squares<true>(b, [&](int line) { return from + line * kColumnStride; });
+      load_squares(b, [&](int line) { return from + line * kColumnStride; });
     } else {
       b.each([&](int lane, int i, uint32_t& bits) {
         bits = rounded_to_tf32(as_bits(from[(lane % 4 + 4 * i) * kColumnStride + lane / 4]));

@@ -1,8 +1,8 @@
 // The instructions of block programs (cpu/block_ops.inc) on one lane of 32 bits, for code that is generated for the device: for
 // each name a function of that name. A lane is a float32, an int32 or a bool, all ones or all zeros.
 //
-// Float functions are CUDA's, at most 4 ulp from the exact value (CUDA C++ Programming Guide, "Mathematical Functions"); on the
-// host they are the C library's, so that whatever surrounds them can be tested there.
+// Float functions are CUDA's, whose errors its programming guide lists and nobody here has measured; on the host they are the C
+// library's, so that whatever surrounds them can be tested there.
 #pragma once
 
 #include <cfloat>

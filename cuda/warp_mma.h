@@ -42,7 +42,7 @@ using FragmentC = Fragment<4>;
 inline float widened(Bf16, uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
 inline float widened(F16, uint16_t bits) { return widened_f16(bits); }
 
-// Element (row, column) of a k-wide operand: rows of A, columns of B.
+// What a lane's register of A or B holds: one element, or the first or second half.
 template <class Kind>
 float element(Kind kind, const uint32_t* registers_of_lane, int register_of, int half) {
   return widened(kind, static_cast<uint16_t>(registers_of_lane[register_of] >> (16 * half)));
@@ -87,32 +87,27 @@ ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB
 #endif
 }
 
-// Loads kCount (2 or 4) squares of 8 rows of 16 bytes from shared memory, register i from square i: lane l gets the l % 4 th 4
-// bytes of row l / 4. Row r of square i is at row(8 i + r), aligned to 16 bytes. Transposed, elements are of 16 bits and rows
-// change places with columns.
-template <bool kTransposed, int kCount, class Row>
+// Loads squares of 8 rows of 16 bytes from shared memory, register i from square i: four as they are for A (lane l gets the l % 4
+// th 4 bytes of row l / 4), or two of 16-bit elements for B, whose rows change places with columns. Row r of square i is at row(8
+// i + r), aligned to 16 bytes.
+template <int kCount, class Row>
 ASPEN_DEVICE void load_squares(Fragment<kCount>& fragment, const Row& row) {
+  static_assert(kCount == 4 || kCount == 2);
+  [[maybe_unused]] constexpr bool kTransposed = kCount == 2;
 #ifdef __CUDACC__
   // The first 8 kCount lanes say where the rows are; the others must give valid addresses too.
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row(static_cast<int>(threadIdx.x) % (8 * kCount))));
   uint32_t (&to)[kCount] = fragment.own;
-  if constexpr (kCount == 4 && kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-  } else if constexpr (kCount == 4) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-  } else if constexpr (kTransposed) {
+  if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(to[0]), "=r"(to[1])
                  : "r"(address)
                  : "memory");
   } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
   }
 #else
   fragment.each([&](int lane, int i, uint32_t& to) {

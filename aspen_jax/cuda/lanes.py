@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aspen_jax.program import Op, Operand
+from aspen_jax.program import Op
+from aspen_jax.view import View
 
 if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
@@ -32,24 +33,16 @@ def element(dtype: np.dtype) -> str | None:
     return _ELEMENTS.get(dtype.name)
 
 
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements from one index to the next along each axis of a dense tensor."""
-    strides = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return tuple(strides)
-
-
-def index(strides: Sequence[int], at: str = "at") -> str:
-    """The element at coordinates `at`, counted from the first of a view."""
-    terms = [f"int64_t{{{at}[{axis}]}} * {stride}" for axis, stride in enumerate(strides) if stride]
+def place(coordinates: Sequence[str], strides: Sequence[int]) -> str:
+    """The element at these coordinates of a view, counted from its first."""
+    terms = [f"int64_t{{{at}}} * {stride}" for at, stride in zip(coordinates, strides, strict=True) if stride]
     return " + ".join(terms) or "0"
 
 
-def load(op: Op, number: int, at: str = "at") -> str:
-    """The lane of input `number` at coordinates `at` of its view."""
-    operand: Operand = op.inputs[number]
-    return f"{element(operand.dtype)}::load(buffers.inputs[{number}], {index(operand.view.strides(), at)})"
+def load(op: Op, number: int, coordinates: Sequence[str]) -> str:
+    """The lane of input `number` at these coordinates of its view."""
+    operand = op.inputs[number]
+    return f"{element(operand.dtype)}::load(buffers.inputs[{number}], {place(coordinates, operand.view.strides())})"
 
 
 def finish(op: Op) -> str:
@@ -58,15 +51,17 @@ def finish(op: Op) -> str:
     The result of a kernel of floats of 16 bits is a float32; `program` reads it and the other inputs at the output's coordinates.
     """
     num_main = op.family.num_main(op)
-    store = f"{element(op.output.dtype)}::store(buffers.output, {index(dense_strides(op.output.shape))}, "
+    at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
+    store = f"{element(op.output.dtype)}::store(buffers.output, {place(at, View.identity(op.output.shape).strides())}, "
     if op.program is None:
         lines, result = [], "own"
     else:
         registers = ["own"] if num_main else []
-        registers += [load(op, number) for number in range(num_main, len(op.inputs))]
+        registers += [load(op, number, at) for number in range(num_main, len(op.inputs))]
         lines, result = _statements(op.program, registers)
-    own = "[[maybe_unused]] uint32_t own" if num_main else ""
-    arguments = ", ".join(["const Addresses& buffers", "[[maybe_unused]] const int* at", *([own] if own else [])])
+    arguments = "const Addresses& buffers, [[maybe_unused]] const int* at"
+    if num_main:
+        arguments += ", [[maybe_unused]] uint32_t own"
     body = "\n".join(f"    {line}" for line in [*lines, f"{store}{result});"])
     return f"  static ASPEN_DEVICE void finish({arguments}) {{\n{body}\n  }}"
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax.cuda.lanes import element
+from aspen_jax.cuda.lanes import load, place
 from aspen_jax.cuda.source import per_element, writes
 from aspen_jax.program import Op, Operand
 
@@ -14,11 +14,10 @@ _STAGES = 3
 
 
 class _Core(NamedTuple):
-    """A kind of tile function: its C++ type, elements and how many bytes a vector must have at least."""
+    """What multiplies (cuda/product.h): its C++ type, and that of its elements."""
 
     type: str
     element: str
-    fewest_bytes: int = 4
 
 
 def _core(op: Op) -> _Core:
@@ -98,9 +97,7 @@ def _conv2d_by_element(op: Op) -> str:
     x, w = op.inputs[:2]
     attrs = op.attrs
     (_, height, width, _), (kernel_height, kernel_width, channels, outputs) = x.shape, w.shape
-    xs, ws = x.view.strides(), w.view.strides()
     top, _, left, _ = attrs.padding
-    # The tensor cores would round so too; here it costs nothing not to.
     return f"""\
   static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
     float sum = 0;
@@ -112,12 +109,8 @@ def _conv2d_by_element(op: Op) -> str:
         const int x = at[2] * {attrs.strides[1]} - {left} + kw * {attrs.dilation[1]};
         if (x < 0 || x >= {width}) continue;
         for (int c = 0; c < {channels}; ++c) {{
-          const int64_t from = int64_t{{at[0]}} * {xs[0]} + int64_t{{y}} * {xs[1]} + int64_t{{x}} * {xs[2]} +
-                               int64_t{{first_channel + c}} * {xs[3]};
-          const int64_t weight = int64_t{{kh}} * {ws[0]} + int64_t{{kw}} * {ws[1]} + int64_t{{c}} * {ws[2]} +
-                                 int64_t{{at[3]}} * {ws[3]};
-          sum += as_float({element(x.dtype)}::load(buffers.inputs[0], from)) *
-                 as_float({element(w.dtype)}::load(buffers.inputs[1], weight));
+          sum += as_float({load(op, 0, ("at[0]", "y", "x", "first_channel + c"))}) *
+                 as_float({load(op, 1, ("kh", "kw", "c", "at[3]"))});
         }}
       }}
     }}
@@ -144,9 +137,7 @@ def _matmul(op: Op) -> str:
 
 def _offset(operand: Operand, labels: tuple[int, ...]) -> str:
     """Where a batch entry, at coordinates `first`, begins."""
-    strides = operand.view.strides()
-    terms = [f"int64_t{{first[{label}]}} * {stride}" for label, stride in zip(labels, strides, strict=True) if label >= 0]
-    return " + ".join(terms) or "0"
+    return place([f"first[{label}]" if label >= 0 else "0" for label in labels], operand.view.strides())
 
 
 def _matrix(op: Op, row_axis: int, row_stride: int, depth_stride: int, column_depth_stride: int) -> str | None:
@@ -194,23 +185,19 @@ def _matrix(op: Op, row_axis: int, row_stride: int, depth_stride: int, column_de
 
 
 def _matmul_by_element(op: Op) -> str:
-    a, b = op.inputs[:2]
-    extents = {label: extent for label, extent in zip(op.attrs.a, a.shape, strict=True) if label < 0}
+    extents = {label: extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0}
     loops = "\n".join(
         f"    for (int s{-1 - label} = 0; s{-1 - label} < {extent}; ++s{-1 - label})" for label, extent in extents.items()
     )
 
-    def place(operand: Operand, labels: tuple[int, ...]) -> str:
-        names = [f"at[{label}]" if label >= 0 else f"s{-1 - label}" for label in labels]
-        terms = [f"int64_t{{{name}}} * {stride}" for name, stride in zip(names, operand.view.strides(), strict=True)]
-        return " + ".join(terms) or "0"
+    def lane(number: int, labels: tuple[int, ...]) -> str:
+        return load(op, number, [f"at[{label}]" if label >= 0 else f"s{-1 - label}" for label in labels])
 
     return f"""\
   static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
     float sum = 0;
 {loops}
-      sum += as_float({element(a.dtype)}::load(buffers.inputs[0], {place(a, op.attrs.a)})) *
-             as_float({element(b.dtype)}::load(buffers.inputs[1], {place(b, op.attrs.b)}));
+      sum += as_float({lane(0, op.attrs.a)}) * as_float({lane(1, op.attrs.b)});
     return as_bits(sum);
   }}
 """ + per_element(op, "own(buffers, at)")

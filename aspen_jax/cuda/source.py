@@ -58,6 +58,7 @@ def kernels(ops: Sequence[Op]) -> str:
 
     It is launched with a thread block a tile, Op::kThreads threads each and sizeof(Op::Memory) of shared memory. Its arguments
     are the addresses and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then hi.
+    Along the last axis they begin at multiples of 16 bytes, as the APU cuts products: vectors must not begin in between.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.

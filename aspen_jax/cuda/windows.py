@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax.cuda.lanes import element
+from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.source import per_element, writes
 from aspen_jax.ops import windows
 from aspen_jax.ops.opcodes import lane_of
@@ -44,7 +44,7 @@ def _pool(op: Op) -> str | None:
     if combined is None:
         return None
     loops, places, skips = [], [], []
-    for axis, stride in enumerate(op.inputs[0].view.strides()):
+    for axis in range(len(shape)):
         loops.append(f"for (int w{axis} = 0; w{axis} < {attrs.window[axis]}; ++w{axis})")
         place = f"at[{axis}] * {attrs.strides[axis]} - {attrs.padding_lo[axis]} + w{axis} * {attrs.window_dilation[axis]}"
         base = attrs.base_dilation[axis]
@@ -52,24 +52,22 @@ def _pool(op: Op) -> str | None:
         skips.append(f"      if (p{axis} < 0 || p{axis} >= {(shape[axis] - 1) * base + 1}")
         skips.append(f" || p{axis} % {base} != 0" if base > 1 else "")
         skips.append(") continue;\n")
-        places.append(f"int64_t{{p{axis} / {base}}} * {stride}")
-    read = f"{element(op.inputs[0].dtype)}::load(buffers.inputs[0], {' + '.join(places)})"
-    return _walk(*combined, loops, "".join(skips), read) + per_element(op, "own(buffers, at)")
+        places.append(f"p{axis} / {base}")
+    return _walk(*combined, loops, "".join(skips), load(op, 0, places)) + per_element(op, "own(buffers, at)")
 
 
 @writes("reduce")
 def _reduce(op: Op) -> str | None:
-    shape, strides = op.inputs[0].shape, op.inputs[0].view.strides()
+    shape = op.inputs[0].shape
     combined = _combine(op, op.attrs.kind)
     if combined is None:
         return None
     kept = iter(range(len(shape)))
     loops, places = [], []
-    for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+    for axis, extent in enumerate(shape):
         if axis in op.attrs.axes:
             loops.append(f"for (int i{axis} = 0; i{axis} < {extent}; ++i{axis})")
-            places.append(f"int64_t{{i{axis}}} * {stride}")
+            places.append(f"i{axis}")
         else:
-            places.append(f"int64_t{{at[{next(kept)}]}} * {stride}")
-    read = f"{element(op.inputs[0].dtype)}::load(buffers.inputs[0], {' + '.join(places) or '0'})"
-    return _walk(*combined, loops, "", read) + per_element(op, "own(buffers, at)")
+            places.append(f"at[{next(kept)}]")
+    return _walk(*combined, loops, "", load(op, 0, places)) + per_element(op, "own(buffers, at)")

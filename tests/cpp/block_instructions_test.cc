@@ -100,8 +100,7 @@ struct Side {
       apply;
   bool has_library_functions = false;
 
-  // What a function of at most so many ulp may have here: libraries, of CUDA and of C, promise 4 where they do not round
-  // correctly.
+  // What a function of at most so many ulp may have here: 4 where it is the C library's and not rounded correctly.
   double bound(double ulps) const { return has_library_functions && ulps > 0.505 ? std::max(ulps, 4.0) : ulps; }
 };
 
