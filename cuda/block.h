@@ -11,7 +11,6 @@
 #include <cstring>
 
 #ifdef __CUDACC__
-#include <cuda_fp16.h>
 #define ASPEN_DEVICE __device__ __forceinline__
 #define ASPEN_UNROLL _Pragma("unroll")
 #else
@@ -24,6 +23,12 @@
 namespace aspen::cuda {
 
 inline constexpr int kWarp = 32;
+
+// As in the standard library, which NVRTC does not bring.
+template <class A, class B>
+inline constexpr bool kIsSame = false;
+template <class A>
+inline constexpr bool kIsSame<A, A> = true;
 
 // What each thread, or each warp, of a block holds.
 template <class T, int kCount>
@@ -73,7 +78,9 @@ ASPEN_DEVICE uint32_t as_bits(float value) {
 // float16 and back, to the nearest, ties to even.
 ASPEN_DEVICE float widened_f16(uint16_t bits) {
 #ifdef __CUDACC__
-  return __half2float(__ushort_as_half(bits));
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
 #else
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
   if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
@@ -83,7 +90,9 @@ ASPEN_DEVICE float widened_f16(uint16_t bits) {
 }
 ASPEN_DEVICE uint16_t narrowed_f16(float value) {
 #ifdef __CUDACC__
-  return __half_as_ushort(__float2half_rn(value));
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
 #else
   const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);

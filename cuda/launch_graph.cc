@@ -177,4 +177,34 @@ LaunchGraph group_tiles(const Graph& graph, uint32_t fewest_tiles) {
   return *ordered(graph, single_tiles(graph));
 }
 
+std::vector<std::vector<uint32_t>> nearest_parents(const LaunchGraph& launches) {
+  // A row of bits for each launch says which ones come before it. Where they would take too much memory all parents stay: that is
+  // right too, only longer.
+  constexpr size_t kMostBits = size_t{1} << 31;
+  const size_t size = launches.size(), words = (size + 63) / 64;
+  const bool reduces = size * words * 64 <= kMostBits;
+  std::vector<uint64_t> earlier(reduces ? size * words : 0);
+  const auto row = [&](size_t launch) { return std::span(earlier).subspan(launch * words, words); };
+  std::vector<std::vector<uint32_t>> nearest(size);
+  for (size_t launch = 0; launch < size; ++launch) {
+    const auto parents = launches.parents_of(launch);
+    if (!reduces) {
+      nearest[launch].assign(parents.begin(), parents.end());
+      continue;
+    }
+    // Parents come in a topological order, so what implies a parent comes after it.
+    const auto own = row(launch);
+    for (size_t i = parents.size(); i-- > 0;) {
+      const uint32_t parent = parents[i];
+      if (own[parent / 64] >> parent % 64 & 1) continue;
+      nearest[launch].push_back(parent);
+      own[parent / 64] |= uint64_t{1} << parent % 64;
+      const auto before = row(parent);
+      for (size_t word = 0; word < words; ++word) own[word] |= before[word];
+    }
+    std::ranges::reverse(nearest[launch]);
+  }
+  return nearest;
+}
+
 }  // namespace aspen::cuda

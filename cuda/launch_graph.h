@@ -44,4 +44,7 @@ struct LaunchGraph {
 // group waits for all that its tiles wait for. Where that would make two groups wait for each other, each tile is a group.
 LaunchGraph group_tiles(const Graph& graph, uint32_t fewest_tiles);
 
+// For each launch those parents that no other parent waits for: waiting for them is waiting for all. Ascending.
+std::vector<std::vector<uint32_t>> nearest_parents(const LaunchGraph& launches);
+
 }  // namespace aspen::cuda

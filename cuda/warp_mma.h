@@ -61,9 +61,9 @@ ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB
   asm volatile("mma.sync.aligned." shape_and_types " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
                : "+f"(as(c.own[0])), "+f"(as(c.own[1])), "+f"(as(c.own[2])), "+f"(as(c.own[3]))             \
                : "r"(a.own[0]), "r"(a.own[1]), "r"(a.own[2]), "r"(a.own[3]), "r"(b.own[0]), "r"(b.own[1]))
-  if constexpr (__is_same(Kind, Tf32)) {
+  if constexpr (kIsSame<Kind, Tf32>) {
     ASPEN_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
-  } else if constexpr (__is_same(Kind, Bf16)) {
+  } else if constexpr (kIsSame<Kind, Bf16>) {
     ASPEN_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
   } else {
     ASPEN_MMA("m16n8k16.row.col.f32.f16.f16.f32");

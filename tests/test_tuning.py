@@ -17,6 +17,7 @@ from aspen_jax.apu import measured
 from aspen_jax.apu.measured import Measured, Measurements
 from aspen_jax.apu.tiling import by_price, cut_points
 from aspen_jax.compile import Options
+from aspen_jax.disk_cache import CACHE_VARIABLE
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import run_passes, winograd
@@ -27,7 +28,7 @@ WORKERS = 2
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    monkeypatch.setenv(measured.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     measured.forget()
     yield tmp_path / "cache"
     measured.forget()

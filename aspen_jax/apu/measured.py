@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import threading
 import warnings
 from collections.abc import Mapping
@@ -18,12 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import platformdirs
-
 import aspen_jax
+from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, write
 from aspen_jax.program import Op
 
-CACHE_VARIABLE = "ASPEN_CACHE_DIR"
 _VERSION = 1
 _LARGEST_FILE = 64 << 20
 
@@ -94,9 +91,8 @@ def forget() -> None:
 
 
 def _path(num_workers: int) -> Path:
-    directory = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("aspen_jax", appauthor=False)
     name = hashlib.sha256(json.dumps(_identity(num_workers)).encode()).hexdigest()[:16]
-    return Path(directory) / f"measured-{name}.json"
+    return cache_folder() / f"measured-{name}.json"
 
 
 def _identity(num_workers: int) -> dict[str, Any]:
@@ -152,11 +148,8 @@ def _measured(entry: Any) -> Measured:
 def _write(num_workers: int, known: Measurements) -> Path | None:
     path = _path(num_workers)
     entries = {name: [item.parts, round(item.nanoseconds)] for name, item in sorted(known.entries.items())}
-    partial = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"machine": _identity(num_workers), "measured": entries}))
-        partial.replace(path)
+        write(path, json.dumps({"machine": _identity(num_workers), "measured": entries}).encode())
     except OSError as error:
         _warn(f"{str(path)!r} cannot be written, so what was measured ends with this process: {error}; set {CACHE_VARIABLE}")
         return None

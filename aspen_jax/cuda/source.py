@@ -15,6 +15,7 @@ _FAMILIES: dict[str, Write] = {}
 HEADERS = ("cuda/operands.h", "cuda/product.h", "cuda/tile.h")
 
 _KERNEL = """\
+extern "C" __device__ int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}};
 extern "C" __global__ void __launch_bounds__({op}::kThreads) {name}(const {op}::Addresses buffers, const int32_t* boxes) {{
   extern __shared__ __align__(16) unsigned char shared[];
   {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
@@ -56,8 +57,9 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
 def kernels(ops: Sequence[Op]) -> str:
     """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op.
 
-    It is launched with a thread block a tile, Op::kThreads threads each and sizeof(Op::Memory) of shared memory. Its arguments
-    are the addresses and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then hi.
+    It is launched with a thread block a tile. A global op0_shape says how many threads each has, how many bytes of shared memory,
+    and how many addresses the kernel takes. Its arguments are the addresses and, in device memory, the boxes of the tiles: int32
+    [tiles, 2, rank], lo then hi.
     Along the last axis they begin at multiples of 16 bytes, as the APU cuts products: vectors must not begin in between.
 
     Raises:

@@ -3,22 +3,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <new>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "arena.h"
+#include "ffi_buffers.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
-#include "signature.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace aspen {
@@ -52,55 +48,6 @@ struct CallState {
 };
 ffi::TypeId CallState::id = {};
 
-constexpr std::optional<DType> dtype_of(ffi::DataType type) {
-  switch (type) {
-    case ffi::PRED:
-      return DType::kBool;
-    case ffi::S8:
-      return DType::kI8;
-    case ffi::S16:
-      return DType::kI16;
-    case ffi::S32:
-      return DType::kI32;
-    case ffi::S64:
-      return DType::kI64;
-    case ffi::U8:
-      return DType::kU8;
-    case ffi::U16:
-      return DType::kU16;
-    case ffi::U32:
-      return DType::kU32;
-    case ffi::U64:
-      return DType::kU64;
-    case ffi::F16:
-      return DType::kF16;
-    case ffi::BF16:
-      return DType::kBF16;
-    case ffi::F32:
-      return DType::kF32;
-    case ffi::F64:
-      return DType::kF64;
-    default:
-      return std::nullopt;
-  }
-}
-
-// Appends the buffer's address, or returns what is wrong with it.
-template <typename Pointer>
-std::optional<std::string> take(std::vector<Pointer>& buffers, std::string_view role, const ffi::AnyBuffer& buffer,
-                                const TensorView& wanted) {
-  const auto dims = buffer.dimensions();
-  const std::span<const int64_t> shape(dims.begin(), dims.size());
-  const std::optional<DType> dtype = dtype_of(buffer.element_type());
-  if (!matches(wanted, dtype, shape)) {
-    const std::string name =
-        dtype ? std::string(name_of(*dtype)) : "XLA element type " + std::to_string(static_cast<int>(buffer.element_type()));
-    return mismatch(role, buffers.size(), describe(name, shape), wanted);
-  }
-  buffers.push_back(buffer.untyped_data());
-  return std::nullopt;
-}
-
 constexpr size_t kMappedAnew = size_t{32} << 20;
 
 struct Buffers {
@@ -130,25 +77,6 @@ struct Buffers {
     return std::nullopt;
   }
 };
-
-ffi::Error out_of_memory() {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "aspen_run: out of memory; use a smaller batch or a smaller model");
-}
-
-// The error of an exception in flight: none may cross the border.
-ffi::Error current_error() noexcept {
-  try {
-    throw;
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  } catch (const GraphError& error) {
-    return ffi::Error::InvalidArgument(std::string("aspen_run cannot load its graph: ") + error.what());
-  } catch (const std::invalid_argument& error) {
-    return ffi::Error::InvalidArgument(std::string("aspen_run: ") + error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("aspen_run: ") + error.what());
-  }
-}
 
 ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GraphBytes graph) {
   try {
@@ -188,20 +116,9 @@ XLA_FFI_DEFINE_HANDLER(
     kExecute, execute,
     ffi::Ffi::BindExecute().Ctx<ffi::State<CallState>>().RemainingArgs().RemainingRets().Attr<GraphBytes>("graph"));
 
-// XLA asks each handler for its state's type when the target is registered, and refuses a type that it does not know. Python
-// cannot register the type in time: what is registered before JAX has a backend waits, and targets go before types. So the
-// first question registers it.
-XLA_FFI_Error* register_type(const XLA_FFI_Api* api) {
-  static constinit std::mutex mutex;
-  static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<CallState>();
-  const std::lock_guard lock(mutex);
-  if (CallState::id.type_id != 0) return nullptr;
-  return ffi::Ffi::RegisterTypeId(api, "aspen_run_state", &CallState::id, &info);
-}
-
 XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start != nullptr && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    if (XLA_FFI_Error* error = register_type(frame->api)) return error;
+    if (XLA_FFI_Error* error = register_type<CallState>(frame->api, "aspen_run_state")) return error;
   }
   return kInstantiate(frame);
 }

@@ -1,4 +1,5 @@
-// aspen_jax._engine: what Python sees of the engine. The only file that includes nanobind; documented in _engine.pyi.
+// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file and cuda/python.cc include
+// nanobind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -17,8 +18,8 @@
 
 #include "cpu/peak.h"
 #include "cpu/target.h"
-#include "cuda/launch_graph.h"
-#include "cuda/schedule.h"
+#include "cuda/driver.h"
+#include "cuda/python.h"
 #include "ffi.h"
 #include "plan.h"
 #include "plan_cache.h"
@@ -47,6 +48,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   } catch (const GraphError& error) {
     set_python_error("GraphFormatError", error.what());
   } catch (const RunError& error) {
+    set_python_error("EngineError", error.what());
+  } catch (const cuda::DeviceError& error) {
     set_python_error("EngineError", error.what());
   } catch (const std::invalid_argument& error) {
     set_python_error("InputError", error.what());
@@ -165,22 +168,6 @@ class PyPlan {
   uint32_t crc_ = 0;
 };
 
-// The launch of each tile, and rows (kind, stream, index) of commands.
-nb::tuple cuda_schedule(nb::bytes bytes, uint32_t num_streams, uint32_t fewest_tiles) {
-  const Graph graph = parse_graph(std::span(static_cast<const std::byte*>(bytes.data()), bytes.size()));
-  const cuda::LaunchGraph launches = cuda::group_tiles(graph, fewest_tiles);
-  const cuda::Schedule schedule = cuda::traverse(graph, launches, num_streams);
-  std::vector<uint32_t> launch_of(graph.num_tiles());
-  for (uint32_t launch = 0; launch < launches.size(); ++launch) {
-    for (const uint32_t tile : launches.tiles_of(launch)) launch_of[tile] = launch;
-  }
-  nb::list commands;
-  for (const cuda::Command& command : schedule.commands) {
-    commands.append(nb::make_tuple(static_cast<int>(command.kind), command.stream, command.index));
-  }
-  return nb::make_tuple(launch_of, commands);
-}
-
 }  // namespace
 }  // namespace aspen
 
@@ -199,7 +186,7 @@ NB_MODULE(_engine, module) {
       "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
       nb::call_guard<nb::gil_scoped_release>());
   module.def("block_opcodes", &block_opcodes);
-  module.def("cuda_schedule", &cuda_schedule, nb::arg("graph"), nb::arg("num_streams"), nb::arg("fewest_tiles"));
+  cuda::define(module);
 
   nb::class_<PyPlan>(module, "Plan")
       .def(nb::init<nb::bytes>(), nb::arg("graph"))

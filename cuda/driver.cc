@@ -1,0 +1,67 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <string>
+
+namespace aspen::cuda {
+namespace {
+
+constexpr int kOldestDriver = 12'000;  // CUDA 12.0
+
+Driver load() {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw DeviceError("CUDA's driver is not here (libcuda.so.1); install NVIDIA's driver, or run on the CPU (JAX_PLATFORMS=cpu)");
+  }
+  Driver driver;
+  const auto find = [library](auto& function, const char* symbol) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
+    if (function == nullptr) {
+      throw DeviceError(std::string("CUDA's driver has no ") + symbol + "; install a driver of CUDA 12 or later");
+    }
+  };
+#define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) find(driver.name, symbol);
+  ASPEN_DRIVER_FUNCTIONS(ASPEN_DRIVER_FUNCTION)
+#undef ASPEN_DRIVER_FUNCTION
+  driver.check(driver.cuInit(0), "cuInit");
+  int version = 0;
+  driver.check(driver.cuDriverGetVersion(&version), "cuDriverGetVersion");
+  if (version < kOldestDriver) {
+    throw DeviceError("CUDA's driver is of CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
+                      "; install one of CUDA 12 or later");
+  }
+  return driver;
+}
+
+const char* remedy(Result result) {
+  switch (result) {
+    case kOutOfMemory:
+      return "; use a smaller batch or a smaller model, or leave the device more memory (XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    case kNoBinaryForGpu:
+      return "; the code was compiled for another GPU: trace the function on this machine";
+    default:
+      return "; the run is lost, and perhaps the device: start again, or run on the CPU (JAX_PLATFORMS=cpu)";
+  }
+}
+
+}  // namespace
+
+const Driver& Driver::get() {
+  static const Driver driver = load();  // tried again after an exception
+  return driver;
+}
+
+const char* Driver::name_of(Result result) const noexcept {
+  const char* name = nullptr;
+  return cuGetErrorName(result, &name) == kSuccess && name != nullptr ? name : "an unknown error";
+}
+
+void Driver::check(Result result, const char* call) const {
+  if (result == kSuccess) return;
+  const char* text = nullptr;
+  if (cuGetErrorString(result, &text) != kSuccess || text == nullptr) text = "no description";
+  throw DeviceError(std::string(call) + " failed with " + name_of(result) + " (" + text + ")" + remedy(result));
+}
+
+}  // namespace aspen::cuda

@@ -1,0 +1,158 @@
+// CUDA's driver, as far as graphs need it. It is looked for when it is first asked for: what is built here also runs where there
+// is none.
+//
+// The declarations repeat those of cuda.h, whose types and numbers are part of the driver's binary interface, so that building
+// needs no CUDA. They hold for drivers of CUDA 12 and later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+// As in cuda.h, so that its types and ours are the same.
+struct CUctx_st;
+struct CUmod_st;
+struct CUfunc_st;
+struct CUstream_st;
+struct CUevent_st;
+struct CUgraph_st;
+struct CUgraphNode_st;
+struct CUgraphExec_st;
+struct CUkern_st;
+
+namespace aspen::cuda {
+
+using Result = int;  // CUresult
+using DevicePointer = uint64_t;
+using Device = int;
+using Context = CUctx_st*;
+using Module = CUmod_st*;
+using Function = CUfunc_st*;
+using Stream = CUstream_st*;
+using Event = CUevent_st*;
+using DeviceGraph = CUgraph_st*;
+using GraphNode = CUgraphNode_st*;
+using GraphExec = CUgraphExec_st*;
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kOutOfMemory = 2;
+inline constexpr Result kNoBinaryForGpu = 209;
+inline constexpr int kMaxDynamicSharedSizeBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
+inline constexpr unsigned kSetCaptureDependencies = 1;
+
+enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
+
+// CUDA_KERNEL_NODE_PARAMS_v2.
+struct KernelNodeParams {
+  Function function;
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+  CUkern_st* kernel;
+  Context context;
+};
+
+// Something that CUDA refuses; says which call, why, and what can be done.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Its functions are named as in CUDA's manual.
+#define ASPEN_DRIVER_FUNCTIONS(visit)                                                                                            \
+  visit(cuInit, "cuInit", (unsigned flags)) visit(cuDriverGetVersion, "cuDriverGetVersion", (int* version)) visit(               \
+      cuGetErrorName, "cuGetErrorName", (Result error, const char** name))                                                       \
+      visit(cuGetErrorString, "cuGetErrorString", (Result error, const char** text)) visit(                                      \
+          cuDeviceGet, "cuDeviceGet", (Device * device, int ordinal)) visit(cuDeviceGetCount, "cuDeviceGetCount", (int* count))  \
+          visit(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (Context * context, Device device)) visit(                 \
+              cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (Device device))                                        \
+              visit(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (Context context)) visit(                                           \
+                  cuCtxPopCurrent, "cuCtxPopCurrent_v2", (Context * context)) visit(cuCtxSynchronize, "cuCtxSynchronize", ())    \
+                  visit(cuModuleLoadData, "cuModuleLoadData", (Module * module, const void* image)) visit(                       \
+                      cuModuleUnload, "cuModuleUnload",                                                                          \
+                      (Module module)) visit(cuModuleGetFunction, "cuModuleGetFunction",                                         \
+                                             (Function * function, Module module, const char* name))                             \
+                      visit(cuModuleGetGlobal, "cuModuleGetGlobal_v2",                                                           \
+                            (DevicePointer * data, size_t* bytes, Module module, const char* name))                              \
+                          visit(cuFuncSetAttribute, "cuFuncSetAttribute", (Function function, int attribute, int value)) visit(  \
+                              cuMemAlloc, "cuMemAlloc_v2",                                                                       \
+                              (DevicePointer * data, size_t bytes)) visit(cuMemFree, "cuMemFree_v2", (DevicePointer data))       \
+                              visit(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (DevicePointer to, const void* from, size_t bytes))         \
+                                  visit(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void* to, DevicePointer from, size_t bytes)) visit(    \
+                                      cuMemsetD8,                                                                                \
+                                      "cuMemsetD8_v2", (DevicePointer data, unsigned char value, size_t bytes))                  \
+                                      visit(cuStreamCreate, "cuStreamCreate", (Stream * stream, unsigned flags)) visit(          \
+                                          cuStreamDestroy, "cuStreamDestroy_v2", (Stream stream))                                \
+                                          visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit(     \
+                                              cuStreamSynchronize, "cuStreamSynchronize",                                        \
+                                              (Stream stream)) visit(cuStreamWaitEvent, "cuStreamWaitEvent",                     \
+                                                                     (Stream stream, Event event, unsigned flags))               \
+                                              visit(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                         \
+                                                    (Stream stream, CaptureStatus * status, uint64_t* id, DeviceGraph* graph,    \
+                                                     const GraphNode** nodes, size_t* count))                                    \
+                                                  visit(cuStreamUpdateCaptureDependencies, "cuStreamUpdateCaptureDependencies",  \
+                                                        (Stream stream, GraphNode * nodes, size_t count, unsigned flags))        \
+                                                      visit(cuEventCreate, "cuEventCreate", (Event * event, unsigned flags))     \
+                                                          visit(cuEventDestroy, "cuEventDestroy_v2", (Event event)) visit(       \
+                                                              cuEventRecord, "cuEventRecord", (Event event, Stream stream))      \
+                                                              visit(cuLaunchKernel, "cuLaunchKernel",                            \
+                                                                    (Function function, unsigned grid_x, unsigned grid_y,        \
+                                                                     unsigned grid_z, unsigned block_x, unsigned block_y,        \
+                                                                     unsigned block_z, unsigned shared_bytes, Stream stream,     \
+                                                                     void** arguments,                                           \
+                                                                     void** extra)) visit(cuGraphCreate, "cuGraphCreate",        \
+                                                                                          (DeviceGraph * graph, unsigned flags)) \
+                                                                  visit(cuGraphDestroy, "cuGraphDestroy", (DeviceGraph graph))   \
+                                                                      visit(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2",     \
+                                                                            (GraphNode * node, DeviceGraph graph,                \
+                                                                             const GraphNode* parents, size_t count,             \
+                                                                             const KernelNodeParams* params))                    \
+                                                                          visit(cuGraphInstantiate,                              \
+                                                                                "cuGraphInstantiateWithFlags",                   \
+                                                                                (GraphExec * exec, DeviceGraph graph,            \
+                                                                                 unsigned long long flags))                      \
+                                                                              visit(cuGraphExecDestroy, "cuGraphExecDestroy",    \
+                                                                                    (GraphExec exec))                            \
+                                                                                  visit(cuGraphExecKernelNodeSetParams,          \
+                                                                                        "cuGraphExecKernelNodeSetParams_v2",     \
+                                                                                        (GraphExec exec, GraphNode node,         \
+                                                                                         const KernelNodeParams* params))        \
+                                                                                      visit(cuGraphLaunch, "cuGraphLaunch",      \
+                                                                                            (GraphExec exec, Stream stream))
+
+struct Driver {
+#define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) Result(*name) parameters = nullptr;
+  ASPEN_DRIVER_FUNCTIONS(ASPEN_DRIVER_FUNCTION)
+#undef ASPEN_DRIVER_FUNCTION
+
+  // Throws DeviceError where there is no driver, or one that is too old.
+  static const Driver& get();
+
+  // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
+  const char* name_of(Result result) const noexcept;
+  // Throws DeviceError unless the result is kSuccess; `call` is what failed.
+  void check(Result result, const char* call) const;
+};
+
+// Makes a context the thread's current one, for as long as this lives.
+class Current {
+ public:
+  Current(const Driver& driver, Context context) : driver_(driver) {
+    driver_.check(driver_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  }
+  ~Current() {
+    Context before = nullptr;
+    driver_.cuCtxPopCurrent(&before);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const Driver& driver_;
+};
+
+}  // namespace aspen::cuda

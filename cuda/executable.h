@@ -1,0 +1,76 @@
+// A graph and its code, ready for the devices of a process: what the custom call keeps, and what runs without XLA too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aspen_jax/engine/graph.h"
+#include "driver.h"
+#include "launch_graph.h"
+#include "schedule.h"
+
+namespace aspen::cuda {
+
+// How a graph is given to a device (docs/gpu.md).
+enum class Executor : int32_t {
+  kStream,  // launch by launch, to a few streams
+  kGraph,   // as one CUDA graph
+};
+
+struct Code {
+  std::vector<std::byte> image;       // a cubin, a fat binary or PTX
+  std::vector<int32_t> kernel_of_op;  // op k's kernel is called op<kernel_of_op[k]>
+};
+
+class Loaded;
+
+class Executable {
+ public:
+  // Throws GraphError for bad bytes, std::invalid_argument for code that cannot be the graph's.
+  Executable(Graph graph, Code code, Executor executor);
+  ~Executable();
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  // Loads the code into a stream's context, unless that was done before. Throws DeviceError.
+  void load(Stream stream);
+
+  // Gives the graph to a stream, or adds it to the CUDA graph that the stream's work is being captured into. `buffers` are
+  // addresses on the device: operands, results, workspace. Returns as soon as all is in the stream's hands. Where it throws
+  // DeviceError, which names op and tiles, the stream is usable. May be called from many threads.
+  void run(Stream stream, std::span<const DevicePointer> buffers);
+
+  const Graph& graph() const { return graph_; }
+  const LaunchGraph& launches() const { return launches_; }
+  const Schedule& schedule() const { return schedule_; }
+  const Code& code() const { return code_; }
+  // For each launch those parents that no other parent waits for.
+  const std::vector<std::vector<uint32_t>>& nearest_parents() const { return nearest_parents_; }
+
+  // Where an op's addresses begin among those of all; one more entry than ops. Each has its inputs' (one at least), its output's.
+  const std::vector<uint32_t>& first_address() const { return first_address_; }
+  // "tiles 0 to 15 of op 'conv1'"
+  std::string describe(uint32_t launch) const;
+
+ private:
+  Loaded& loaded(Stream stream);
+  std::vector<DevicePointer> addresses(std::span<const DevicePointer> buffers) const;
+
+  Graph graph_;
+  Code code_;
+  Executor executor_;
+  LaunchGraph launches_;
+  Schedule schedule_;
+  std::vector<std::vector<uint32_t>> nearest_parents_;
+  std::vector<uint32_t> first_address_;
+  std::mutex mutex_;
+  std::map<Context, std::unique_ptr<Loaded>> loaded_;  // guarded by mutex_
+};
+
+}  // namespace aspen::cuda

@@ -1,0 +1,236 @@
+#include "loaded.h"
+
+#include <cstring>
+
+#include "executable.h"
+
+namespace aspen::cuda {
+namespace {
+
+// What the code says of a kernel, as a global op<n>_shape (aspen_jax/cuda/source.py).
+struct KernelShape {
+  int32_t threads;
+  int32_t shared_bytes;
+  int32_t num_addresses;
+};
+
+// More than this of shared memory must be asked for.
+constexpr int kFreeSharedBytes = 48 << 10;
+
+}  // namespace
+
+// Schedules begin with the caller's stream.
+class StreamLauncher final : public Launcher {
+ public:
+  StreamLauncher(Loaded& loaded, Stream stream, std::span<const DevicePointer> addresses)
+      : loaded_(loaded), stream_(stream), addresses_(addresses) {}
+
+  const char* launch(uint32_t stream, uint32_t launch) noexcept override {
+    Loaded::Arguments arguments = loaded_.arguments(launch, addresses_);
+    const KernelNodeParams params = loaded_.node_params(launch, arguments);
+    return name(loaded_.driver_.cuLaunchKernel(params.function, params.grid_x, 1, 1, params.block_x, 1, 1, params.shared_bytes,
+                                               at(stream), params.arguments, nullptr));
+  }
+  const char* record(uint32_t stream, uint32_t event) noexcept override {
+    return name(loaded_.driver_.cuEventRecord(loaded_.events_[event], at(stream)));
+  }
+  const char* wait(uint32_t stream, uint32_t event) noexcept override {
+    return name(loaded_.driver_.cuStreamWaitEvent(at(stream), loaded_.events_[event], 0));
+  }
+  Result failure() const { return failure_; }
+
+ private:
+  Stream at(uint32_t stream) const { return stream == 0 ? stream_ : loaded_.streams_[stream - 1]; }
+  const char* name(Result result) {
+    if (result == kSuccess) return nullptr;
+    if (failure_ == kSuccess) failure_ = result;
+    return loaded_.driver_.name_of(result);
+  }
+
+  Loaded& loaded_;
+  const Stream stream_;
+  const std::span<const DevicePointer> addresses_;
+  Result failure_ = kSuccess;
+};
+
+Loaded::Loaded(const Driver& driver, const Executable& executable, Context context)
+    : driver_(driver), executable_(executable), context_(context) {
+  try {
+    driver_.check(driver_.cuModuleLoadData(&module_, executable_.code().image.data()), "cuModuleLoadData");
+    find_kernels();
+    copy_boxes();
+    streams_.resize(executable_.schedule().num_streams - 1);
+    for (Stream& stream : streams_) driver_.check(driver_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
+    events_.resize(executable_.schedule().num_events);
+    for (Event& event : events_) driver_.check(driver_.cuEventCreate(&event, kEventDisableTiming), "cuEventCreate");
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+Loaded::~Loaded() {
+  if (driver_.cuCtxPushCurrent(context_) != kSuccess) return;  // the context is gone, and all that was in it
+  driver_.cuCtxSynchronize();
+  release();
+  Context popped = nullptr;
+  driver_.cuCtxPopCurrent(&popped);
+}
+
+void Loaded::release() noexcept {
+  if (exec_ != nullptr) driver_.cuGraphExecDestroy(exec_);
+  if (graph_ != nullptr) driver_.cuGraphDestroy(graph_);
+  for (const Event event : events_) {
+    if (event != nullptr) driver_.cuEventDestroy(event);
+  }
+  for (const Stream stream : streams_) {
+    if (stream != nullptr) driver_.cuStreamDestroy(stream);
+  }
+  if (boxes_ != 0) driver_.cuMemFree(boxes_);
+  if (module_ != nullptr) driver_.cuModuleUnload(module_);
+}
+
+void Loaded::find_kernels() {
+  const Code& code = executable_.code();
+  for (size_t op = 0; op < code.kernel_of_op.size(); ++op) {
+    const auto number = static_cast<size_t>(code.kernel_of_op[op]);
+    if (number >= kernels_.size()) kernels_.resize(number + 1);
+    Kernel& kernel = kernels_[number];
+    const std::string name = "op" + std::to_string(number);
+    DevicePointer data = 0;
+    size_t bytes = 0;
+    KernelShape shape;
+    driver_.check(driver_.cuModuleGetGlobal(&data, &bytes, module_, (name + "_shape").c_str()), "cuModuleGetGlobal");
+    if (bytes != sizeof shape)
+      throw DeviceError("the code's " + name + "_shape has another size; install one build of aspen_jax");
+    driver_.check(driver_.cuMemcpyDtoH(&shape, data, bytes), "cuMemcpyDtoH");
+    const uint32_t num_addresses = executable_.first_address()[op + 1] - executable_.first_address()[op];
+    if (shape.num_addresses != static_cast<int32_t>(num_addresses)) {
+      throw DeviceError("the code's " + name + " takes " + std::to_string(shape.num_addresses) + " addresses, but op '" +
+                        executable_.graph().op_names[op] + "' has " + std::to_string(num_addresses) +
+                        "; trace the function again");
+    }
+    if (kernel.function != nullptr) continue;
+    driver_.check(driver_.cuModuleGetFunction(&kernel.function, module_, name.c_str()), "cuModuleGetFunction");
+    kernel.threads = static_cast<unsigned>(shape.threads);
+    kernel.shared_bytes = static_cast<unsigned>(shape.shared_bytes);
+    if (shape.shared_bytes > kFreeSharedBytes) {
+      driver_.check(driver_.cuFuncSetAttribute(kernel.function, kMaxDynamicSharedSizeBytes, shape.shared_bytes),
+                    "cuFuncSetAttribute");
+    }
+  }
+}
+
+void Loaded::copy_boxes() {
+  const LaunchGraph& launches = executable_.launches();
+  const Graph& graph = executable_.graph();
+  std::vector<int32_t> boxes;
+  boxes.reserve(graph.boxes.size() + 1);
+  std::vector<size_t> first;
+  for (size_t launch = 0; launch < launches.size(); ++launch) {
+    first.push_back(boxes.size());
+    for (const uint32_t tile : launches.tiles_of(launch)) {
+      const auto box = graph.box_of(tile);
+      boxes.insert(boxes.end(), box.begin(), box.end());
+    }
+  }
+  boxes.push_back(0);  // where all outputs are of rank 0
+  const size_t bytes = boxes.size() * sizeof(int32_t);
+  driver_.check(driver_.cuMemAlloc(&boxes_, bytes), "cuMemAlloc");
+  driver_.check(driver_.cuMemcpyHtoD(boxes_, boxes.data(), bytes), "cuMemcpyHtoD");
+  for (const size_t word : first) boxes_of_.push_back(boxes_ + word * sizeof(int32_t));
+}
+
+Loaded::Arguments Loaded::arguments(uint32_t launch, std::span<const DevicePointer> addresses) {
+  const uint32_t op = executable_.launches().launches[launch].op;
+  // CUDA copies what these point to before it returns, and does not write there.
+  return {{const_cast<DevicePointer*>(addresses.data() + executable_.first_address()[op]), &boxes_of_[launch]}};
+}
+
+KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) const {
+  const Launch& what = executable_.launches().launches[launch];
+  const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[what.op])];
+  return {kernel.function,     what.num_tiles,   1,       1,       kernel.threads, 1, 1,
+          kernel.shared_bytes, arguments.values, nullptr, nullptr, nullptr};
+}
+
+void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addresses) {
+  StreamLauncher launcher(*this, stream, addresses);
+  const Issued issued = issue(executable_.schedule(), launcher);
+  if (issued.error == nullptr) return;
+  const Command& command = executable_.schedule().commands[issued.command];
+  const bool is_launch = command.kind == Command::Kind::kLaunch;
+  const std::string call = is_launch                                ? "cuLaunchKernel for " + executable_.describe(command.index)
+                           : command.kind == Command::Kind::kRecord ? "cuEventRecord"
+                                                                    : "cuStreamWaitEvent";
+  driver_.check(launcher.failure(), call.c_str());
+}
+
+std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const GraphNode> before,
+                                         std::span<const DevicePointer> addresses, std::vector<GraphNode>& nodes) {
+  const auto& parents = executable_.nearest_parents();
+  nodes.assign(parents.size(), nullptr);
+  std::vector<bool> is_last(parents.size(), true);
+  std::vector<GraphNode> after;
+  for (uint32_t launch = 0; launch < parents.size(); ++launch) {
+    after.clear();
+    for (const uint32_t parent : parents[launch]) {
+      after.push_back(nodes[parent]);
+      is_last[parent] = false;
+    }
+    if (after.empty()) after.assign(before.begin(), before.end());
+    Arguments values = arguments(launch, addresses);
+    const KernelNodeParams params = node_params(launch, values);
+    const Result result = driver_.cuGraphAddKernelNode(&nodes[launch], graph, after.data(), after.size(), &params);
+    if (result != kSuccess) driver_.check(result, ("cuGraphAddKernelNode for " + executable_.describe(launch)).c_str());
+  }
+  std::vector<GraphNode> last;
+  for (size_t launch = 0; launch < nodes.size(); ++launch) {
+    if (is_last[launch]) last.push_back(nodes[launch]);
+  }
+  return last;
+}
+
+void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
+  if (exec_ == nullptr) {
+    driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
+    try {
+      add_nodes(graph_, {}, addresses, nodes_);
+      driver_.check(driver_.cuGraphInstantiate(&exec_, graph_, 0), "cuGraphInstantiate");
+    } catch (...) {
+      driver_.cuGraphDestroy(graph_);
+      graph_ = nullptr;
+      exec_ = nullptr;
+      throw;
+    }
+    addresses_.assign(addresses.begin(), addresses.end());
+  }
+  // Weights stay where they are, and results often come to lie where they lay before: so only a few nodes change, if any.
+  const auto& first = executable_.first_address();
+  std::vector<bool> has_moved(first.size() - 1);
+  for (size_t op = 0; op + 1 < first.size(); ++op) {
+    has_moved[op] = !std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], addresses_.begin() + first[op]);
+  }
+  for (uint32_t launch = 0; launch < nodes_.size(); ++launch) {
+    if (!has_moved[executable_.launches().launches[launch].op]) continue;
+    Arguments values = arguments(launch, addresses);
+    const KernelNodeParams params = node_params(launch, values);
+    const Result result = driver_.cuGraphExecKernelNodeSetParams(exec_, nodes_[launch], &params);
+    if (result == kSuccess) continue;
+    addresses_.assign(addresses_.size(), 0);  // some nodes have changed, others not: next time all are written
+    driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
+  }
+  addresses_.assign(addresses.begin(), addresses.end());
+  driver_.check(driver_.cuGraphLaunch(exec_, stream), "cuGraphLaunch");
+}
+
+void Loaded::add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,
+                            std::span<const DevicePointer> addresses) {
+  std::vector<GraphNode> nodes;
+  std::vector<GraphNode> last = add_nodes(graph, before, addresses, nodes);
+  if (last.empty()) return;
+  driver_.check(driver_.cuStreamUpdateCaptureDependencies(stream, last.data(), last.size(), kSetCaptureDependencies),
+                "cuStreamUpdateCaptureDependencies");
+}
+
+}  // namespace aspen::cuda
