@@ -94,6 +94,10 @@ struct Conv2d final : OpState {
     const int64_t depth = merged ? shape.kernel[1] * shape.channels : shape.kernel_channels;
     plan = ProductPlan(shape.kernel[0] * taps_across, depth, shape.out_channels / shape.groups,
                        merged || shape.x_strides[kChannel] != 1 || shape.dtype != DType::kF32);
+    const auto each = [](const int64_t (&pair)[2], int64_t value) { return pair[0] == value && pair[1] == value; };
+    in_line = each(shape.kernel, 1) && each(shape.stride, 1) && each(shape.pad, 0) && shape.x_strides[kChannel] == 1 &&
+              shape.out_height == shape.height && shape.out_width == shape.width &&
+              shape.x_strides[kHeight] == shape.width * shape.x_strides[kWidth];
     zeros.resize(static_cast<size_t>(plan.chunk_depth()));
     // Row k of the weights, counted through the taps, lies at k * w_row where kernel, rows and channels are dense.
     const auto& w = shape.w_strides;
@@ -107,6 +111,7 @@ struct Conv2d final : OpState {
 
   ConvShape shape;
   bool merged;
+  bool in_line;         // the pixels that those of the output read are equally far apart, from one row to the next too
   int64_t taps_across;  // runs in a row of the kernel
   int64_t w_row;
   bool w_in_place;
@@ -132,6 +137,13 @@ struct Pixels {
 
   void point(int64_t pixel, int rows, const Chunk& chunk, const float** pointers, float* gathered) const {
     const ConvShape& s = op.shape;
+    if constexpr (!Narrow<T>) {
+      if (op.in_line && across == s.width) {
+        const T* at = x + args.lo[kHeight] * s.x_strides[kHeight] + pixel * s.x_strides[kWidth] + chunk.begin;
+        for (int r = 0; r < rows; ++r, at += s.x_strides[kWidth]) pointers[r] = at;
+        return;
+      }
+    }
     // Where the window of each pixel starts.
     int64_t top[kBlockRows], left[kBlockRows];
     int64_t row = row_of(pixel) * s.stride[0] - s.pad[0];

@@ -11,7 +11,7 @@ namespace aspen::cpu::ASPEN_TARGET {
 namespace {
 
 template <class T>
-using Micro = void (*)(const Block&, RightOperand<T>, int lanes, float* packed, Ahead) noexcept;
+using Micro = void (*)(const Block&, int64_t at, RightOperand<T>, int lanes, float* packed, const Ahead*) noexcept;
 
 template <int kRows, int kVectors>
 ASPEN_INLINE void prefetch_rows(const float* from, int64_t stride) {
@@ -23,17 +23,20 @@ ASPEN_INLINE void prefetch_rows(const float* from, int64_t stride) {
   }
 }
 
-// kRows x kVectors vectors of sums stay in registers from the first run to the last. `lanes` counts the columns of the last
-// vector and is read only where kPartial; `packed` receives the weights as they are read, where kPack; a line a row of `ahead` is
-// fetched, where kFetch.
+// kRows x kVectors vectors of sums, from column `at` of the block on, stay in registers from the first run to the last. `lanes`
+// counts the columns of the last vector and is read only where kPartial; `packed` receives the weights as they are read, where
+// kPack; a line a row of `ahead` is fetched, where kFetch. All that changes from call to call comes in registers or words of its
+// own: a structure that is written in words and then copied in vectors waits until the sums before it have left for the cache.
 template <class T, int kRows, int kVectors, bool kPartial, bool kPack, bool kFetch = false>
-void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed,
-           [[maybe_unused]] Ahead ahead) noexcept {
+void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed,
+           [[maybe_unused]] const Ahead* ahead) noexcept {
   constexpr int kLast = kVectors - 1;
   constexpr int kVectorsOfCacheLine = kCacheLine / (kLanes * static_cast<int>(sizeof(T)));
   const auto load_columns = [&](const auto* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from, lanes) : load(from);
   };
+  float* const first_out = block.out + at;
+  const int64_t column = block.column + at;
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -42,15 +45,17 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
   }
   // What is written, and read to finish it, mostly lies beyond the L2 cache: ask for it while the sums are worked out.
   if (block.finish != nullptr || block.exact) {
-    prefetch_rows<kRows, kVectors>(block.out, block.out_stride);
+    prefetch_rows<kRows, kVectors>(first_out, block.out_stride);
     if (block.finish != nullptr) {
       for (const Finish::Step* step = block.finish->steps; step != block.finish->steps + block.finish->length; ++step) {
-        if (step->row_stride != 0) prefetch_rows<kRows, kVectors>(step->operand + block.column, step->row_stride);
+        if (step->row_stride != 0) prefetch_rows<kRows, kVectors>(step->operand + column, step->row_stride);
       }
     }
   }
   const T* weights = operand.at;
   const int64_t stride = operand.stride;
+  [[maybe_unused]] const float* fetched = kFetch ? ahead->at : nullptr;
+  [[maybe_unused]] const int64_t fetched_stride = kFetch ? ahead->stride : 0;
   const int64_t depth = block.depth;
   const float* const* pointers = block.pointers;
   for (int64_t run = 0; run < block.runs; ++run, pointers += kBlockRows) {
@@ -71,8 +76,8 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
       }
       if constexpr (kPack) packed += kVectors * kLanes;
       if constexpr (kFetch) {
-        __builtin_prefetch(ahead.at, 0, 2);
-        ahead.at += ahead.stride;
+        __builtin_prefetch(fetched, 0, 2);
+        fetched += fetched_stride;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -83,10 +88,10 @@ void micro(const Block& block, RightOperand<T> operand, [[maybe_unused]] int lan
       weights += stride;
     }
   }
-  if (block.finish != nullptr) finish_in_registers(*block.finish, 0, block.column, sum, load_columns);
+  if (block.finish != nullptr) finish_in_registers(*block.finish, 0, column, sum, load_columns);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    float* out = block.out + r * block.out_stride;
+    float* out = first_out + r * block.out_stride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       if (kPartial && v == kLast) {
@@ -150,15 +155,15 @@ int strip_step(int rows, int64_t vectors) {
 // What is left of an operand beyond the columns that `take` handles.
 template <class T>
 struct Walk {
-  Block block;
+  const Block& block;
   RightOperand<T> weights;
   int64_t columns;
+  int64_t at = 0;
 
   void take(Micro<T> kernel, int64_t width, float* packed) {
-    kernel(block, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed, {});
+    kernel(block, at, weights, static_cast<int>((std::min(width, columns) - 1) % kLanes + 1), packed, nullptr);
     weights.at += width;
-    block.out += width;
-    block.column += width;
+    at += width;
     columns -= width;
   }
   int64_t panel() const { return columns > kLanes ? kPanel : kLanes; }
@@ -244,22 +249,20 @@ void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t 
 }
 
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept {
-  Block part = block;
   const int64_t depth = block.runs * block.depth;
-  for (; columns > 0; columns -= kPanel) {
+  for (int64_t at = 0; columns > 0; columns -= kPanel) {
     const int64_t width = columns > kLanes ? kPanel : kLanes;
     if (columns >= (block.exact ? kPanel : kLanes + 1) && ahead.lines > 0) {
-      kFetching[block.rows - 1](part, {packed, width}, 0, nullptr, ahead);
+      kFetching[block.rows - 1](block, at, {packed, width}, 0, nullptr, &ahead);
       ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
       --ahead.lines;
     } else {
       const int64_t written = block.exact ? std::min(columns, width) : width;
       const int lanes = static_cast<int>((written - 1) % kLanes + 1);
-      panel_kernel<float, false>(block.rows, written)(part, {packed, width}, lanes, nullptr, {});
+      panel_kernel<float, false>(block.rows, written)(block, at, {packed, width}, lanes, nullptr, nullptr);
     }
     packed += depth * width;
-    part.out += width;
-    part.column += width;
+    at += width;
   }
 }
 
@@ -268,24 +271,24 @@ void multiply_panels(const Block& block, const StoredPanels& weights, int64_t ro
   constexpr int64_t kLines = kStoredPanel * sizeof(float) / kCacheLine;
   // Few rows take a panel at once where it is wider than a block.
   const bool whole = kStoredPanel > kPanel && block.rows <= kFewRows && strip_vectors(block.rows, 0) * kLanes == kStoredPanel;
-  Block part = block;
+  int64_t at = 0;
   for (int64_t width; columns > 0; columns -= width) {
     const RightOperand<float> panel{weights.find(row, column), kStoredPanel};
     const int64_t left = std::min(columns, kStoredPanel - column % kStoredPanel);
     if (whole && left == kStoredPanel) {
       width = left;
-      kStrips<float>[block.rows - 1][0](part, panel, 0, nullptr, {});
+      kStrips<float>[block.rows - 1][0](block, at, panel, 0, nullptr, nullptr);
     } else if (left >= kPanel && ahead.lines > 0) {
       width = kPanel;
-      kFetching[block.rows - 1](part, panel, 0, nullptr, ahead);
+      kFetching[block.rows - 1](block, at, panel, 0, nullptr, &ahead);
       ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
       if (--ahead.lines % kLines == 0) ahead.at += (weights.rows - 1) * kStoredPanel;
     } else {
       width = std::min<int64_t>(left, kPanel);
-      panel_kernel<float, false>(block.rows, width)(part, panel, static_cast<int>((width - 1) % kLanes + 1), nullptr, {});
+      panel_kernel<float, false>(block.rows, width)(block, at, panel, static_cast<int>((width - 1) % kLanes + 1), nullptr,
+                                                    nullptr);
     }
-    part.out += width;
-    part.column += width;
+    at += width;
     column += width;
   }
 }
