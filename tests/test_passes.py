@@ -252,9 +252,22 @@ def test_an_exact_convolution_is_not_taken_for_one_of_less_precision():
     assert sorted(kinds(run_passes(program))) == ["conv2d", "winograd", "winograd_weights"]
 
 
-@pytest.mark.parametrize(("size", "channels", "tile"), [(56, 64, 4), (28, 128, 4), (7, 512, 2), (8, 448, 2)])
-def test_winograd_takes_large_patches_unless_their_weights_cost_more_than_they_save(size, channels, tile):
-    x, w = np.ones((1, channels, size, size), np.float32), np.ones((channels, channels, 3, 3), np.float32)
+@pytest.mark.parametrize(
+    ("size", "channels", "window", "tile"),
+    [
+        (56, 64, (3, 3), (4, 4)),
+        (28, 128, (3, 3), (4, 4)),
+        (14, 256, (3, 3), (3, 3)),
+        (7, 512, (3, 3), (2, 2)),
+        (8, 448, (3, 3), (2, 2)),
+        (35, 48, (5, 5), (4, 4)),
+        (17, 192, (1, 7), (1, 6)),
+        (17, 192, (7, 1), (6, 1)),
+        (8, 384, (1, 3), (1, 4)),
+    ],
+)
+def test_winograd_takes_large_patches_unless_their_weights_cost_more_than_they_save(size, channels, window, tile):
+    x, w = np.ones((1, channels, size, size), np.float32), np.ones((channels, channels, *window), np.float32)
     program, _ = traced(lambda x: lax.conv(x, jnp.asarray(w), (1, 1), "SAME"), x)
     result = run_passes(program)
     (op,) = [op for op in result.ops if op.family.name != "block"]

@@ -1,13 +1,15 @@
-"""Winograd's minimal filtering: a 3x3 convolution of stride 1 by patches, with a quarter or 4/9 of the multiplications.
+"""Winograd's minimal filtering: a convolution of stride 1 by patches, with a half to a sixth of the multiplications.
 
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: F(4x4, 3x3), and F(2x2, 3x3) for small images and many
-channels, whose transformed weights are less than half as large. The transforms of the former lose about a decimal digit (the
-largest error is about 1e-5 of the largest output), so the pass that chooses one keeps away from convolutions of higher precision.
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: F(4x4, 3x3), F(2x2, 3x3) for small images and many
+channels, whose transformed weights are less than half as large, and the like for other windows; where a window has one row or one
+column, that axis is left alone. The transforms lose a decimal digit (up to 2e-5 of the largest output are lost), so the pass that
+chooses one keeps away from convolutions of higher precision.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,49 +21,54 @@ from jax import lax
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.toom_cook import weight_transform
 from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
     from aspen_jax.program import Op
 
-TILES = (4, 2)  # outputs of a patch along each axis; two inputs more
-COLUMNS = 32  # of a panel of transformed weights
-
-# The transforms of three weights to the points 0, 1, -1 (and 2, -2) and infinity.
-WEIGHT_TRANSFORMS = {
-    2: np.array([[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]]),
-    4: np.array(
-        [[1 / 4, 0, 0], [-1 / 6] * 3, [-1 / 6, 1 / 6, -1 / 6], [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]
-    ),
+# By window: outputs of a patch, down and across; a patch has as many inputs as these and the window together, less one.
+TILES: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {
+    (3, 3): ((4, 4), (3, 3), (2, 2)),
+    (5, 5): ((4, 4), (2, 2)),
+    (1, 3): ((1, 4), (1, 2)),
+    (3, 1): ((4, 1), (2, 1)),
+    (1, 5): ((1, 4),),
+    (5, 1): ((4, 1),),
+    (1, 7): ((1, 6), (1, 4)),
+    (7, 1): ((6, 1), (4, 1)),
 }
+COLUMNS = 32  # of a panel of transformed weights
 
 # Additions' worth of the transforms, counted with their loads and stores: a point of a patch and a channel, or a column of the
 # weights.
 _INPUT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 17.0, 25.0, 11.0
 
 
-def _points(tile: int) -> int:
-    return (tile + 2) ** 2
+def _points(window: Sequence[int], tile: Sequence[int]) -> int:
+    return math.prod(taps + outputs - 1 for taps, outputs in zip(window, tile, strict=True))
 
 
-def transform_weights(w: Any, tile: int, numpy: Any) -> Any:
-    """W [3,3,C,O] as [points, ceil(O/32), C, 32], by the functions of `numpy` (numpy or jax.numpy)."""
-    transform = numpy.asarray(WEIGHT_TRANSFORMS[tile], w.dtype)
-    points = numpy.einsum("ph,hwco->pwco", transform, w)
-    points = numpy.einsum("qw,pwco->pqco", transform, points)
+def transform_weights(w: Any, tile: Sequence[int], numpy: Any) -> Any:
+    """W [KH,KW,C,O] as [points, ceil(O/32), C, 32], by the functions of `numpy` (numpy or jax.numpy)."""
+    down, across = (
+        numpy.asarray(weight_transform(outputs, taps), w.dtype) for outputs, taps in zip(tile, w.shape[:2], strict=True)
+    )
+    points = numpy.einsum("ph,hwco->pwco", down, w)
+    points = numpy.einsum("qw,pwco->pqco", across, points)
     points = numpy.pad(points, ((0, 0), (0, 0), (0, 0), (0, -w.shape[3] % COLUMNS)))
-    return points.reshape(_points(tile), w.shape[2], -1, COLUMNS).transpose(0, 2, 1, 3)
+    return points.reshape(len(down) * len(across), w.shape[2], -1, COLUMNS).transpose(0, 2, 1, 3)
 
 
 @dataclasses.dataclass(frozen=True)
 class WinogradWeightsAttrs(Attrs):
-    """Attributes of winograd_weights: the outputs of a patch along each axis, 2 or 4."""
+    """Attributes of winograd_weights: the outputs of a patch, down and across."""
 
-    tile: int
+    tile: tuple[int, ...]
 
 
 class WinogradWeights(OpFamily):
-    """w [3,3,C,O] -> [points, ceil(O/32), C, 32], float32: a matrix a point of a patch, in panels of 32 columns."""
+    """w [KH,KW,C,O] -> [points, ceil(O/32), C, 32], float32: a matrix a point of a patch, in panels of 32 columns."""
 
     name = "winograd_weights"
     kernel = "winograd_weights"
@@ -72,19 +79,19 @@ class WinogradWeights(OpFamily):
 
     def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         ((shape, dtype),) = inputs
-        if len(shape) != 4 or shape[:2] != (3, 3) or attrs.tile not in TILES:
+        if len(shape) != 4 or attrs.tile not in TILES.get(shape[:2], ()):
             raise ValueError(f"winograd_weights of {shape} with {attrs}")
-        return (_points(attrs.tile), -(-shape[3] // COLUMNS), shape[2], COLUMNS), dtype
+        return (_points(shape[:2], attrs.tile), -(-shape[3] // COLUMNS), shape[2], COLUMNS), dtype
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         region = np.empty_like(boxes)
-        region[:, :2] = (0, 3)
+        region[:, :2] = [(0, taps) for taps in op.inputs[0].shape[:2]]
         region[:, 2] = boxes[:, 2]
         region[:, 3] = np.minimum(boxes[:, 1] * COLUMNS, op.inputs[0].shape[3])
         return region
 
     def grain(self, op: Op) -> tuple[int, ...]:
-        return (_points(op.attrs.tile), 1, 1, COLUMNS)
+        return (op.output.shape[0], 1, 1, COLUMNS)
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
@@ -102,12 +109,19 @@ class WinogradAttrs(Attrs):
     Attributes:
         padding: (top, bottom, left, right), may be negative.
         columns: output channels; the last panel of the weights may hold more.
-        tile: outputs of a patch along each axis, 2 or 4.
+        window: rows and columns of the weights.
+        tile: outputs of a patch, down and across.
     """
 
     padding: tuple[int, ...]
     columns: int
-    tile: int
+    window: tuple[int, ...]
+    tile: tuple[int, ...]
+
+    @property
+    def points(self) -> int:
+        """Elements of a transformed patch."""
+        return _points(self.window, self.tile)
 
 
 class Winograd(OpFamily):
@@ -123,10 +137,11 @@ class Winograd(OpFamily):
 
     def infer(self, attrs: WinogradAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (u, _) = inputs
-        if len(x) != 4 or attrs.tile not in TILES or u != (_points(attrs.tile), -(-attrs.columns // COLUMNS), x[3], COLUMNS):
-            raise ValueError(f"winograd of {x} by {u} to {attrs.columns} channels")
-        top, bottom, left, right = attrs.padding
-        return (x[0], max(0, x[1] + top + bottom - 2), max(0, x[2] + left + right - 2), attrs.columns), dtype
+        known = attrs.tile in TILES.get(attrs.window, ())
+        if len(x) != 4 or not known or u != (attrs.points, -(-attrs.columns // COLUMNS), x[3], COLUMNS):
+            raise ValueError(f"winograd of {x} by {u} with {attrs}")
+        (down, across), (top, bottom, left, right) = attrs.window, attrs.padding
+        return (x[0], max(0, x[1] + top + bottom + 1 - down), max(0, x[2] + left + right + 1 - across), attrs.columns), dtype
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         region = np.empty((len(boxes), 4, 2), np.int64)
@@ -139,16 +154,17 @@ class Winograd(OpFamily):
         region[:, 0] = boxes[:, 0]
         region[:, 3] = (0, x[3])
         # Patches are whole, whatever becomes of their outputs.
-        for axis, low in ((1, op.attrs.padding[0]), (2, op.attrs.padding[2])):
-            patches = -(-(boxes[:, axis, 1] - boxes[:, axis, 0]) // op.attrs.tile)
+        for axis, low, taps, tile in zip((1, 2), op.attrs.padding[::2], op.attrs.window, op.attrs.tile, strict=True):
+            patches = -(-(boxes[:, axis, 1] - boxes[:, axis, 0]) // tile)
             region[:, axis, 0] = boxes[:, axis, 0] - low
-            region[:, axis, 1] = boxes[:, axis, 0] - low + patches * op.attrs.tile + 2
+            region[:, axis, 1] = boxes[:, axis, 0] - low + patches * tile + taps - 1
             np.clip(region[:, axis], 0, x[axis], out=region[:, axis])
         return region
 
     def grain(self, op: Op) -> tuple[int, ...]:
         _, height, width, columns = op.output.shape
-        return (1, min(op.attrs.tile, height), min(op.attrs.tile, width), min(COLUMNS, columns))
+        down, across = op.attrs.tile
+        return (1, min(down, height), min(across, width), min(COLUMNS, columns))
 
     def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
         return operand.shape[3] == 1 or operand.view.strides()[3] == 1
@@ -156,9 +172,9 @@ class Winograd(OpFamily):
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
         extents = boxes[:, :, 1] - boxes[:, :, 0]
-        points = extents[:, 0] * _points(op.attrs.tile)
-        for axis in (1, 2):
-            points *= -(-extents[:, axis] // op.attrs.tile)
+        points = extents[:, 0] * op.attrs.points
+        for axis, tile in zip((1, 2), op.attrs.tile, strict=True):
+            points *= -(-extents[:, axis] // tile)
         channels, columns = op.inputs[0].shape[3], extents[:, 3]
         flops = points * (2.0 * channels * columns + _INPUT_FLOPS * channels + _OUTPUT_FLOPS * columns)
         x, u = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
@@ -167,9 +183,10 @@ class Winograd(OpFamily):
     def reference(self, attrs: WinogradAttrs, *inputs: jax.Array) -> jax.Array:
         x, u = inputs
         # The weights from their transform, by least squares, then the plain convolution.
-        inverse = jnp.asarray(np.linalg.pinv(WEIGHT_TRANSFORMS[attrs.tile]), x.dtype)
-        points = u.transpose(0, 2, 1, 3).reshape(attrs.tile + 2, attrs.tile + 2, x.shape[3], -1)
-        w = jnp.einsum("hp,wq,pqco->hwco", inverse, inverse, points, precision=lax.Precision.HIGHEST)
+        transforms = [weight_transform(outputs, taps) for outputs, taps in zip(attrs.tile, attrs.window, strict=True)]
+        points = u.transpose(0, 2, 1, 3).reshape(*(len(matrix) for matrix in transforms), x.shape[3], -1)
+        down, across = (jnp.asarray(np.linalg.pinv(matrix), x.dtype) for matrix in transforms)
+        w = jnp.einsum("hp,wq,pqco->hwco", down, across, points, precision=lax.Precision.HIGHEST)
         top, bottom, left, right = attrs.padding
         return lax.conv_general_dilated(
             x,

@@ -1,4 +1,4 @@
-"""Chooses Winograd's filtering for the 3x3 convolutions that it makes cheaper (ops/winograd.py)."""
+"""Chooses Winograd's filtering for the convolutions that it makes cheaper (ops/winograd.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         best = [op]
         source = storage.behind_copy(op.inputs[1], copied) if op.family is CONV2D else None
         is_known = source is not None and source.value in known
-        for tile in TILES if _may_be(op) else ():
+        for tile in TILES.get(op.inputs[1].shape[:2], ()) if _may_be(op) else ():
             weights, product = _rewritten(op, tile)
             candidate = [product] if is_known else [weights, product]
             if machine.are_cheaper(candidate, best):
@@ -45,21 +45,19 @@ def _may_be(op: Op) -> bool:
     return (
         op.family is CONV2D
         and not op.exact
-        and op.inputs[1].shape[:2] == (3, 3)
         and op.attrs.strides == op.attrs.dilation == (1, 1)
         and op.attrs.groups == 1
-        and min(op.output.shape[1:3]) >= min(TILES)
         and op.output.size > 0
         and all(item.dtype == np.float32 for item in op.main_inputs)
     )
 
 
-def _rewritten(op: Op, tile: int) -> tuple[Op, Op]:
+def _rewritten(op: Op, tile: tuple[int, ...]) -> tuple[Op, Op]:
     """The transform of the weights, and the convolution by it."""
     build = Builder()
     build.name, build.source = f"{op.name}/weights", op.source
     u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [op.inputs[1]])
-    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3], tile), [op.inputs[0], u])
+    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3], op.inputs[1].shape[:2], tile), [op.inputs[0], u])
     weights, product = build.ops
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source

@@ -1,0 +1,105 @@
+// winograd_weights: w [KH,KW,C,O] as winograd reads it (winograd.cc), [points, ceil(O/32), C, 32].
+#include <algorithm>
+#include <memory>
+
+#include "shapes.h"
+#include "winograd.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_winograd_weights(const OpSpec& spec);
+
+namespace {
+
+enum { kKernelHeight, kKernelWidth, kKernelIn, kKernelOut };
+
+struct Weights final : OpState {
+  int64_t channels, columns;
+  int64_t strides[4];
+};
+
+template <class P>
+const char* run(const TileArgs& args) noexcept {
+  using Down = typename P::Down;
+  using Across = typename P::Across;
+  constexpr int kTapsDown = Down::kWeights, kTapsAcross = Across::kWeights;
+  const auto& op = *static_cast<const Weights*>(args.state);
+  const auto* w = static_cast<const float*>(args.inputs[0]);
+  auto* out = static_cast<float*>(args.output);
+  const int64_t plane = panels_of(op.columns) * op.channels * kWinogradPanel;
+  for (int64_t panel = args.lo[1]; panel < args.hi[1]; ++panel) {
+    for (int64_t channel = args.lo[2]; channel < args.hi[2]; ++channel) {
+      float columns[kTapsDown][kTapsAcross][kWinogradPanel] = {};
+      const int64_t first = panel * kWinogradPanel, count = std::min(kWinogradPanel, op.columns - first);
+      for (int down = 0; down < kTapsDown; ++down) {
+        for (int across = 0; across < kTapsAcross; ++across) {
+          const float* from = w + down * op.strides[kKernelHeight] + across * op.strides[kKernelWidth] +
+                              channel * op.strides[kKernelIn] + first * op.strides[kKernelOut];
+          if (op.strides[kKernelOut] == 1) {
+            std::copy_n(from, count, columns[down][across]);
+          } else {
+            for (int64_t k = 0; k < count; ++k) columns[down][across][k] = from[k * op.strides[kKernelOut]];
+          }
+        }
+      }
+      float* const to = out + (panel * op.channels + channel) * kWinogradPanel;
+      // The tile's box may hold some of the points and some of the columns only.
+      for (int64_t k = args.lo[3] / kLanes * kLanes; k < args.hi[3]; k += kLanes) {
+        Floats across[Across::kPatch][kTapsDown];
+        for (int row = 0; row < kTapsDown; ++row) {
+          Floats g[kTapsAcross], points[Across::kPatch];
+          for (int column = 0; column < kTapsAcross; ++column) g[column] = load(columns[row][column] + k);
+          Across::weights(g, points);
+          for (int column = 0; column < Across::kPatch; ++column) across[column][row] = points[column];
+        }
+        for (int column = 0; column < Across::kPatch; ++column) {
+          Floats down[Down::kPatch];
+          Down::weights(across[column], down);
+          for (int row = 0; row < Down::kPatch; ++row) {
+            const int64_t point = row * Across::kPatch + column;
+            if (point < args.lo[0] || point >= args.hi[0]) continue;
+            float* const lanes = to + point * plane + k;
+            if (k >= args.lo[3] && k + kLanes <= args.hi[3]) {
+              store(lanes, down[row]);
+              continue;
+            }
+            for (int64_t lane = std::max<int64_t>(k, args.lo[3]); lane < std::min<int64_t>(k + kLanes, args.hi[3]); ++lane) {
+              lanes[lane - k] = down[row][lane - k];
+            }
+          }
+        }
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+PreparedOp prepare_winograd_weights(const OpSpec& spec) {
+  if (spec.inputs.size() != 1) throw GraphError("winograd_weights needs one input, w");
+  const TensorView& w = spec.inputs[0];
+  check_rank(w, 4, "winograd_weights' input");
+  check_rank(spec.output, 4, "winograd_weights' output");
+  check_float32(w, "winograd_weights' input");
+  check_float32(spec.output, "winograd_weights' output");
+  check_dense(spec.output, "winograd_weights' output");
+  WordReader words(spec.params);
+  const auto tile = words.list(2, "winograd_weights' outputs of a patch");
+  if (words.integer(0, 0, "winograd_weights' mark for a block program") != 0 || !words.done()) {
+    throw GraphError("winograd_weights takes no epilogue");
+  }
+  const PatchShape shape{{tile[0], tile[1]}, {w.shape[kKernelHeight], w.shape[kKernelWidth]}};
+  const auto run_tile = visit_patch<RunTile>(shape, []<class P>(P) -> RunTile { return run<P>; });
+  const int64_t wanted[4] = {shape.points(), panels_of(w.shape[kKernelOut]), w.shape[kKernelIn], kWinogradPanel};
+  if (!std::equal(wanted, wanted + 4, spec.output.shape)) {
+    throw GraphError("winograd_weights of " + describe(w) + " does not give " + describe(spec.output));
+  }
+  auto op = std::make_unique<Weights>();
+  op->channels = w.shape[kKernelIn];
+  op->columns = w.shape[kKernelOut];
+  for (int i = 0; i < 4; ++i) op->strides[i] = used_stride(w, i);
+  return {std::move(op), run_tile, 0};
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET
