@@ -41,6 +41,7 @@ inline constexpr int kMaxDynamicSharedSizeBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_D
 inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kSetCaptureDependencies = 1;
+inline constexpr int kCaptureOnlyThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
@@ -87,7 +88,9 @@ class DeviceError : public std::runtime_error {
                                       "cuMemsetD8_v2", (DevicePointer data, unsigned char value, size_t bytes))                  \
                                       visit(cuStreamCreate, "cuStreamCreate", (Stream * stream, unsigned flags)) visit(          \
                                           cuStreamDestroy, "cuStreamDestroy_v2", (Stream stream))                                \
-                                          visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit(     \
+                                          visit(cuStreamBeginCapture, "cuStreamBeginCapture_v2", (Stream stream, int mode)) \
+  visit(cuStreamEndCapture, "cuStreamEndCapture", (Stream stream, DeviceGraph* graph)) \
+  visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit(     \
                                               cuStreamSynchronize, "cuStreamSynchronize",                                        \
                                               (Stream stream)) visit(cuStreamWaitEvent, "cuStreamWaitEvent",                     \
                                                                      (Stream stream, Event event, unsigned flags))               \

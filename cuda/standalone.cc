@@ -2,27 +2,49 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace aspen::cuda {
+namespace {
+
+// Memory of the device, one block a buffer of the graph.
+class Buffers {
+ public:
+  explicit Buffers(const Driver& driver) : driver_(driver) {}
+  ~Buffers() {
+    for (const DevicePointer address : addresses_) {
+      if (address != 0) driver_.cuMemFree(address);
+    }
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  // Filled with a pattern that is NaN for floats.
+  DevicePointer take(int64_t bytes) {
+    const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+    addresses_.push_back(0);
+    driver_.check(driver_.cuMemAlloc(&addresses_.back(), size), "cuMemAlloc");
+    driver_.check(driver_.cuMemsetD8(addresses_.back(), 0xff, size), "cuMemsetD8");
+    return addresses_.back();
+  }
+  std::span<const DevicePointer> all() const { return addresses_; }
+
+ private:
+  const Driver& driver_;
+  std::vector<DevicePointer> addresses_;
+};
+
+}  // namespace
 
 Standalone::Standalone(std::unique_ptr<Executable> executable) : driver_(Driver::get()), executable_(std::move(executable)) {
   int count = 0;
   driver_.check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
-  if (count == 0) throw DeviceError("there is no GPU here; run on the CPU");
+  if (count == 0) throw DeviceError("there is no GPU here; run on the CPU (JAX_PLATFORMS=cpu)");
   driver_.check(driver_.cuDeviceGet(&device_, 0), "cuDeviceGet");
   driver_.check(driver_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
     const Current current(driver_, context_);
     driver_.check(driver_.cuStreamCreate(&stream_, kStreamNonBlocking), "cuStreamCreate");
-    std::vector<int64_t> bytes;
-    const Graph& graph = executable_->graph();
-    for (const int32_t value : graph.operands) bytes.push_back(graph.values[value].bytes);
-    for (const int32_t value : graph.results) bytes.push_back(graph.values[value].bytes);
-    bytes.push_back(graph.workspace_bytes);
-    for (const int64_t size : bytes) {
-      buffers_.push_back(0);
-      driver_.check(driver_.cuMemAlloc(&buffers_.back(), static_cast<size_t>(std::max<int64_t>(size, 1))), "cuMemAlloc");
-    }
   } catch (...) {
     release();
     throw;
@@ -33,36 +55,63 @@ Standalone::~Standalone() { release(); }
 
 void Standalone::release() noexcept {
   executable_.reset();
-  if (driver_.cuCtxPushCurrent(context_) == kSuccess) {
-    for (const DevicePointer buffer : buffers_) {
-      if (buffer != 0) driver_.cuMemFree(buffer);
-    }
-    if (stream_ != nullptr) driver_.cuStreamDestroy(stream_);
+  if (stream_ != nullptr && driver_.cuCtxPushCurrent(context_) == kSuccess) {
+    driver_.cuStreamDestroy(stream_);
     Context popped = nullptr;
     driver_.cuCtxPopCurrent(&popped);
   }
   driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
-void Standalone::run(std::span<const void* const> operands, std::span<void* const> results) {
+void Standalone::run(std::span<const void* const> operands, std::span<void* const> results, bool captured) {
   const Graph& graph = executable_->graph();
   const Current current(driver_, context_);
+  Buffers buffers(driver_);
+  const auto bytes_of = [&](int32_t value) { return static_cast<size_t>(graph.values[static_cast<size_t>(value)].bytes); };
   for (size_t i = 0; i < operands.size(); ++i) {
-    const auto bytes = static_cast<size_t>(graph.values[graph.operands[i]].bytes);
-    if (bytes != 0) driver_.check(driver_.cuMemcpyHtoD(buffers_[i], operands[i], bytes), "cuMemcpyHtoD");
+    const size_t bytes = bytes_of(graph.operands[i]);
+    const DevicePointer data = buffers.take(static_cast<int64_t>(bytes));
+    if (bytes != 0) driver_.check(driver_.cuMemcpyHtoD(data, operands[i], bytes), "cuMemcpyHtoD");
   }
-  const auto poison = [&](DevicePointer data, int64_t bytes) {
-    if (bytes != 0) driver_.check(driver_.cuMemsetD8(data, 0xff, static_cast<size_t>(bytes)), "cuMemsetD8");
-  };
-  for (size_t i = 0; i < results.size(); ++i) poison(buffers_[operands.size() + i], graph.values[graph.results[i]].bytes);
-  poison(buffers_.back(), graph.workspace_bytes);
+  for (const int32_t value : graph.results) buffers.take(graph.values[static_cast<size_t>(value)].bytes);
+  buffers.take(graph.workspace_bytes);
   driver_.check(driver_.cuCtxSynchronize(), "cuCtxSynchronize");
-  executable_->run(stream_, buffers_);
+  try {
+    give(buffers.all(), captured);
+  } catch (...) {
+    driver_.cuStreamSynchronize(stream_);  // before the memory is given back
+    throw;
+  }
   driver_.check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
   for (size_t i = 0; i < results.size(); ++i) {
-    const auto bytes = static_cast<size_t>(graph.values[graph.results[i]].bytes);
-    if (bytes != 0) driver_.check(driver_.cuMemcpyDtoH(results[i], buffers_[operands.size() + i], bytes), "cuMemcpyDtoH");
+    const size_t bytes = bytes_of(graph.results[i]);
+    if (bytes == 0) continue;
+    driver_.check(driver_.cuMemcpyDtoH(results[i], buffers.all()[operands.size() + i], bytes), "cuMemcpyDtoH");
   }
+}
+
+void Standalone::give(std::span<const DevicePointer> buffers, bool captured) {
+  if (!captured) return executable_->run(stream_, buffers);
+  executable_->load(stream_);
+  driver_.check(driver_.cuStreamBeginCapture(stream_, kCaptureOnlyThisThread), "cuStreamBeginCapture");
+  DeviceGraph graph = nullptr;
+  GraphExec exec = nullptr;
+  try {
+    executable_->run(stream_, buffers);
+  } catch (...) {
+    driver_.cuStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) driver_.cuGraphDestroy(graph);
+    throw;
+  }
+  driver_.check(driver_.cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
+  const Result made = driver_.cuGraphInstantiate(&exec, graph, 0);
+  const Result launched = made == kSuccess ? driver_.cuGraphLaunch(exec, stream_) : kSuccess;
+  const Result done = launched == kSuccess ? driver_.cuStreamSynchronize(stream_) : kSuccess;
+  if (made == kSuccess) driver_.cuGraphExecDestroy(exec);
+  driver_.cuGraphDestroy(graph);
+  driver_.check(made, "cuGraphInstantiate");
+  driver_.check(launched, "cuGraphLaunch");
+  driver_.check(done, "cuStreamSynchronize");
 }
 
 }  // namespace aspen::cuda

@@ -1,4 +1,4 @@
-// A run on a GPU without XLA, from memory of the host to memory of the host: for checks of kernels and executors.
+// Runs on a GPU without XLA, from memory of the host to memory of the host: for checks of kernels and executors.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,9 @@
 
 namespace aspen::cuda {
 
-// The first GPU's memory and stream for runs of an executable.
 class Standalone {
  public:
-  // Throws DeviceError.
+  // On the first GPU. Throws DeviceError.
   explicit Standalone(std::unique_ptr<Executable> executable);
   ~Standalone();
   Standalone(const Standalone&) = delete;
@@ -19,19 +18,19 @@ class Standalone {
 
   const Graph& graph() const { return executable_->graph(); }
 
-  // Copies operands in, runs, copies results out. Results are filled with a pattern of NaN before. One run at a time. Throws
-  // DeviceError.
-  void run(std::span<const void* const> operands, std::span<void* const> results);
+  // Copies operands to memory of the device that is taken for this run, runs, and copies results back; results and workspace are
+  // NaN before. If `captured` the run is captured into a CUDA graph first, as XLA does. Throws DeviceError.
+  void run(std::span<const void* const> operands, std::span<void* const> results, bool captured);
 
  private:
   void release() noexcept;
+  void give(std::span<const DevicePointer> buffers, bool captured);
 
   const Driver& driver_;
   std::unique_ptr<Executable> executable_;
   Device device_ = 0;
   Context context_ = nullptr;
   Stream stream_ = nullptr;
-  std::vector<DevicePointer> buffers_;
 };
 
 }  // namespace aspen::cuda

@@ -26,6 +26,7 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 _FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
 
 _RUN = """\
+extern "C" {{ int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}}; }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
   for (int tile = 0; tile < tiles; ++tile) {{
     const auto memory = std::make_unique<{op}::Memory>();
@@ -42,7 +43,7 @@ def source(ops: Sequence[Op]) -> str:
     return "\n".join([*includes, translation_unit(ops, _RUN)])
 
 
-def compiled(text: str) -> ctypes.CDLL:
+def compiled(text: str) -> Path:
     """The library of a source, compiled once."""
     library = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.so"
     if not library.exists():
@@ -55,7 +56,7 @@ def compiled(text: str) -> ctypes.CDLL:
             check=False,
         )
         assert done.returncode == 0, done.stderr[:4000] + "\n" + text
-    return ctypes.CDLL(str(library))
+    return library
 
 
 def aligned(nbytes: int, fill: int) -> np.ndarray:
@@ -69,7 +70,7 @@ def run(
     program: Program, graph: TileGraph, *arrays: np.ndarray, num_streams: int = 4, fewest_tiles: int = 2, seed: int = 0
 ) -> list[np.ndarray]:
     """The results of a program and its graph, launched from streams that are served in a random order."""
-    library = compiled(source(program.ops))
+    library = ctypes.CDLL(str(compiled(source(program.ops))))
     buffers = []
     for array in (*arrays, *graph.constants):
         buffers.append(aligned(array.nbytes, 0))

@@ -68,17 +68,26 @@ def compile_ops(ops: Sequence[Op], architecture: str) -> Code:
         CompilerMissing: NVRTC or CuPy is not installed.
         AspenError: NVRTC refuses the code.
     """
-    distinct: dict[str, int] = {}
-    firsts = []
-    numbers = []
-    for op in ops:
-        text = translation_unit([op], "")
-        if text not in distinct:
-            distinct[text] = len(distinct)
-            firsts.append(op)
-        numbers.append(distinct[text])
+    firsts, numbers = distinct(ops)
     image = compiled(kernels(firsts), architecture)
     return Code(np.frombuffer(image, np.uint8), np.array(numbers, np.int32))
+
+
+def distinct(ops: Sequence[Op]) -> tuple[list[Op], list[int]]:
+    """Ops of different code, and for each of `ops` which one of those stands for it.
+
+    Raises:
+        UnsupportedOp: there is no CUDA code for one of them.
+    """
+    known: dict[str, int] = {}
+    firsts, numbers = [], []
+    for op in ops:
+        text = translation_unit([op], "")
+        if text not in known:
+            known[text] = len(known)
+            firsts.append(op)
+        numbers.append(known[text])
+    return firsts, numbers
 
 
 def compiled(source: str, architecture: str) -> bytes:

@@ -1,0 +1,60 @@
+"""Graphs on the first GPU without XLA: for checks of kernels and executors."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+
+from aspen_jax import _engine
+from aspen_jax.cuda.image import Code
+from aspen_jax.errors import InputError
+from aspen_jax.tilegraph import TileGraph
+
+
+class Executor(enum.IntEnum):
+    """How a graph is given to a GPU (cuda/executable.h)."""
+
+    STREAM = 0
+    GRAPH = 1
+
+
+class DeviceRun:
+    """A graph loaded on the first GPU."""
+
+    def __init__(self, graph: TileGraph, code: Code, executor: Executor):
+        """Reads the graph; the GPU is first used by a run.
+
+        Raises:
+            EngineError: there is no driver, or no GPU.
+            InputError: the code is not the graph's.
+        """
+        self._graph = graph
+        self._run = _engine.CudaRun(graph.to_bytes(), code.image.tobytes(), code.kernels.tolist(), int(executor))
+
+    def run(self, *operands: Any, captured: bool = False) -> list[np.ndarray]:
+        """The graph's results.
+
+        Args:
+            *operands: an array for each operand of the graph that is no constant.
+            captured: whether the run is captured into a CUDA graph, as XLA's command buffers are.
+
+        Raises:
+            InputError: the arrays are not those of the graph.
+            EngineError: the GPU refuses something; the message names op and tiles.
+        """
+        arrays = []
+        given = [*operands, *self._graph.constants]
+        if len(given) != len(self._graph.operands):
+            wanted = len(self._graph.operands) - len(self._graph.constants)
+            raise InputError(f"the graph takes {wanted} operands, but {len(operands)} were given; pass one for each")
+        for number, (operand, value) in enumerate(zip(given, self._graph.operands.tolist(), strict=True)):
+            shape, dtype = self._graph.value(value)
+            array = np.ascontiguousarray(operand).reshape(np.shape(operand))
+            if array.shape != shape or array.dtype != dtype:
+                raise InputError(f"operand {number} is {array.dtype}{list(array.shape)}, but the graph takes {dtype}{list(shape)}")
+            arrays.append(array)
+        results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
+        self._run.run([array.ctypes.data for array in arrays], [result.ctypes.data for result in results], captured)
+        return results

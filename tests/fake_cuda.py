@@ -1,0 +1,34 @@
+"""The fake of CUDA's driver (fake_cuda.cc), compiled and loaded: what asks for libcuda.so.1 from now on gets it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from aspen_jax.cuda.image import Code, distinct
+from aspen_jax.program import Program
+from tests import cuda_host
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The fake. Where the real driver is loaded it would come too late."""
+    library = Path(tempfile.mkdtemp(prefix="aspen-fake-cuda-")) / "libcuda.so.1"
+    source = Path(__file__).with_name("fake_cuda.cc")
+    command = [str(cuda_host.COMPILER), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command += [f"-I{cuda_host.ROOT}", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def code_of(program: Program) -> Code:
+    """The code of a program's ops for the fake: a library of the host."""
+    firsts, numbers = distinct(program.ops)
+    library = cuda_host.compiled(cuda_host.source(firsts))
+    return Code(np.frombuffer(library.read_bytes(), np.uint8), np.array(numbers, np.int32))

@@ -1,0 +1,186 @@
+"""Executors on the fake of CUDA's driver: results, what they leave behind, and what happens when any call fails."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import apu, frontend
+from aspen_jax.cuda.device_run import DeviceRun, Executor
+from aspen_jax.cuda.image import Code
+from aspen_jax.errors import EngineError, InputError
+from aspen_jax.passes import run_passes
+from aspen_jax.tilegraph import TileGraph
+from tests import cuda_host, fake_cuda
+from tests.test_cuda_kernels import LEFT_OUT
+from tests.test_kernels import TINY_TILES
+from tests.test_tilegraph import small_net
+
+pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+
+EXECUTORS = [(Executor.STREAM, False), (Executor.GRAPH, False), (Executor.STREAM, True)]
+
+
+def network(params, x):
+    """Branches, so that streams wait for each other."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    for i, (w, v, b) in enumerate(params):
+        left = jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers) + b)
+        right = lax.conv_general_dilated(x, v, (1, 1), "SAME", dimension_numbers=numbers)
+        x = lax.reduce_window(left * jnp.tanh(right), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME") + i
+    return x, x.sum((1, 2))
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class Example(NamedTuple):
+    """A graph, its code, random arguments of the function by a seed, and a graph's operands from arguments."""
+
+    graph: TileGraph
+    code: Code
+    arguments: Callable
+    operands: Callable
+
+
+@pytest.fixture(scope="module")
+def example():
+    params = [(random(i, 3, 3, 8, 8) / 8, random(i + 9, 1, 1, 8, 8) / 3, random(i + 20, 8)) for i in range(3)]
+
+    def arguments(seed):
+        return params, random(seed, 2, 24, 20, 8)
+
+    with jax.default_matmul_precision("highest"):
+        jaxpr = jax.make_jaxpr(network)(*arguments(0))
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    (part,) = trace.parts
+    program = run_passes(part, LEFT_OUT)
+
+    def operands(given):
+        values = dict(zip(trace.inputs, jax.tree.leaves(given), strict=True))
+        return [values[value] for value in part.inputs]
+
+    return Example(apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program), arguments, operands)
+
+
+def is_right(results, arguments):
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(network)(*arguments)
+    return all(
+        np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max() for ours, theirs in zip(results, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_executors(example, executor, captured):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    live = fake.fake_cuda_live()
+    run = DeviceRun(graph, code, executor)
+    for seed in range(5):
+        fake.fake_cuda_seed(seed)
+        given = arguments(seed)
+        # The memory is another one each time: nodes must follow.
+        assert is_right(run.run(*operands(given), captured=captured), given)
+        assert fake.fake_cuda_current() == 0
+    del run
+    gc.collect()
+    assert fake.fake_cuda_live() == live
+
+
+FALLIBLE = {
+    (Executor.STREAM, False): ["cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"],
+    (Executor.GRAPH, False): ["cuGraphCreate", "cuGraphAddKernelNode", "cuGraphInstantiate", "cuGraphLaunch"],
+    (Executor.STREAM, True): ["cuStreamBeginCapture", "cuGraphAddKernelNode", "cuStreamUpdateCaptureDependencies"],
+}
+AT_LOAD = ["cuModuleLoadData", "cuModuleGetGlobal", "cuModuleGetFunction", "cuMemAlloc", "cuMemcpyHtoD", "cuStreamCreate"]
+
+
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, captured):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    live, given = fake.fake_cuda_live(), arguments(1)
+    for call in [*AT_LOAD, "cuEventCreate", "cuStreamGetCtx", *FALLIBLE[executor, captured]]:
+        for countdown in (0, 3):
+            fake.fake_cuda_fail(call.encode(), countdown)
+            try:
+                run = DeviceRun(graph, code, executor)
+                run.run(*operands(given), captured=captured)
+            except EngineError as error:
+                assert re.search(rf"^{call}( for tiles \d+ to \d+ of op '.+')? failed with CUDA_ERROR_LAUNCH_FAILED \(", str(error))
+                assert ("of op" in str(error)) == (call in ("cuLaunchKernel", "cuGraphAddKernelNode"))
+                assert "start again, or run on the CPU" in str(error)
+                failed = True
+            else:
+                failed = False
+            assert failed or countdown
+            fake.fake_cuda_fail(b"", 0)
+            assert fake.fake_cuda_current() == 0
+            run = DeviceRun(graph, code, executor)
+            assert is_right(run.run(*operands(given), captured=captured), given)
+            del run
+            gc.collect()
+            assert fake.fake_cuda_live() == live
+
+
+def test_nodes_are_written_again_after_a_failure(example):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    run = DeviceRun(graph, code, Executor.GRAPH)
+    given = arguments(2)
+    run.run(*operands(given))
+    fake.fake_cuda_fail(b"cuGraphExecKernelNodeSetParams", 2)
+    with pytest.raises(EngineError, match="cuGraphExecKernelNodeSetParams for tiles .* of op"):
+        run.run(*operands(given))
+    assert is_right(run.run(*operands(given)), given)
+
+
+def test_what_does_not_belong_together_is_refused(example):
+    fake_cuda.load()
+    graph, code, arguments, operands = example
+    with pytest.raises(InputError, match="there is code for 1 ops, but the graph has"):
+        DeviceRun(graph, Code(code.image, code.kernels[:1]), Executor.STREAM)
+    with pytest.raises(InputError, match="kernel -1 is not one of"):
+        DeviceRun(graph, Code(code.image, np.full_like(code.kernels, -1)), Executor.STREAM)
+    with pytest.raises(EngineError, match="takes . addresses, but op .* has"):
+        swapped = Code(code.image, np.zeros_like(code.kernels))
+        DeviceRun(graph, swapped, Executor.STREAM).run(*operands(arguments(0)))
+    with pytest.raises(EngineError, match="compiled for another GPU"):
+        DeviceRun(graph, Code(np.zeros(64, np.uint8), code.kernels), Executor.STREAM).run(*operands(arguments(0)))
+    run = DeviceRun(graph, code, Executor.STREAM)
+    with pytest.raises(InputError, match="the graph takes 10 operands, but 0 were given"):
+        run.run()
+    with pytest.raises(InputError, match=r"operand 0 is float64\[2\], but the graph takes float32\["):
+        run.run(*[np.zeros(2)] * 10)
+
+
+def test_without_a_driver(tmp_path):
+    if shutil.which("nvidia-smi") is not None:
+        pytest.skip("there may be a driver")
+    graph = tmp_path / "net.aspen"
+    small_net().save(graph)
+    program = f"""
+from aspen_jax.cuda.device_run import DeviceRun, Executor
+from aspen_jax.cuda.image import Code
+from aspen_jax.errors import EngineError
+from aspen_jax.tilegraph import TileGraph
+import numpy as np
+graph = TileGraph.load({str(graph)!r})
+try:
+    DeviceRun(graph, Code(np.zeros(4, np.uint8), np.zeros(graph.num_ops, np.int32)), Executor.STREAM)
+except EngineError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "CUDA's driver is not here (libcuda.so.1); install NVIDIA's driver, or run on the CPU" in done.stdout
