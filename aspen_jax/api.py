@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from aspen_jax import arguments, primitive
+from aspen_jax.choices import DEVICES, Choices
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.weights import Layouts, restore
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 @overload
@@ -77,11 +76,11 @@ def aspen(
         raise InputError(f"aspen cannot decorate a {type(fun).__name__}; put @aspen below @{type(fun).__name__}")
     if not callable(fun):
         raise InputError(f"aspen decorates callables, not {fun!r}; options are keywords, as in @aspen(strict=True)")
-    if device not in _DEVICES:
-        raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, _DEVICES))}")
+    if device not in DEVICES:
+        raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
-    return AspenFunction(fun, weights=_check_weights(fun, weights), device=device, strict=strict)
+    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=Choices(strict=strict, device=device))
 
 
 class AspenFunction(Generic[P, R]):
@@ -91,15 +90,14 @@ class AspenFunction(Generic[P, R]):
     __name__: str
     __qualname__: str
 
-    def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], device: str, strict: bool):
+    def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], choices: Choices):
         # A callable object's attributes are its own, so __dict__ is not copied from it.
         functools.update_wrapper(self, fun, updated=())
         named = fun.func if isinstance(fun, functools.partial) else fun
         self.__name__ = getattr(named, "__name__", type(named).__name__)
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
         self._weights = weights
-        self._device = device
-        self._strict = strict
+        self._choices = choices
         self._jitted = self._new_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
@@ -110,7 +108,7 @@ class AspenFunction(Generic[P, R]):
             undecorated: Callable[..., Any] = self.__wrapped__
             return undecorated(*restore(args), **restore(kwargs))
         try:
-            if self._weights:
+            if self._weights and self._is_for_cpu():
                 args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
             return self._on_arguments(self._jitted, args, kwargs)
         except (RuntimeError, ValueError) as error:
@@ -138,9 +136,13 @@ class AspenFunction(Generic[P, R]):
         """
         return self._layouts.prepare(self._jaxpr, args, kwargs)
 
+    def _is_for_cpu(self) -> bool:
+        """Whether weights are worth storing in another order, which only the CPU's kernels ask for."""
+        return self._choices.device == "cpu" or (self._choices.device == "auto" and jax.default_backend() == "cpu")
+
     def _new_jit(self) -> Any:
         """The function under `jax.jit`, with nothing compiled yet."""
-        return jax.jit(_traceable(self.__wrapped__, self.__name__, self._strict), static_argnums=0)
+        return jax.jit(_traceable(self.__wrapped__, self.__name__, self._choices), static_argnums=0)
 
     def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
@@ -224,19 +226,17 @@ class AspenFunction(Generic[P, R]):
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
         """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
         from aspen_jax.compile import Options, compile_jaxpr
+        from aspen_jax.cuda.call import cuda_options
 
+        choices = self._choices._replace(strict=False)
+        options = cuda_options(choices) if choices.device == "cuda" else Options(choices)
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
         calls = [equation for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
-        return jaxpr, [compile_jaxpr(call.params["jaxpr"], Options(strict=False)) for call in calls]
+        return jaxpr, [compile_jaxpr(call.params["jaxpr"], options) for call in calls]
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
     ) -> Any:
-        if self._device == "cuda":
-            raise AspenError(
-                f"{self.__name__} was decorated with device='cuda', but this build of aspen_jax has no CUDA back-end; "
-                "use device='auto' or device='cpu'"
-            )
         leaves, tree = jax.tree.flatten((args, kwargs))
         try:
             structure, traced = arguments.split(
@@ -270,7 +270,7 @@ class AspenFunction(Generic[P, R]):
         functions = self._of_instance
         if key not in functions:
             marks = tuple(mark if isinstance(mark, str) or mark < 0 else mark - 1 for mark in self._weights if mark != 0)
-            method = AspenFunction(_method(self.__wrapped__, instance), weights=marks, device=self._device, strict=self._strict)
+            method = AspenFunction(_method(self.__wrapped__, instance), weights=marks, choices=self._choices)
             functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
         return functions[key][1]
 
@@ -319,7 +319,7 @@ class BoundAspenFunction:
         return f"<aspen of {self.__wrapped__!r}>"
 
 
-def _traceable(fun: Callable[..., Any], name: str, strict: bool) -> Callable[..., Any]:
+def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable[..., Any]:
     """`fun` as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
 
     def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
@@ -329,7 +329,7 @@ def _traceable(fun: Callable[..., Any], name: str, strict: bool) -> Callable[...
             return fun(*args, **kwargs)
 
         args, kwargs = structure.traced(leaves)
-        return primitive.call(on_traced, args, kwargs, strict=strict)
+        return primitive.call(on_traced, args, kwargs, choices=choices)
 
     traceable.__name__ = traceable.__qualname__ = name
     return traceable

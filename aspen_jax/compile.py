@@ -1,4 +1,4 @@
-"""jaxpr -> what a CPU lowering calls: one custom call for each tileable part, ordinary JAX for the rest."""
+"""jaxpr -> what a lowering calls: one custom call for each tileable part, ordinary JAX for the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend import core, source_info_util
 
 from aspen_jax import apu, control_flow, frontend, runtime, sharding
+from aspen_jax.choices import Choices
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
@@ -23,21 +24,28 @@ from aspen_jax.tilegraph import TileGraph
 _LONGEST_SCOPE = 120
 
 
+def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
+    """The part as a custom call of the CPU."""
+    return runtime.engine_call(part.graph_bytes, results, *operands)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What changes how a function is compiled.
 
     Attributes:
-        strict: refuse a function that cannot be tiled as a whole.
+        choices: what the decorator was told.
         disabled_passes: passes that are left out, by name.
         num_workers: how many DSEs tiles are shaped for.
         machine: the cost model, with what was measured for so many; that of this machine if None.
+        call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
 
-    strict: bool = False
+    choices: Choices = Choices()  # noqa: RUF009 - immutable
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
     machine: apu.Machine | None = None
+    call: Callable[..., list[Any]] = call_engine
 
     def __post_init__(self) -> None:
         if self.machine is None:
@@ -79,7 +87,7 @@ class Part:
         constants = [array for _, array in self.program.constants]
         results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
         with jax.named_scope(self.scope):
-            return runtime.engine_call(self.graph_bytes, results, *operands, *constants)
+            return self.options.call(self, results, *operands, *constants)
 
     def call_partitionable(self, *operands: Any) -> list[Any]:
         """The custom call where more than one device shares the work: each runs its own entries of the batch, if that can be."""
@@ -135,7 +143,7 @@ class Compiled:
         return tuple(body for item in direct for body in (item, *item.bodies))
 
     def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
-        """The function on flat arguments, as JAX operations; for use under a trace, on the CPU platform.
+        """The function on flat arguments, as JAX operations; for use under a trace.
 
         Args:
             *arguments: arrays.
@@ -174,7 +182,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     """Cut, rewrite, tile and encode a function; the result is remembered as long as the jaxpr lives.
 
     Raises:
-        UnsupportedError: `options.strict`, and an equation has no tile kernel.
+        UnsupportedError: `options.choices.strict`, and an equation has no tile kernel.
     """
     with _lock:
         known = _compiled.get(jaxpr.jaxpr, {}).get(options)
@@ -183,7 +191,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
         return known
     trace = frontend.trace(jaxpr)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
-    if options.strict and refused:
+    if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))
     steps = tuple(Part.build(step, options) if isinstance(step, Program) else _tile_bodies(step, options) for step in trace.steps)
     compiled = Compiled(tuple(jaxpr.consts), trace, steps, options)
@@ -195,7 +203,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
 def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
     if not control_flow.is_control_flow(fallback.equation):
         return fallback
-    equation = control_flow.with_tiled_bodies(fallback.equation, strict=options.strict)
+    equation = control_flow.with_tiled_bodies(fallback.equation, choices=options.choices)
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
     reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
     return dataclasses.replace(fallback, equation=equation, reason=reason)

@@ -9,6 +9,7 @@ from typing import Any
 from jax.extend import core
 
 from aspen_jax import cost
+from aspen_jax.choices import Choices
 from aspen_jax.primitive import aspen_call_p, parameters, prune, why_inlined
 
 # Parameters that hold the bodies.
@@ -20,13 +21,13 @@ def is_control_flow(equation: core.JaxprEqn) -> bool:
     return equation.primitive.name in _BODIES
 
 
-def with_tiled_bodies(equation: core.JaxprEqn, *, strict: bool) -> core.JaxprEqn:
+def with_tiled_bodies(equation: core.JaxprEqn, *, choices: Choices) -> core.JaxprEqn:
     """The equation with each body that is worth a custom call as one `aspen_call`."""
     changes = {}
     for name in _BODIES[equation.primitive.name]:
         bodies = equation.params[name]
         several = isinstance(bodies, tuple)
-        tiled = tuple(_tiled(body, strict) for body in (bodies if several else (bodies,)))
+        tiled = tuple(_tiled(body, choices) for body in (bodies if several else (bodies,)))
         changes[name] = tiled if several else tiled[0]
     return equation.replace(params={**equation.params, **changes})
 
@@ -39,7 +40,7 @@ def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
                 yield inner.params["jaxpr"]
 
 
-def _tiled(body: Any, strict: bool) -> Any:
+def _tiled(body: Any, choices: Choices) -> Any:
     """The body (closed, or open as that of shard_map) with all that it computes in one `aspen_call`."""
     closed = body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
     if (body is not closed and body.constvars) or not _is_worth_it(closed):
@@ -57,7 +58,7 @@ def _tiled(body: Any, strict: bool) -> Any:
         primitive=aspen_call_p,
         invars=list(compress(jaxpr.invars, used)),
         outvars=list(first),
-        params=parameters(called, strict=strict),
+        params=parameters(called, choices=choices),
         effects=set(),
     )
     tiled = jaxpr.replace(eqns=[equation])

@@ -18,33 +18,34 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from aspen_jax import sharding
-from aspen_jax.errors import UnsupportedError
+from aspen_jax.choices import Choices
+from aspen_jax.errors import AspenError, UnsupportedError
 
 aspen_call_p = Primitive("aspen_call")
 aspen_call_p.multiple_results = True
 
 
-def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, strict: bool) -> Any:
+def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, choices: Choices) -> Any:
     """Traces `fun` once and calls it through `aspen_call`.
 
     Args:
         fun: takes and returns pytrees of arrays.
         args: positional arguments, pytrees of arrays.
         kwargs: keyword arguments, pytrees of arrays.
-        strict: whether what cannot be tiled is an error.
+        choices: how it is compiled.
 
     Returns:
         What `fun` returns.
 
     Raises:
-        UnsupportedError: `strict` and the function as a whole cannot be tiled.
+        UnsupportedError: `choices.strict` and the function as a whole cannot be tiled.
     """
     jaxpr, result = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
     operands = jax.tree.leaves((args, kwargs))
     captured = [const for const in jaxpr.consts if isinstance(const, core.Tracer)]
     if captured:
         jaxpr = _captured_as_arguments(jaxpr, captured, operands)
-    return jax.tree.unflatten(jax.tree.structure(result), bind(jaxpr, [*captured, *operands], strict=strict))
+    return jax.tree.unflatten(jax.tree.structure(result), bind(jaxpr, [*captured, *operands], choices=choices))
 
 
 def _captured_as_arguments(jaxpr: ClosedJaxpr, captured: Sequence[Any], operands: Sequence[Any]) -> ClosedJaxpr:
@@ -61,11 +62,11 @@ def _captured_as_arguments(jaxpr: ClosedJaxpr, captured: Sequence[Any], operands
     return jax.make_jaxpr(fun)(captured, operands)
 
 
-def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[Any]:
+def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> list[Any]:
     """Calls a jaxpr through `aspen_call`, or equation by equation where that cannot be."""
     reason = why_inlined(jaxpr)
     if reason is not None:
-        if strict:
+        if choices.strict:
             raise UnsupportedError(f"the function {reason}, so it cannot be tiled; take that out, or drop strict=True")
         return jaxpr_as_fun(jaxpr)(*operands)
     # Outputs that are inputs, or come twice, would be copied. Most residuals of a linearized function are of that kind.
@@ -77,7 +78,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
         if not isinstance(outvar, Literal):
             values.setdefault(outvar, None)
     pruned, used = prune(jaxpr, computed)
-    results = iter(aspen_call_p.bind(*compress(operands, used), **parameters(pruned, strict=strict)) if any(computed) else ())
+    results = iter(aspen_call_p.bind(*compress(operands, used), **parameters(pruned, choices=choices)) if any(computed) else ())
     outs = []
     for outvar, is_computed in zip(outvars, computed, strict=True):
         out = next(results) if is_computed else values[outvar]
@@ -87,12 +88,12 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, strict: bool) -> list[A
     return outs
 
 
-def parameters(jaxpr: ClosedJaxpr, *, strict: bool) -> dict[str, Any]:
+def parameters(jaxpr: ClosedJaxpr, *, choices: Choices) -> dict[str, Any]:
     """The parameters of a call of a jaxpr.
 
     `spread` is a jaxpr that makes JAX tell the lowering on which devices the call will run, or None where there is only one.
     """
-    return {"jaxpr": jaxpr, "strict": strict, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
+    return {"jaxpr": jaxpr, "choices": choices, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
 
 
 def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
@@ -120,25 +121,25 @@ def flag(name: str) -> bool:
 
 
 @aspen_call_p.def_abstract_eval
-def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
-    del strict, spread
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+    del choices, spread
     return list(jaxpr.out_avals)
 
 
-@partial(jax.jit, static_argnames=("jaxpr", "strict", "spread"))
-def _jitted(*operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
-    return aspen_call_p.bind(*operands, jaxpr=jaxpr, strict=strict, spread=spread)
+@partial(jax.jit, static_argnames=("jaxpr", "choices", "spread"))
+def _jitted(*operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+    return aspen_call_p.bind(*operands, jaxpr=jaxpr, choices=choices, spread=spread)
 
 
 @aspen_call_p.def_impl
-def _impl(*operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
+def _impl(*operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
         return core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
-    return _jitted(*operands, jaxpr=jaxpr, strict=strict, spread=spread)
+    return _jitted(*operands, jaxpr=jaxpr, choices=choices, spread=spread)
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, strict: bool, spread: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 ) -> tuple[list[Any], list[Any]]:
     # Linearize in one trace and return the residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the
     # linear part stays in sight of JAX, which may evaluate or transpose it.
@@ -151,7 +152,7 @@ def _jvp(
 
         return jax.linearize(moving, *compress(primals, moves))
 
-    outs, linear = call(forward, primals, {}, strict=strict)
+    outs, linear = call(forward, primals, {}, choices=choices)
     outs_dot = linear(*compress(tangents, moves))
     return outs, [ad.Zero(jax.typeof(dot)) if dot.dtype == jax.dtypes.float0 else dot for dot in outs_dot]
 
@@ -159,7 +160,7 @@ def _jvp(
 ad.primitive_jvps[aspen_call_p] = _jvp
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     del spread
     linear = [ad.is_undefined_primal(operand) for operand in operands]
     wanted = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
@@ -174,7 +175,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, st
         return jax.linear_transpose(forward, *shapes)(list(cotangents))
 
     known = [operand for operand, is_linear in zip(operands, linear, strict=True) if not is_linear]
-    results = iter(call(backward, (known, list(compress(cotangents, wanted))), {}, strict=strict))
+    results = iter(call(backward, (known, list(compress(cotangents, wanted))), {}, choices=choices))
     return [next(results) if is_linear else None for is_linear in linear]
 
 
@@ -195,11 +196,11 @@ batching.fancy_primitive_batchers[_unmap_p] = _unmap
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, strict: bool, spread: Any
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 ) -> tuple[list[Any], list[int | None]]:
     del spread
     if all(dim is None for dim in dims):
-        return bind(jaxpr, operands, strict=strict), [None] * len(jaxpr.out_avals)
+        return bind(jaxpr, operands, choices=choices), [None] * len(jaxpr.out_avals)
     out_dims: list[int | None] = []
 
     def batched(*operands: Any) -> list[Any]:
@@ -214,7 +215,7 @@ def _batch(
         out_dims.extend(dim for _, dim in outs)
         return [value for value, _ in outs]
 
-    return call(batched, operands, {}, strict=strict), out_dims
+    return call(batched, operands, {}, choices=choices), out_dims
 
 
 batching.fancy_primitive_batchers[aspen_call_p] = _batch
@@ -238,18 +239,37 @@ def _eliminate_dead_code(used_outputs: list[bool], *live_inputs_and_eqn: Any) ->
 pe.dce_rules[aspen_call_p] = _eliminate_dead_code
 
 
-def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> Any:
+def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.compile import Options, compile_jaxpr  # the first import that needs the built engine
 
-    compiled = compile_jaxpr(jaxpr, Options(strict=strict))
+    if choices.device == "cuda":
+        raise AspenError(
+            "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
+            "decorate it with device='auto'"
+        )
+    return _lower_compiled(ctx, compile_jaxpr(jaxpr, Options(choices)), operands, spread)
+
+
+def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+    from aspen_jax.cuda.call import chosen_executor, compile_for_cuda
+
+    executor = chosen_executor(choices.device)
+    compiled = None if executor is None else compile_for_cuda(jaxpr, choices, executor)
+    if compiled is None:
+        return _lower_plain(ctx, *operands, jaxpr=jaxpr, choices=choices, spread=spread)
+    return _lower_compiled(ctx, compiled, operands, spread)
+
+
+def _lower_compiled(ctx: mlir.LoweringRuleContext, compiled: Any, operands: Sequence[Any], spread: Any) -> Any:
     call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
-def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, strict: bool, spread: Any) -> Any:
-    del strict, spread
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+    del choices, spread
     return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *operands)
 
 
 mlir.register_lowering(aspen_call_p, _lower_plain)
 mlir.register_lowering(aspen_call_p, _lower_tiled, platform="cpu")
+mlir.register_lowering(aspen_call_p, _lower_for_cuda, platform="cuda")

@@ -40,6 +40,7 @@ def ensure_registered() -> None:
         )
     try:
         jax.ffi.register_ffi_target(CUSTOM_CALL_TARGET, _engine.registrations(), platform="cpu")
+        jax.ffi.register_ffi_target(CUSTOM_CALL_TARGET, _engine.cuda_registrations(), platform="CUDA")
     except Exception as error:
         raise EngineError(
             f"jaxlib {jaxlib.__version__} does not accept the engine, which was built for jaxlib {_engine.built_for_jaxlib}: "

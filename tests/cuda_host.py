@@ -26,7 +26,9 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 _FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
 
 _RUN = """\
-extern "C" {{ int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}}; }}
+extern "C" {{
+int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}};
+}}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
   for (int tile = 0; tile < tiles; ++tile) {{
     const auto memory = std::make_unique<{op}::Memory>();

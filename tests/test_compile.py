@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.extend import core
 
+from aspen_jax.choices import Choices
 from aspen_jax.compile import Options, compile_jaxpr
 from aspen_jax.errors import UnsupportedError
 
@@ -46,4 +47,4 @@ def test_parts_and_fallbacks_run_in_order():
 
 def test_strict_names_primitive_shapes_line_and_remedy():
     with pytest.raises(UnsupportedError, match=r"(?s)sort\(float32\[4\]\) at .*test_compile.py:\d+: .*strict=False"):
-        compile_jaxpr(closed(lambda x: jnp.sort(x) + 1, np.ones(4, np.float32)), Options(strict=True))
+        compile_jaxpr(closed(lambda x: jnp.sort(x) + 1, np.ones(4, np.float32)), Options(Choices(strict=True)))

@@ -53,7 +53,9 @@ class DeviceRun:
             shape, dtype = self._graph.value(value)
             array = np.ascontiguousarray(operand).reshape(np.shape(operand))
             if array.shape != shape or array.dtype != dtype:
-                raise InputError(f"operand {number} is {array.dtype}{list(array.shape)}, but the graph takes {dtype}{list(shape)}")
+                raise InputError(
+                    f"operand {number} is {array.dtype}{list(array.shape)}, but the graph takes {dtype}{list(shape)}"
+                )
             arrays.append(array)
         results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
         self._run.run([array.ctypes.data for array in arrays], [result.ctypes.data for result in results], captured)

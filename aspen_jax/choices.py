@@ -1,0 +1,19 @@
+"""What the decorator was told, as it goes along with each call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class Choices(NamedTuple):
+    """Options of `aspen` that concern how a call is compiled.
+
+    Attributes:
+        strict: refuse a function that cannot be tiled as a whole.
+        device: one of `DEVICES`.
+    """
+
+    strict: bool = False
+    device: str = "auto"

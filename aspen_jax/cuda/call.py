@@ -1,0 +1,110 @@
+"""A graph of tiles as a custom call of CUDA."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from aspen_jax import apu, runtime
+from aspen_jax.choices import Choices
+from aspen_jax.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.cuda.device_run import Executor
+from aspen_jax.cuda.image import Code, compile_ops
+from aspen_jax.cuda.source import UnsupportedOp
+from aspen_jax.errors import InputError, UnsupportedError
+from aspen_jax.passes import disabled_by_environment
+
+if TYPE_CHECKING:
+    from aspen_jax.compile import Part
+
+EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
+ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
+
+# What they make is for the CPU's kernels.
+LEFT_OUT = frozenset({"winograd", "panels", "conv_pairs", "conv_panels", "scales", "rows", "attention"})
+
+# Of a GPU with as many multiprocessors as an H100 or H200, each of which holds two thread blocks of a product at once. What its
+# tensor cores and its memory give is NVIDIA's figure, by half; nothing was measured yet.
+_NUM_BLOCKS = 264
+_MACHINE = apu.Machine(flops_per_ns=700.0, bytes_per_ns=9.0, tile_ns=300.0, shortest_tile_ns=1_000.0, tiles_per_worker=1)
+
+
+def chosen_executor(device: str) -> Executor | None:
+    """How calls are run on a GPU; None: by XLA, as if they were not decorated.
+
+    ASPEN_CUDA_EXECUTOR decides where it is set. Otherwise device="cuda" takes CUDA graphs and "auto" stays with XLA, because no
+    graph of ours has been timed beside XLA's on a GPU yet.
+
+    Raises:
+        InputError: the environment variable names no executor.
+    """
+    known = {"xla": None, "stream": Executor.STREAM, "graph": Executor.GRAPH}
+    wanted = os.environ.get(EXECUTOR_VARIABLE)
+    if wanted is not None and wanted not in known:
+        raise InputError(f"{EXECUTOR_VARIABLE}={wanted!r} is no executor; choose one of {', '.join(map(repr, known))}")
+    if device == "cpu":
+        return None
+    if wanted is not None:
+        return known[wanted]
+    return Executor.GRAPH if device == "cuda" else None
+
+
+def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
+    """How functions are compiled for GPUs."""
+    return Options(choices, disabled_by_environment() | LEFT_OUT, _NUM_BLOCKS, _MACHINE, _CALLS[executor])
+
+
+def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -> Compiled | None:
+    """A function with the code of all its parts; None where some op has no CUDA code, so that XLA must compute it.
+
+    Raises:
+        UnsupportedError: `choices.strict`, and an op has no CUDA code.
+        AspenError: the code cannot be compiled here.
+    """
+    compiled = compile_jaxpr(jaxpr, cuda_options(choices, executor))
+    try:
+        for part in compiled.parts:
+            _code(part, architecture())
+    except UnsupportedOp as error:
+        if choices.strict:
+            raise UnsupportedError(f"strict=True, but there is {error}; use strict=False or device='cpu'") from None
+        return None
+    return compiled
+
+
+def architecture() -> str:
+    """What code is compiled for: the GPU of this process, or any since compute capability 8.0 where there is none."""
+    wanted = os.environ.get(ARCHITECTURE_VARIABLE)
+    if wanted:
+        return wanted
+    try:
+        capability: str = jax.local_devices(backend="cuda")[0].compute_capability
+    except RuntimeError:
+        return "compute_80"
+    major, _, minor = capability.partition(".")
+    # From 9.0 on some instructions are those of one generation only.
+    return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
+@functools.lru_cache(maxsize=256)
+def _code(part: Part, architecture: str) -> Code:
+    return compile_ops(part.program.ops, architecture)
+
+
+def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
+    """The part as a custom call of CUDA, whose last result is its workspace."""
+    runtime.ensure_registered()
+    code = _code(part, architecture())
+    workspace = [jax.ShapeDtypeStruct((part.graph.workspace_bytes,), np.uint8)] if part.graph.workspace_bytes else []
+    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, [*results, *workspace])
+    outs = call(*operands, graph=part.graph_bytes, image=code.image, kernels=code.kernels, executor=np.int32(executor))
+    return list(outs)[: len(results)]
+
+
+_CALLS = {executor: functools.partial(_call, executor) for executor in Executor}
