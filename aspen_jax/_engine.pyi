@@ -30,6 +30,9 @@ def peak_flops(target: str) -> float:
 def block_opcodes() -> dict[str, tuple[int, int]]:
     """Number and number of arguments of each instruction of block programs, by name."""
 
+def cuda_registrations() -> dict[str, CapsuleType]:
+    """Handlers of the custom call for `jax.ffi.register_ffi_target` on CUDA; they look for CUDA's driver when they are called."""
+
 def cuda_schedule(graph: bytes, num_streams: int, fewest_tiles: int) -> tuple[list[int], list[tuple[int, int, int]]]:
     """How a graph would be issued to CUDA streams; needs no GPU.
 
@@ -93,3 +96,34 @@ class Plan:
     @property
     def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each result."""
+
+class CudaRun:
+    """A graph and its code on the first GPU, without XLA. Python's own check of arrays is in aspen_jax/cuda/device_run.py."""
+
+    def __init__(self, graph: bytes, image: bytes, kernels: Sequence[int], executor: int) -> None:
+        """Read the graph and find the GPU.
+
+        Args:
+            graph: graph bytes (docs/graph_format.md).
+            image: a cubin or PTX with kernels op0, op1 ...
+            kernels: the number of each op's kernel.
+            executor: one of cuda/executable.h.
+
+        Raises:
+            GraphFormatError: the bytes are no graph.
+            InputError: the kernels are not as many as the ops, or the executor is unknown.
+            EngineError: there is no driver, an old one, or no GPU.
+        """
+
+    def run(self, operands: Sequence[int], results: Sequence[int], captured: bool) -> None:
+        """Run on memory of the host, whose addresses are given; the caller has looked at shapes and dtypes.
+
+        Args:
+            operands: where each operand begins.
+            results: where each result is to be written.
+            captured: whether the run is captured into a CUDA graph first.
+
+        Raises:
+            InputError: there are too few addresses, or too many.
+            EngineError: CUDA refused something; the message names it, op and tiles.
+        """

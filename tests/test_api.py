@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import aspen_jax
-from aspen_jax import AspenError, InputError, UnsupportedError, aspen
+from aspen_jax import InputError, UnsupportedError, aspen
 from aspen_jax.api import AspenFunction
 
 
@@ -389,12 +389,6 @@ def test_what_is_no_function_is_refused():
         aspen(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(InputError, match="put @aspen below @staticmethod"):
         aspen(staticmethod(abs))
-
-
-def test_a_device_without_back_end_says_so_when_used():
-    decorated = aspen(jnp.sin, device="cuda")
-    with pytest.raises(AspenError, match=r"sin was decorated with device='cuda', but this build .* use device='auto'"):
-        decorated(1.0)
 
 
 def test_strict_refuses_what_cannot_be_tiled():

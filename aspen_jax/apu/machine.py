@@ -46,10 +46,19 @@ class Machine:
         compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns
         return self.tile_ns + np.maximum(compute, stream) + np.minimum(compute, stream) / 2
 
+    def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
+        """Estimated time of each tile of an op.
+
+        Args:
+            op: the op.
+            boxes: int64 [tiles, rank, 2], of its output.
+        """
+        return self.nanoseconds(op.family.work(op, boxes))
+
     def of_ops(self, ops: Sequence[Op]) -> float:
         """Estimated nanoseconds of whole ops, one after the other on one worker."""
         whole = [np.array([[(0, extent) for extent in op.output.shape]], np.int64) for op in ops]
-        return sum(float(self.nanoseconds(op.family.work(op, box))[0]) for op, box in zip(ops, whole, strict=True))
+        return sum(float(self.of_boxes(op, box)[0]) for op, box in zip(ops, whole, strict=True))
 
     def are_cheaper(self, ops: Sequence[Op], others: Sequence[Op]) -> bool:
         """Whether `ops` take less time than `others`: as measured, where all of them were, or else as estimated."""

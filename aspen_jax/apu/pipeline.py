@@ -49,5 +49,5 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     for op, op_reads in zip(program.ops, reads, strict=True):
         above = [depths[read.value] for read in op_reads if read.value in depths and read.tiles.size]
         depths[op.output] = max(above, default=-1) + 1
-    costs = {op.output: machine.nanoseconds(op.family.work(op, grids[op.output].boxes)) for op in program.ops}
+    costs = {op.output: machine.of_boxes(op, grids[op.output].boxes) for op in program.ops}
     return assemble(program, grids, costs, depths, memory, order)

@@ -85,7 +85,7 @@ def _prices(
     extents = np.minimum(extents, shape)
     boxes[:, :, 0] = np.minimum(parts // 2 * extents, shape - extents)
     boxes[:, :, 1] = boxes[:, :, 0] + extents
-    tile = machine.nanoseconds(op.family.work(op, boxes))
+    tile = machine.of_boxes(op, boxes)
     tiles = np.prod(parts, axis=1)
     price = -(-tiles // num_workers) * tile + tile
     if parts.shape[1]:

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from aspen_jax import apu, runtime
+from aspen_jax import runtime
 from aspen_jax.choices import Choices
 from aspen_jax.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.cuda.device_run import Executor
 from aspen_jax.cuda.image import Code, compile_ops
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
 from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.passes import disabled_by_environment
@@ -28,11 +29,6 @@ ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
 # What they make is for the CPU's kernels.
 LEFT_OUT = frozenset({"winograd", "panels", "conv_pairs", "conv_panels", "scales", "rows", "attention"})
-
-# Of a GPU with as many multiprocessors as an H100 or H200, each of which holds two thread blocks of a product at once. What its
-# tensor cores and its memory give is NVIDIA's figure, by half; nothing was measured yet.
-_NUM_BLOCKS = 264
-_MACHINE = apu.Machine(flops_per_ns=700.0, bytes_per_ns=9.0, tile_ns=300.0, shortest_tile_ns=1_000.0, tiles_per_worker=1)
 
 
 def chosen_executor(device: str) -> Executor | None:
@@ -57,7 +53,7 @@ def chosen_executor(device: str) -> Executor | None:
 
 def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
     """How functions are compiled for GPUs."""
-    return Options(choices, disabled_by_environment() | LEFT_OUT, _NUM_BLOCKS, _MACHINE, _CALLS[executor])
+    return Options(choices, disabled_by_environment() | LEFT_OUT, NUM_BLOCKS, Gpu(), _CALLS[executor])
 
 
 def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -> Compiled | None:

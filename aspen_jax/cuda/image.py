@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,14 +142,13 @@ def _compile(nvrtc: Any, source: str, headers: dict[str, str], architecture: str
 @functools.cache
 def _nvrtc() -> Any:
     try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as error:
+        cuda: Any = importlib.import_module("cupy.cuda")
+        cuda.nvrtc.getVersion()
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:
         raise CompilerMissing(
             f"CUDA code cannot be compiled here ({error}); pip install 'aspen_jax[cuda13]', or use device='auto' to stay with XLA"
         ) from error
-    return nvrtc
+    return cuda.nvrtc
 
 
 @functools.cache
