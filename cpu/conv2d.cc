@@ -86,14 +86,14 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
 namespace {
 
 struct Conv2d final : OpState {
-  Conv2d(const ConvShape& s, bool in_panels) : shape(s) {
+  Conv2d(const ConvShape& s, bool in_panels, bool scales) : shape(s), scaled(scales) {
     // With few channels, and pixels of x side by side, the taps of a kernel row are one run.
     merged = !in_panels && shape.groups == 1 && shape.dilation[1] == 1 && shape.kernel[1] > 1 && shape.x_strides[kChannel] == 1 &&
              shape.x_strides[kWidth] == shape.channels && shape.channels <= kFewChannels && shape.kernel[1] <= kMaxMergedTaps;
     taps_across = merged ? 1 : shape.kernel[1];
     const int64_t depth = merged ? shape.kernel[1] * shape.channels : shape.kernel_channels;
     plan = ProductPlan(shape.kernel[0] * taps_across, depth, shape.out_channels / shape.groups,
-                       merged || shape.x_strides[kChannel] != 1 || shape.dtype != DType::kF32);
+                       merged || scaled || shape.x_strides[kChannel] != 1 || shape.dtype != DType::kF32);
     const auto each = [](const int64_t (&pair)[2], int64_t value) { return pair[0] == value && pair[1] == value; };
     in_line = each(shape.kernel, 1) && each(shape.stride, 1) && each(shape.pad, 0) && shape.x_strides[kChannel] == 1 &&
               shape.out_height == shape.height && shape.out_width == shape.width &&
@@ -115,18 +115,29 @@ struct Conv2d final : OpState {
   int64_t taps_across;  // runs in a row of the kernel
   int64_t w_row;
   bool w_in_place;
+  bool scaled;
+  int64_t scale_stride = 0;  // from image to image
   ProductPlan plan;
   std::vector<float> zeros;
   Epilogue epilogue;
 };
+
+void multiply_row(const float* x, const float* y, int64_t count, float* to) noexcept {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(x + i) * load(y + i));
+  if (const int rest = static_cast<int>(count - i); rest > 0) {
+    store_partial(to + i, load_partial(x + i, rest) * load_partial(y + i, rest), rest);
+  }
+}
 
 // The output pixels of one tile in one image and one group, in row-major order.
 template <class T>
 struct Pixels {
   const Conv2d& op;
   const TileArgs& args;
-  const T* x;  // first element of the image and group
-  const T* w;  // first column of the tile in the group
+  const T* x;          // first element of the image and group
+  const T* w;          // first column of the tile in the group
+  const float* scale;  // of the image's channels; null: none
   int64_t image;
   int64_t first_channel;  // of the output, of the tile in the group
   int64_t across;         // pixels in a row of the tile
@@ -140,7 +151,9 @@ struct Pixels {
     if constexpr (!Narrow<T>) {
       if (op.in_line && across == s.width) {
         const T* at = x + args.lo[kHeight] * s.x_strides[kHeight] + pixel * s.x_strides[kWidth] + chunk.begin;
-        for (int r = 0; r < rows; ++r, at += s.x_strides[kWidth]) pointers[r] = at;
+        for (int r = 0; r < rows; ++r, at += s.x_strides[kWidth]) {
+          pointers[r] = floats(at, chunk, scale == nullptr ? nullptr : gathered + r * chunk.depth);
+        }
         return;
       }
     }
@@ -164,13 +177,13 @@ struct Pixels {
       }
     }
     const int64_t begin = chunk.begin * s.x_strides[kChannel];
-    if (!Narrow<T> && inside && s.x_strides[kChannel] == 1) {
+    if (!Narrow<T> && inside && s.x_strides[kChannel] == 1 && scale == nullptr) {
       const T* corner[kBlockRows];
       for (int r = 0; r < rows; ++r) corner[r] = x + top[r] * s.x_strides[kHeight] + left[r] * s.x_strides[kWidth] + begin;
       int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
       for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
         const int64_t tap = down * s.dilation[0] * s.x_strides[kHeight] + right * s.dilation[1] * s.x_strides[kWidth];
-        for (int r = 0; r < rows; ++r) pointers[r] = floats(corner[r] + tap, chunk.depth, nullptr);
+        for (int r = 0; r < rows; ++r) pointers[r] = floats(corner[r] + tap, chunk, nullptr);
         if (++right == op.taps_across) right = 0, ++down;
       }
       return;
@@ -187,7 +200,7 @@ struct Pixels {
         } else if (v < 0 || v >= s.width) {
           pointers[r] = op.zeros.data();
         } else {
-          pointers[r] = floats(x + h * s.x_strides[kHeight] + v * s.x_strides[kWidth] + begin, chunk.depth,
+          pointers[r] = floats(x + h * s.x_strides[kHeight] + v * s.x_strides[kWidth] + begin, chunk,
                                gathered + (r * chunk.runs + run) * chunk.depth);
         }
       }
@@ -195,13 +208,18 @@ struct Pixels {
     }
   }
 
-  // A run of channels as adjacent float32: where it is if it is that, else copied to `to`.
-  const float* floats(const T* from, int64_t depth, float* to) const {
+  // A run of channels as adjacent float32, scaled: where it is if it is that, else copied to `to`.
+  const float* floats(const T* from, const Chunk& chunk, float* to) const {
     const int64_t step = op.shape.x_strides[kChannel];
     if constexpr (!Narrow<T>) {
-      if (step == 1) return from;
+      if (step == 1 && scale == nullptr) return from;
+      if (step == 1) {
+        multiply_row(from, scale + chunk.begin, chunk.depth, to);
+        return to;
+      }
     }
-    widen_row(from, step, depth, to);
+    widen_row(from, step, chunk.depth, to);
+    if (scale != nullptr) multiply_row(to, scale + chunk.begin, chunk.depth, to);
     return to;
   }
 
@@ -212,7 +230,7 @@ struct Pixels {
     const int64_t begin = column * s.channels + chunk.begin;
     const int64_t end = begin + chunk.depth;
     const int64_t size = s.width * s.channels;
-    if (begin >= 0 && end <= size) return floats(line + begin, chunk.depth, to);
+    if (begin >= 0 && end <= size) return floats(line + begin, chunk, to);
     const int64_t from = std::clamp<int64_t>(begin, 0, size), until = std::clamp(end, from, size);
     if (from == until) return op.zeros.data();
     std::fill(to, to + (from - begin), 0.0f);
@@ -309,6 +327,7 @@ const char* run(const TileArgs& args) noexcept {
           .x = static_cast<const T*>(args.inputs[0]) + image * s.x_strides[kImage] +
                group * s.kernel_channels * s.x_strides[kChannel],
           .w = static_cast<const T*>(args.inputs[1]) + (kInPanels ? 0 : channel * s.w_strides[kKernelOut]),
+          .scale = op.scaled ? static_cast<const float*>(args.inputs[2]) + image * op.scale_stride : nullptr,
           .image = image,
           .first_channel = channel,
           .across = across,
@@ -321,13 +340,25 @@ const char* run(const TileArgs& args) noexcept {
   return nullptr;
 }
 
-PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec, bool in_panels) {
-  auto op = std::make_unique<Conv2d>(shape, in_panels);
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec, bool in_panels, const TensorView* scale) {
+  auto op = std::make_unique<Conv2d>(shape, in_panels, scale != nullptr);
+  if (scale != nullptr) op->scale_stride = used_stride(*scale, kImage);
+  op->epilogue = Epilogue::parse(words, spec, scale == nullptr ? 2 : 3, DType::kF32);
   const RunTile run_tile =
       in_panels ? run<PixelsOfPanels> : visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<Pixels<T>>; });
   const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
   return {std::move(op), run_tile, scratch_bytes};
+}
+
+// A scale is a vector of channels for each image of x.
+void check_scale(const TensorView& scale, const TensorView& x) {
+  check_rank(scale, 4, "conv2d_panels' scale");
+  check_float32(scale, "conv2d_panels' scale");
+  if (!std::equal(scale.shape, scale.shape + 4, x.shape) || used_stride(scale, kHeight) != 0 || used_stride(scale, kWidth) != 0 ||
+      (scale.strides[kChannel] != 1 && scale.shape[kChannel] > 1)) {
+    throw GraphError("conv2d_panels' scale has shape " + describe(scale) +
+                     ", which is not a vector of x's channels for each image");
+  }
 }
 
 // The weights as [KH,KW,C,O], as they were before they were stored in panels; its strides mean nothing.
@@ -352,7 +383,7 @@ PreparedOp prepare_conv2d(const OpSpec& spec) {
   WordReader words(spec.params);
   const ConvShape shape = ConvShape::parse(words, spec);
   if (is_depthwise(shape)) return prepare_depthwise(shape, words, spec);
-  return prepare(shape, words, spec, false);
+  return prepare(shape, words, spec, false, nullptr);
 }
 
 PreparedOp prepare_conv2d_panels(const OpSpec& spec) {
@@ -367,7 +398,10 @@ PreparedOp prepare_conv2d_panels(const OpSpec& spec) {
     throw GraphError("conv2d_panels' output has shape " + describe(spec.output) +
                      ", which is not the number of channels that it gives");
   }
-  return prepare(shape, words, spec, true);
+  const bool scaled = words.integer(0, 1, "conv2d_panels' mark for a scale of channels") == 1;
+  if (scaled && inputs.size() < 3) throw GraphError("conv2d_panels needs a third input, the scale of x");
+  if (scaled) check_scale(inputs[2], inputs[0]);
+  return prepare(shape, words, spec, true, scaled ? &inputs[2] : nullptr);
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,5 +1,6 @@
 #include "epilogue.h"
 
+#include <memory>
 #include <string>
 
 #include "block_draft.h"
@@ -7,6 +8,21 @@
 #include "planes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
+
+namespace {
+
+// Elements from the first one to coordinate `at`. One dimension after the other: coordinates that have just been written in
+// words, and were then read in vectors, would have to reach the cache first, behind all the sums that were stored before.
+int64_t offset_of(const int64_t* at, const int64_t* strides, int rank) {
+  int64_t offset = 0;
+  for (int axis = 0; axis < rank; ++axis) {
+    offset += at[axis] * strides[axis];
+    asm("" : "+r"(offset));  // not to be vectorised
+  }
+  return offset;
+}
+
+}  // namespace
 
 Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result) {
   Epilogue epilogue;
@@ -67,9 +83,7 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
 }
 
 std::byte* Epilogue::output_at(const TileArgs& args, const int64_t* at) const noexcept {
-  int64_t offset = 0;
-  for (int axis = 0; axis < rank_; ++axis) offset += at[axis] * out_strides_[axis];
-  return static_cast<std::byte*>(args.output) + offset * size_of(output_);
+  return static_cast<std::byte*>(args.output) + offset_of(at, out_strides_, rank_) * size_of(output_);
 }
 
 void Epilogue::apply(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
@@ -88,19 +102,20 @@ void Epilogue::run(const BlockProgram& program, const TileArgs& args, const int6
                    const void* acc, int64_t acc_row_stride, std::byte* scratch) const noexcept {
   const auto row_stride = [&](const int64_t* strides) { return row_axis < 0 ? 0 : strides[row_axis]; };
   const auto col_stride = [&](const int64_t* strides) { return rank_ == 0 ? 1 : strides[rank_ - 1]; };
-  Plane planes[BlockProgram::kMaxInputs];
-  planes[0] = {acc, acc_row_stride, 1};
+  // Most programs have few inputs: the rest is not even initialised.
+  alignas(Plane) std::byte storage[BlockProgram::kMaxInputs * sizeof(Plane)];
+  auto* const planes = reinterpret_cast<Plane*>(storage);
+  std::construct_at(planes, Plane{acc, acc_row_stride, 1});
   for (size_t i = 0; i < extra_.size(); ++i) {
     const Extra& extra = extra_[i];
-    planes[i + 1] = {extra_at(args, i, at), row_stride(extra.strides), col_stride(extra.strides)};
+    std::construct_at(planes + i + 1, Plane{extra_at(args, i, at), row_stride(extra.strides), col_stride(extra.strides)});
   }
   program.run(planes, output_at(args, at), row_stride(out_strides_), col_stride(out_strides_), rows, cols, scratch);
 }
 
 const std::byte* Epilogue::extra_at(const TileArgs& args, size_t extra, const int64_t* at) const noexcept {
-  int64_t offset = 0;
-  for (int axis = 0; axis < rank_; ++axis) offset += at[axis] * extra_[extra].strides[axis];
-  return static_cast<const std::byte*>(args.inputs[num_main_ + extra]) + offset * size_of(extra_[extra].dtype);
+  return static_cast<const std::byte*>(args.inputs[num_main_ + extra]) +
+         offset_of(at, extra_[extra].strides, rank_) * size_of(extra_[extra].dtype);
 }
 
 void Epilogue::finish(const TileArgs& args, const int64_t* at, int row_axis, Finish& finish) const noexcept {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "planes.h"
@@ -23,14 +24,19 @@ ASPEN_INLINE void prefetch_rows(const float* from, int64_t stride) {
   }
 }
 
+// What of a panel a micro kernel takes: whole vectors, or only some lanes of the last one, or at most half of its lanes.
+enum class Last { kWhole, kPartial, kHalf };
+
 // kRows x kVectors vectors of sums, from column `at` of the block on, stay in registers from the first run to the last. `lanes`
-// counts the columns of the last vector and is read only where kPartial; `packed` receives the weights as they are read, where
+// counts the columns of the last vector and is not read where it is whole; `packed` receives the weights as they are read, where
 // kPack; a line a row of `ahead` is fetched, where kFetch. All that changes from call to call comes in registers or words of its
 // own: a structure that is written in words and then copied in vectors waits until the sums before it have left for the cache.
-template <class T, int kRows, int kVectors, bool kPartial, bool kPack, bool kFetch = false>
+template <class T, int kRows, int kVectors, Last kLastVector, bool kPack, bool kFetch = false>
 void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed,
            [[maybe_unused]] const Ahead* ahead) noexcept {
   constexpr int kLast = kVectors - 1;
+  constexpr bool kPartial = kLastVector != Last::kWhole, kHalf = kLastVector == Last::kHalf;
+  constexpr int kWhole = kHalf ? kLast : kVectors;
   constexpr int kVectorsOfCacheLine = kCacheLine / (kLanes * static_cast<int>(sizeof(T)));
   const auto load_columns = [&](const auto* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from, lanes) : load(from);
@@ -43,6 +49,7 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) sum[r][v] = Floats{};
   }
+  [[maybe_unused]] HalfFloats half[kRows] = {};
   // What is written, and read to finish it, mostly lies beyond the L2 cache: ask for it while the sums are worked out.
   if (block.finish != nullptr || block.exact) {
     prefetch_rows<kRows, kVectors>(first_out, block.out_stride);
@@ -65,8 +72,10 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 #pragma GCC unroll 4
     for (int64_t k = 0; k < depth; ++k) {
       Floats w[kVectors];
+      [[maybe_unused]] HalfFloats w_half;
+      if constexpr (kHalf) w_half = load_partial_half(weights + kLast * kLanes, lanes);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kWhole; ++v) {
         w[v] = load_columns(weights + v * kLanes, v);
         // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
         if constexpr (kPack || kVectors > kPanelVectors) {
@@ -83,10 +92,15 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
       for (int r = 0; r < kRows; ++r) {
         const Floats x = broadcast(row[r][k]);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = fma(x, w[v], sum[r][v]);
+        for (int v = 0; v < kWhole; ++v) sum[r][v] = fma(x, w[v], sum[r][v]);
+        if constexpr (kHalf) half[r] = low_half(x) * w_half + half[r];
       }
       weights += stride;
     }
+  }
+  if constexpr (kHalf) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sum[r][kLast] = widened(half[r]);
   }
   if (block.finish != nullptr) finish_in_registers(*block.finish, 0, column, sum, load_columns);
 #pragma GCC unroll 16
@@ -108,23 +122,27 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 // Micro kernels by number of rows, less one.
 template <class T>
 constexpr int kMostRows = Narrow<T> ? kFewRows : kBlockRows;
-template <class T, int kVectors, bool kPartial, bool kPack>
+template <class T, int kVectors, Last kLastVector, bool kPack>
 constexpr auto kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<Micro<T>, kMostRows<T>>{micro<T, kRow + 1, kVectors, kPartial, kPack>...};
+  return std::array<Micro<T>, kMostRows<T>>{micro<T, kRow + 1, kVectors, kLastVector, kPack>...};
 }(std::make_integer_sequence<int, kMostRows<T>>());
 
 // Those that multiply a whole packed panel and fetch ahead.
 constexpr auto kFetching = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<Micro<float>, kBlockRows>{micro<float, kRow + 1, kPanelVectors, false, false, true>...};
+  return std::array<Micro<float>, kBlockRows>{micro<float, kRow + 1, kPanelVectors, Last::kWhole, false, true>...};
 }(std::make_integer_sequence<int, kBlockRows>());
 
 // The kernel for a panel of `columns` columns, of which at most kPanel are taken.
 template <class T, bool kPack>
 Micro<T> panel_kernel(int rows, int64_t columns) {
   const int i = rows - 1;
-  if (columns >= kPanel) return kByRows<T, kPanelVectors, false, kPack>[i];
-  if (columns > kLanes) return kByRows<T, kPanelVectors, true, kPack>[i];
-  return columns == kLanes ? kByRows<T, 1, false, kPack>[i] : kByRows<T, 1, true, kPack>[i];
+  if (columns >= kPanel) return kByRows<T, kPanelVectors, Last::kWhole, kPack>[i];
+  if constexpr (kHasHalves && !kPack && std::is_same_v<T, float>) {
+    if (columns <= kLanes / 2) return kByRows<T, 1, Last::kHalf, false>[i];
+    if (columns > kLanes && columns <= kLanes + kLanes / 2) return kByRows<T, kPanelVectors, Last::kHalf, false>[i];
+  }
+  if (columns > kLanes) return kByRows<T, kPanelVectors, Last::kPartial, kPack>[i];
+  return columns == kLanes ? kByRows<T, 1, Last::kWhole, kPack>[i] : kByRows<T, 1, Last::kPartial, kPack>[i];
 }
 
 // Few rows take strips of columns as wide as leave registers for a row of weights and a broadcast, or narrower ones where that
@@ -136,7 +154,7 @@ constexpr int strip_vectors(int rows, int step) { return std::min((step + 1) * k
 
 template <class T, int kRows>
 constexpr auto kStripsOfRows = []<int... kStep>(std::integer_sequence<int, kStep...>) {
-  return std::array<Micro<T>, kStripSteps>{micro<T, kRows, strip_vectors(kRows, kStep), false, false>...};
+  return std::array<Micro<T>, kStripSteps>{micro<T, kRows, strip_vectors(kRows, kStep), Last::kWhole, false>...};
 }(std::make_integer_sequence<int, kStripSteps>());
 template <class T>
 constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {

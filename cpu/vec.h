@@ -101,6 +101,37 @@ ASPEN_INLINE void store_partial(int32_t* to, Ints x, int n) {
 #endif
 }
 
+// Half a vector, where arithmetic on it costs half as much.
+inline constexpr bool kHasHalves = kVectorBytes == 64;
+typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));
+ASPEN_INLINE HalfFloats low_half(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_castps512_ps256(x);
+#else
+  HalfFloats y;
+  for (int i = 0; i < kLanes / 2; ++i) y[i] = x[i];
+  return y;
+#endif
+}
+// The other lanes are anything.
+ASPEN_INLINE Floats widened(HalfFloats x) {
+#if defined(__AVX512F__)
+  return _mm512_castps256_ps512(x);
+#else
+  Floats y = {};
+  for (int i = 0; i < kLanes / 2; ++i) y[i] = x[i];
+  return y;
+#endif
+}
+// The first n lanes, 0 <= n <= kLanes / 2; the others are zero.
+ASPEN_INLINE HalfFloats load_partial_half(const float* from, int n) {
+#if defined(__AVX512F__)
+  return _mm256_maskz_loadu_ps(static_cast<__mmask8>((1u << n) - 1), from);
+#else
+  return low_half(load_partial(from, n));
+#endif
+}
+
 // Lane i of the result is lane lanes[i] of x, 0 <= lanes[i] < kLanes.
 ASPEN_INLINE Floats permute(Floats x, Ints lanes) {
 #if defined(__AVX512F__)

@@ -29,6 +29,7 @@ from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
 from aspen_jax.passes import attention, outputs
 from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.view import View
 
 _LARGEST = 240
 _FLOAT = np.dtype(np.float32)
@@ -108,8 +109,13 @@ class _Author:
             if groups == 1 and self.integer(0, 1):
                 columns = self.integer(1, 70)
                 w = self.input((-(-columns // PANEL), *window, x.shape[3], PANEL))
-                in_panels = ConvPanelsAttrs(attrs.strides, attrs.padding, attrs.dilation, 1, columns)
-                return self.op(CONV2D_PANELS, in_panels, [x, w])
+                scales = []
+                if x.shape[3] > 1 and self.integer(0, 1):
+                    scale = self.input((x.shape[0], x.shape[3])).value
+                    view = View.from_flat(scale.size, 0, (x.shape[3], 0, 0, 1), x.shape)
+                    scales = [] if view is None else [Operand(scale, view)]
+                in_panels = ConvPanelsAttrs(attrs.strides, attrs.padding, attrs.dilation, 1, columns, bool(scales))
+                return self.op(CONV2D_PANELS, in_panels, [x, w, *scales])
             return self.op(CONV2D, attrs, [x, self.input((*window, x.shape[3] // groups, groups * self.integer(1, 3)))])
         if kind == 1:
             return self.product(self.operand())
@@ -322,7 +328,7 @@ def _conv_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         x = at[2] * attrs.strides[1] - attrs.padding[2] + kx * attrs.dilation[1]
         exists = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         group = at[3] // (features // attrs.groups)
-        if index == 0:
+        if index != 1:
             yield np.stack([at[0], y, x, group * channels + c]), exists
             continue
         kernel = [np.full_like(y, ky), np.full_like(y, kx), np.full_like(y, c)]

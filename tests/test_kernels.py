@@ -143,7 +143,7 @@ def test_convolutions_with_constants(batch, image, channels, outputs, window, st
     jaxpr = jax.make_jaxpr(function)(*arguments)
     (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
     missing = -outputs % 32
-    expected = "conv2d_panels" if missing <= outputs / 2 else "conv2d"
+    expected = "conv2d_panels" if missing <= outputs else "conv2d"
     assert [op.family.name for op in run_passes(part).ops] == [expected]
 
 

@@ -136,36 +136,39 @@ def test_affine_leaves_rounding_to_whole_numbers_to_the_user(after):
     np.testing.assert_array_equal((rounded - after) % 1, 0)
 
 
-def excited(x, w, scale, precision=None, padding="VALID"):
-    """A convolution of an image whose channels are scaled, as squeeze and excite does."""
+def excited(x, scale, w, padding="VALID"):
+    """A convolution of images whose channels are scaled, as squeeze and excite does."""
     scale = jax.nn.sigmoid(scale)[:, None, None, :]
-    return lax.conv_general_dilated(x * scale, w, (1, 1), padding, dimension_numbers=NHWC, precision=precision)
+    return lax.conv_general_dilated(x * scale, w, (1, 1), padding, dimension_numbers=NHWC)
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_scales_are_taken_by_weights_smaller_than_the_image(window):
-    program, inputs = traced(excited, normal(1, 12, 11, 6), normal(window, window, 6, 5), normal(1, 6))
+@pytest.mark.parametrize(("window", "padding"), [(1, "VALID"), (3, "SAME")])
+@pytest.mark.parametrize("images", [1, 2])
+def test_convolutions_by_panels_scale_what_they_read(window, padding, images):
+    w = normal(window, window, 20, 40)
+    program, inputs = traced(lambda *args: excited(*args, w, padding), normal(images, 12, 11, 20), normal(images, 20))
     result = run_passes(program, {"winograd"})
-    assert [op.family.name for op in result.ops if op.output.shape == (1, 12, 11, 6)] == []
+    assert [op.family.name for op in result.ops] == ["block", "conv2d_panels"]
+    assert result.ops[1].attrs.scaled
     assert_same(program, result, inputs)
 
 
-@pytest.mark.parametrize(
-    ("shape", "scales", "precision"),
-    [((1, 3, 3, 6), (1, 6), None), ((2, 12, 11, 6), (2, 6), None), ((1, 12, 11, 6), (1, 6), lax.Precision.HIGHEST)],
-)
-def test_scales_stay_with_small_images_several_images_and_where_exact(shape, scales, precision):
-    program, inputs = traced(lambda *args: excited(*args, precision), normal(*shape), normal(1, 1, 6, 5), normal(*scales))
-    result = run_passes(program)
-    assert [op for op in result.ops if op.output.shape == shape]
-    assert_same(program, result, inputs)
+def test_scaled_images_that_others_read_too_and_scales_of_pixels_stay():
+    w = jax.numpy.asarray(normal(1, 1, 20, 40))
 
+    def read_twice(x, scale):
+        x = x * scale[:, None, None, :]
+        return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=NHWC), x
 
-def test_scales_stay_where_there_is_padding():
-    program, inputs = traced(lambda *args: excited(*args, padding="SAME"), normal(1, 12, 11, 6), normal(3, 3, 6, 5), normal(1, 6))
-    result = run_passes(program, {"winograd"})
-    assert [op for op in result.ops if op.output.shape == (1, 12, 11, 6)]
-    assert_same(program, result, inputs)
+    def of_pixels(x, scale):
+        return lax.conv_general_dilated(x * scale[:, :, :, None], w, (1, 1), "VALID", dimension_numbers=NHWC)
+
+    for function, shape in [(read_twice, (2, 20)), (of_pixels, (2, 12, 11)), (of_pixels, (2, 12, 1))]:
+        program, inputs = traced(function, normal(2, 12, 11, 20), normal(*shape))
+        result = run_passes(program)
+        assert [op.family.name for op in result.ops] == ["block", "conv2d_panels"]
+        assert not result.ops[1].attrs.scaled
+        assert_same(program, result, inputs)
 
 
 def test_affine_keeps_what_others_read_what_is_exact_and_what_float32_cannot_hold():

@@ -23,9 +23,11 @@ class ConvPanelsAttrs(ConvAttrs):
 
     Attributes:
         columns: output channels; the last panel of the weights may hold more.
+        scaled: whether x is multiplied by a third input before, of x's shape, which is the same for all pixels of an image.
     """
 
     columns: int
+    scaled: bool = False
 
 
 class Conv2DPanels(Conv2D):
@@ -36,20 +38,25 @@ class Conv2DPanels(Conv2D):
     weight_inputs = ()
     attrs_type = ConvPanelsAttrs
 
+    def num_main(self, op: Op) -> int:
+        return 3 if op.attrs.scaled else 2
+
     def kernel_shape(self, op: Op) -> tuple[int, ...]:
         return (*op.inputs[1].shape[1:4], op.attrs.columns)
 
     def infer(
         self, attrs: ConvPanelsAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
     ) -> tuple[tuple[int, ...], np.dtype]:
-        x, (w, dtype) = inputs
+        x, (w, dtype), *scale = inputs
+        if scale != [x] * attrs.scaled:
+            raise ValueError(f"conv2d_panels of {x} scaled by {scale} with {attrs}")
         if attrs.groups != 1 or len(w) != 5 or (w[0], w[4]) != (-(-attrs.columns // PANEL), PANEL) or dtype != np.float32:
             raise ValueError(f"conv2d_panels by {w} of {dtype} with {attrs}")
         return CONV2D.infer(attrs, [x, ((*w[1:4], attrs.columns), dtype)])
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
-        if index == 0:
-            return super().main_region(op, index, boxes)
+        if index != 1:
+            return super().main_region(op, 0, boxes)
         region = np.empty((len(boxes), 5, 2), np.int64)
         region[:] = [(0, extent) for extent in op.inputs[1].shape]
         region[:, 0, 0] = boxes[:, 3, 0] // PANEL
@@ -60,7 +67,9 @@ class Conv2DPanels(Conv2D):
         return operand.view.is_dense() if index == 1 else super().reads_well(op, index, operand)
 
     def reference(self, attrs: ConvPanelsAttrs, *inputs: jax.Array) -> jax.Array:
-        x, w = inputs
+        x, w, *scale = inputs
+        for factor in scale:
+            x = x * factor
         kernel = w.transpose(1, 2, 3, 0, 4).reshape(*w.shape[1:4], -1)[..., : attrs.columns]
         return super().reference(attrs, x, kernel)
 

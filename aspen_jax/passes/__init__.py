@@ -36,13 +36,13 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "winograd": winograd.run,
     "panels": panels.run,
     "constants": constants.run,
-    "scales": scales.run,
     "fuse": fuse.run,
     "rows": rows.run,
     "epilogue": epilogue.run,
     "conv_pairs": conv_pairs.run,
     "attention": attention.run,
     "conv_panels": conv_panels.run,
+    "scales": scales.run,
 }
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"

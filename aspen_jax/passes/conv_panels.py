@@ -1,4 +1,4 @@
-"""Stores constant weights of convolutions in panels (ops/conv_panels.py). Runs last: no pass joins convolutions any more."""
+"""Stores constant weights of convolutions in panels (ops/conv_panels.py). Runs late: no pass joins convolutions any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aspen_jax.ops.matmul import PANEL
 from aspen_jax.program import Op, Operand, Program, Value
 
 # The missing columns of the last panel are read too: at most so many for each that is there.
-_MOST_MISSING = 0.5
+_MOST_MISSING = 1.0
 
 # With fewer channels the pixels under a row of the kernel are read as one run, which panels would not serve.
 _FEWEST_CHANNELS = 17

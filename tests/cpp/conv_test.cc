@@ -57,7 +57,7 @@ Case make_case(const Geometry& g, Operand x, Operand w) {
 
 constexpr int64_t kPanel = 32;
 
-// The same in one group with weights in panels; what is missing of the last one is not read.
+// The same in one group with weights in panels, of which what is missing of the last one is not read; sometimes x is scaled.
 Case make_panels(const Geometry& g, Operand x, Random& random) {
   const Operand panels =
       Operand::dense({(g.out_channels + kPanel - 1) / kPanel, g.kernel_height, g.kernel_width, g.channels, kPanel}, random);
@@ -72,10 +72,22 @@ Case make_panels(const Geometry& g, Operand x, Random& random) {
   Case test = make_case(g, std::move(x), panels);
   test.name += " in panels";
   test.kernel = "conv2d_panels";
-  test.params.push_back(g.out_channels);
+  const bool scaled = random.chance(0.5);
+  test.params.insert(test.params.end(), {g.out_channels, scaled});
+  Operand multiplied = test.inputs[0];
+  if (scaled) {
+    Operand scale = Operand::stored(g.x(), {0, 1, 2, 3}, {1, 0, 0, 1}, random);
+    multiplied = Operand::dense(g.x(), random);
+    Index at(4, 0);
+    for (float& value : multiplied.buffer) {
+      value = test.inputs[0].at(at) * scale.at(at);
+      next(at, Index(4, 0), g.x());
+    }
+    test.inputs.push_back(std::move(scale));
+  }
   const auto plain = test.reference;
-  test.reference = [plain, before](const std::vector<Operand>& inputs, const Index& at) {
-    return plain({inputs[0], before}, at);
+  test.reference = [plain, before, multiplied](const std::vector<Operand>&, const Index& at) {
+    return plain({multiplied, before}, at);
   };
   return test;
 }
@@ -203,9 +215,28 @@ int hostile_cases() {
 
   const auto panels = dense_view({2, 3, 3, 4, 32}), wide = dense_view({1, 6, 6, 40});
   const auto refused = [&](const TensorView& stored, int64_t groups, int64_t columns, const char* what) {
-    expect(refuses("conv2d_panels", {x, stored}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, groups, columns, 0}), what);
+    expect(refuses("conv2d_panels", {x, stored}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, groups, columns, 0, 0}), what);
   };
-  expect(!refuses("conv2d_panels", {x, panels}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 40, 0}), "no panels");
+  expect(!refuses("conv2d_panels", {x, panels}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 40, 0, 0}), "no panels");
+  auto scale = x;
+  scale.strides[1] = scale.strides[2] = 0;
+  const auto scaled = [&](const std::vector<TensorView>& inputs, int64_t mark) {
+    return !refuses("conv2d_panels", inputs, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 40, mark, 0});
+  };
+  expect(scaled({x, panels, scale}, 1), "no scale");
+  expect(!scaled({x, panels, scale}, 0), "a scale without its mark");
+  expect(!scaled({x, panels, scale}, 2), "a wild mark of a scale");
+  expect(!scaled({x, panels}, 1), "a mark without its scale");
+  expect(!scaled({x, panels, x}, 1), "a scale of pixels");
+  auto other = scale;
+  other.strides[3] = 2;
+  expect(!scaled({x, panels, other}, 1), "a scale whose channels are apart");
+  other = scale;
+  other.dtype = DType::kBF16;
+  expect(!scaled({x, panels, other}, 1), "a scale of bfloat16");
+  other = scale;
+  other.shape[3] = 3;
+  expect(!scaled({x, panels, other}, 1), "a scale of other channels");
   expect(refuses("conv2d_panels", {x, panels}, wide, {2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 0}), "panels without their columns");
   refused(panels, 1, 41, "panels of other columns");
   refused(panels, 2, 40, "panels of groups");
