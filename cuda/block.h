@@ -13,11 +13,13 @@
 #ifdef __CUDACC__
 #define ASPEN_DEVICE __device__ __forceinline__
 #define ASPEN_UNROLL _Pragma("unroll")
+#define ASPEN_UNROLL_4 _Pragma("unroll 4")
 #else
 #include <utility>
 #include <vector>
 #define ASPEN_DEVICE inline
 #define ASPEN_UNROLL
+#define ASPEN_UNROLL_4
 #endif
 
 namespace aspen::cuda {
@@ -120,13 +122,28 @@ class Block {
   }
   ASPEN_DEVICE void sync() { __syncthreads(); }
 
-  // Begins a copy of 4, 8 or 16 bytes, aligned to as many, into shared memory; of zeros instead if not `reads`. `from` must point
-  // into global memory all the same.
+  // Each lane of a warp gets combine(its own, that of the lane whose number differs in the bit `step`). T is made of 32-bit
+  // words.
+  template <class T, class Combine>
+  ASPEN_DEVICE void exchange(PerThread<T, kThreads>& values, int step, const Combine& combine) {
+    static_assert(sizeof(T) % sizeof(uint32_t) == 0);
+    uint32_t words[sizeof(T) / sizeof(uint32_t)];
+    memcpy(words, &values.own, sizeof(T));
+    ASPEN_UNROLL for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
+    T other;
+    memcpy(&other, words, sizeof(T));
+    values.own = combine(values.own, other);
+  }
+
+  // Begins a copy of 2, 4, 8 or 16 bytes, aligned to as many, into shared memory; of zeros instead if not `reads`. `from` must
+  // point into global memory all the same. There is no instruction for 2 bytes: these are there at once.
   template <int kBytes>
   ASPEN_DEVICE void copy_async(void* to, const void* from, bool reads) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    const int bytes = reads ? kBytes : 0;
-    if constexpr (kBytes == 16) {
+    [[maybe_unused]] const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    [[maybe_unused]] const int bytes = reads ? kBytes : 0;
+    if constexpr (kBytes == 2) {
+      *static_cast<uint16_t*>(to) = reads ? *static_cast<const uint16_t*>(from) : uint16_t{0};
+    } else if constexpr (kBytes == 16) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
     } else {
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(bytes) : "memory");
@@ -148,6 +165,12 @@ class Block {
     for (int warp = 0; warp < kThreads / kWarp; ++warp) phase(warp);
   }
   void sync() {}
+
+  template <class T, class Combine>
+  void exchange(PerThread<T, kThreads>& values, int step, const Combine& combine) {
+    const std::vector<T> before = values.all;
+    for (int thread = 0; thread < kThreads; ++thread) values[thread] = combine(before[thread], before[thread ^ step]);
+  }
 
   template <int kBytes>
   void copy_async(void* to, const void* from, bool reads) {

@@ -7,10 +7,11 @@
 
 namespace aspen::cuda {
 
-// A matrix whose rows are given: element (r, k) at data + r * stride + k.
-template <class Element, int kVector_>
+// A matrix whose rows are given: element (r, k) at data + r * stride + k. Columns that lie along the depth are such rows too.
+template <class Element_, int kVector_>
 struct MatrixRows {
   static constexpr int kVector = kVector_;
+  using Element = Element_;
   using Line = const Element*;
   const Element* data;
   int64_t stride;
@@ -21,10 +22,31 @@ struct MatrixRows {
   ASPEN_DEVICE const Element* at(Line line, int k) const { return k < depth ? line + k : nullptr; }
 };
 
+// Rows anywhere: element (r, k) at data + place(r) + k * step. `step` is 1 where vectors have more than one element.
+template <class Element_, int kVector_, class Place>
+struct PlacedRows {
+  static constexpr int kVector = kVector_;
+  using Element = Element_;
+  using Line = const Element*;
+  const Element* data;
+  Place place;
+  int64_t step;
+  int depth;
+
+  ASPEN_DEVICE const Element* any() const { return data; }
+  ASPEN_DEVICE Line line(int row) const { return data + place(row); }
+  ASPEN_DEVICE const Element* at(Line line, int k) const { return k < depth ? line + k * step : nullptr; }
+};
+template <class Element, int kVector, class Place>
+ASPEN_DEVICE PlacedRows<Element, kVector, Place> placed_rows(const Element* data, const Place& place, int64_t step, int depth) {
+  return {data, place, step, depth};
+}
+
 // A matrix whose columns are adjacent: element (k, c) at data + k * stride + c.
-template <class Element, int kVector_>
+template <class Element_, int kVector_>
 struct MatrixColumns {
   static constexpr int kVector = kVector_;
+  using Element = Element_;
   const Element* data;
   int64_t stride;
   int depth;
@@ -35,9 +57,10 @@ struct MatrixColumns {
 
 // What a convolution multiplies its weights with. A row is a pixel of the output, the depth runs over taps and channels (kh, kw,
 // c); pixels in the padding are zeros.
-template <class Element, int kVector_>
+template <class Element_, int kVector_>
 struct ConvRows {
   static constexpr int kVector = kVector_;
+  using Element = Element_;
   struct Line {
     const Element* image;
     int y, x;  // of the first tap, perhaps in the padding

@@ -2,7 +2,8 @@
 // gathered pixels (operands.h).
 //
 // Chunks of the depth pass through kStages buffers in shared memory: while one is multiplied, the next ones are being copied.
-// What is multiplied how is the Core's: tensor cores (MmaCore), or float32 without rounding of the inputs (FmaCore).
+// What is multiplied how is the Core's: tensor cores (MmaCore), or float32 without rounding of the inputs (FmaCore). In shared
+// memory a column lies across rows of the chunk, or along the depth (kAlongDepth) where it does so in global memory.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,18 @@
 namespace aspen::cuda {
 
 // Warps of kWarpRows x kWarpColumns elements on tensor cores.
-template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns>
+template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns, bool kAlongDepth_ = false>
 struct MmaCore {
   using Element = typename Kind::Element;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr bool kAlongDepth = kAlongDepth_;
   static constexpr int kWarpsAcross = kColumns / kWarpColumns;
   static constexpr int kThreads = kRows / kWarpRows * kWarpsAcross * kWarp;
   static constexpr int kDepth = 64 / sizeof(Element);  // of a chunk: 64 bytes of a row
   // Shared rows are apart by an odd number of 16 bytes, and for float32 columns by 8 words more than a multiple of 32: no two
   // lanes of a load meet in a bank.
   static constexpr int kRowStride = kDepth + 16 / sizeof(Element);
-  static constexpr int kColumnStride = kColumns + 8;
+  static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
   static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
   static_assert(kColumns % 32 == 0 && kDepth % Kind::kDepth == 0);
 
@@ -43,11 +45,11 @@ struct MmaCore {
       const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
       ASPEN_UNROLL for (int k = 0; k < kDepth; k += Kind::kDepth) {
         FragmentB b[kWarpColumns / 8];
-        ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) load_b(b[j], columns + k * kColumnStride + first_column + 8 * j);
+        ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) load_b(b[j], columns, k, first_column + 8 * j);
         ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
           FragmentA a;
           // Squares: the upper 8 rows, the lower, and both again half of the depth later.
-          load_squares(a, [&](int line) {
+          load_squares<false>(a, [&](int line) {
             const int row = first_row + 16 * i + line % 16;
             return rows + row * kRowStride + k + line / 16 * (Kind::kDepth / 2);
           });
@@ -60,14 +62,16 @@ struct MmaCore {
     });
   }
 
-  // Calls visit(row, column, value) for each element, every lane for its own.
+  // Calls visit(row, column, value) for each element, every lane for its own; what visit makes of the value is kept.
   template <class Visit>
   ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
     block.each_warp([&](int warp) {
       const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
       each_fragment(warp, [&](int i, int j, FragmentC& c) {
-        c.each([&](int lane, int r, uint32_t bits) {
-          visit(first_row + 16 * i + lane / 4 + 8 * (r / 2), first_column + 8 * j + lane % 4 * 2 + r % 2, as_float(bits));
+        c.each([&](int lane, int r, uint32_t& bits) {
+          float value = as_float(bits);
+          visit(first_row + 16 * i + lane / 4 + 8 * (r / 2), first_column + 8 * j + lane % 4 * 2 + r % 2, value);
+          bits = as_bits(value);
         });
       });
     });
@@ -81,28 +85,38 @@ struct MmaCore {
     }
   }
 
-  static ASPEN_DEVICE void load_b(FragmentB& b, const Element* from) {
-    if constexpr (sizeof(Element) == 2) {
-      load_squares(b, [&](int line) { return from + line * kColumnStride; });
-    } else {
+  static ASPEN_DEVICE void load_b(FragmentB& b, const Element* columns, int k, int column) {
+    if constexpr (sizeof(Element) == 4) {
       b.each([&](int lane, int i, uint32_t& bits) {
-        bits = rounded_to_tf32(as_bits(from[(lane % 4 + 4 * i) * kColumnStride + lane / 4]));
+        const int own_k = k + lane % 4 + 4 * i, own_column = column + lane / 4;
+        bits = rounded_to_tf32(
+            as_bits(kAlongDepth ? columns[own_column * kColumnStride + own_k] : columns[own_k * kColumnStride + own_column]));
       });
+    } else if constexpr (kAlongDepth) {
+      load_squares<false>(
+          b, [&](int line) { return columns + (column + line % 8) * kColumnStride + k + line / 8 * (Kind::kDepth / 2); });
+    } else {
+      load_squares<true>(b, [&](int line) { return columns + (k + line) * kColumnStride + column; });
     }
   }
 };
 
 // Threads of 8 x 4 elements, every product in float32.
-template <int kRows_, int kColumns_>
+template <int kRows_, int kColumns_, bool kAlongDepth_ = false>
 struct FmaCore {
   using Element = float;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr bool kAlongDepth = kAlongDepth_;
   static constexpr int kHigh = 8, kWide = 4;
   static constexpr int kAcross = kColumns / kWide;
   static constexpr int kThreads = kRows / kHigh * kAcross;
   static constexpr int kDepth = 16;
   static constexpr int kRowStride = kDepth + 4;
-  static constexpr int kColumnStride = kColumns + 8;
+  static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
+  // Columns of a thread are neighbours, or as far apart as spares lanes from meeting in a bank.
+  static constexpr int kNextColumn = kAlongDepth ? kAcross : 1;
+
+  static ASPEN_DEVICE int first_column(int thread) { return thread % kAcross * (kAlongDepth ? 1 : kWide); }
 
   struct Held {
     float sums[kHigh][kWide];
@@ -116,11 +130,12 @@ struct FmaCore {
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const float* rows, const float* columns) {
     block.each_thread([&](int thread) {
       const float* const a = rows + thread / kAcross * kHigh * kRowStride;
-      const float* const b = columns + thread % kAcross * kWide;
+      const int column = first_column(thread);
       ASPEN_UNROLL for (int k = 0; k < kDepth; ++k) {
         ASPEN_UNROLL for (int i = 0; i < kHigh; ++i) {
           ASPEN_UNROLL for (int j = 0; j < kWide; ++j) held[thread].sums[i][j] +=
-              a[i * kRowStride + k] * b[k * kColumnStride + j];
+              a[i * kRowStride + k] *
+              (kAlongDepth ? columns[(column + j * kNextColumn) * kColumnStride + k] : columns[k * kColumnStride + column + j]);
         }
       }
     });
@@ -131,7 +146,7 @@ struct FmaCore {
     block.each_thread([&](int thread) {
       ASPEN_UNROLL for (int i = 0; i < kHigh; ++i) {
         ASPEN_UNROLL for (int j = 0; j < kWide; ++j) {
-          visit(thread / kAcross * kHigh + i, thread % kAcross * kWide + j, held[thread].sums[i][j]);
+          visit(thread / kAcross * kHigh + i, first_column(thread) + j * kNextColumn, held[thread].sums[i][j]);
         }
       }
     });
@@ -142,27 +157,51 @@ template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {
     alignas(16) typename Core::Element rows[Core::kRows * Core::kRowStride];
-    alignas(16) typename Core::Element columns[Core::kDepth * Core::kColumnStride];
+    alignas(16) typename Core::Element columns[(Core::kAlongDepth ? Core::kColumns : Core::kDepth) * Core::kColumnStride];
   };
   Stage stages[kStages];
 };
 
+// Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros.
+template <int kLines, int kDepth, int kStride, int kThreads, class Operand, class Line>
+ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operand::Element* to, const Operand& operand, int k,
+                             int num_lines, const Line& line_of) {
+  constexpr int kVector = Operand::kVector, kAlong = kDepth / kVector, kVectors = kLines * kAlong;
+  ASPEN_UNROLL for (int i = 0; i < (kVectors + kThreads - 1) / kThreads; ++i) {
+    const int vector = thread + i * kThreads, line = vector / kAlong, at = vector % kAlong * kVector;
+    if (kVectors % kThreads != 0 && vector >= kVectors) continue;
+    const typename Operand::Element* const from = line < num_lines ? operand.at(line_of(i, line), k + at) : nullptr;
+    block.template copy_async<kVector * sizeof(typename Operand::Element)>(
+        to + line * kStride + at, from == nullptr ? operand.any() : from, from != nullptr);
+  }
+}
+
+// Begins copies of a chunk of `kDepth` rows of adjacent columns, from k on; columns from num_columns on are zeros.
+template <int kColumns, int kDepth, int kStride, int kThreads, class Operand>
+ASPEN_DEVICE void load_across(Block<kThreads>& block, int thread, typename Operand::Element* to, const Operand& operand, int k,
+                              int num_columns) {
+  constexpr int kVector = Operand::kVector, kAcross = kColumns / kVector, kVectors = kDepth * kAcross;
+  ASPEN_UNROLL for (int i = 0; i < (kVectors + kThreads - 1) / kThreads; ++i) {
+    const int vector = thread + i * kThreads, row = vector / kAcross, column = vector % kAcross * kVector;
+    if (kVectors % kThreads != 0 && vector >= kVectors) continue;
+    const typename Operand::Element* const from = column < num_columns ? operand.at(k + row, column) : nullptr;
+    block.template copy_async<kVector * sizeof(typename Operand::Element)>(
+        to + row * kStride + column, from == nullptr ? operand.any() : from, from != nullptr);
+  }
+}
+
 // Computes num_rows x num_columns elements, no more than the Core has, and calls store(row, column, sum) for each.
 //
 // Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
-// multiple of kVector, or nullptr for zeros. Columns say where elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`,
-// an address in global memory that is aligned to their vectors.
+// multiple of kVector, or nullptr for zeros. Columns do the same where the Core has them along the depth; else they say where
+// elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`, an address in global memory that is aligned to their vectors.
 template <class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
-  using Element = typename Core::Element;
   constexpr int kThreads = Core::kThreads;
-  constexpr int kRowVectors = Core::kRows * Core::kDepth / Rows::kVector / kThreads;
-  constexpr int kColumnVectors = Core::kColumns * Core::kDepth / Columns::kVector / kThreads;
-  static_assert(Core::kRows * Core::kDepth % (Rows::kVector * kThreads) == 0);
-  static_assert(Core::kColumns * Core::kDepth % (Columns::kVector * kThreads) == 0);
+  constexpr int kRowVectors = (Core::kRows * Core::kDepth / Rows::kVector + kThreads - 1) / kThreads;
   static_assert(kStages >= 2);
-  constexpr int kAlongRow = Core::kDepth / Rows::kVector, kAlongColumns = Core::kColumns / Columns::kVector;
+  constexpr int kAlongRow = Core::kDepth / Rows::kVector;
 
   Block<kThreads> block;
   Core core;
@@ -180,19 +219,15 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
     if (chunk < num_chunks) {
       auto& stage = memory.stages[chunk % kStages];
       block.each_thread([&](int thread) {
-        ASPEN_UNROLL for (int i = 0; i < kRowVectors; ++i) {
-          const int vector = thread + i * kThreads, row = vector / kAlongRow, k = vector % kAlongRow * Rows::kVector;
-          const Element* const from =
-              row < num_rows ? rows.at(lines[thread].lines[i], chunk * Core::kDepth + k) : static_cast<const Element*>(nullptr);
-          block.template copy_async<Rows::kVector * sizeof(Element)>(stage.rows + row * Core::kRowStride + k,
-                                                                     from == nullptr ? rows.any() : from, from != nullptr);
-        }
-        ASPEN_UNROLL for (int i = 0; i < kColumnVectors; ++i) {
-          const int vector = thread + i * kThreads, k = vector / kAlongColumns,
-                    column = vector % kAlongColumns * Columns::kVector;
-          const Element* const from = column < num_columns ? columns.at(chunk * Core::kDepth + k, column) : nullptr;
-          block.template copy_async<Columns::kVector * sizeof(Element)>(stage.columns + k * Core::kColumnStride + column,
-                                                                        from == nullptr ? columns.any() : from, from != nullptr);
+        load_lines<Core::kRows, Core::kDepth, Core::kRowStride>(block, thread, stage.rows, rows, chunk * Core::kDepth, num_rows,
+                                                                [&](int i, int) { return lines[thread].lines[i]; });
+        if constexpr (Core::kAlongDepth) {
+          load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, stage.columns, columns,
+                                                                        chunk * Core::kDepth, num_columns,
+                                                                        [&](int, int column) { return columns.line(column); });
+        } else {
+          load_across<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, stage.columns, columns,
+                                                                         chunk * Core::kDepth, num_columns);
         }
       });
     }

@@ -203,6 +203,13 @@ ASPEN_U(b_from_i, 1, mask(a != 0))
 ASPEN_U(f_bits_i, 1, a)
 ASPEN_U(i_bits_f, 1, a)
 
+// log(e^a + e^b), for running results; infinities and NaN as they come.
+ASPEN_DEVICE uint32_t add_of_exponentials(uint32_t lane_a, uint32_t lane_b) {
+  const float a = as_float(lane_a), b = as_float(lane_b), most = as_float(max_f(lane_a, lane_b));
+  if (is_nan(most) || fabsf(most) > FLT_MAX) return as_bits(most);
+  return as_bits(most + log1pf(expf((a < b ? a : b) - most)));
+}
+
 #undef ASPEN_U
 #undef ASPEN_I
 #undef ASPEN_FROM_F

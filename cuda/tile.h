@@ -48,6 +48,23 @@ struct Float16 {
   }
 };
 
+// Adjacent elements, aligned as one.
+template <class Element, int kCount>
+struct alignas(sizeof(Element) * kCount) Vector {
+  Element elements[kCount];
+};
+template <int kCount, class Element>
+ASPEN_DEVICE Vector<Element, kCount> load_vector(const Element* from) {
+#ifdef __CUDACC__
+  return *reinterpret_cast<const Vector<Element, kCount>*>(from);
+#else
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(Vector<Element, kCount>) != 0) __builtin_trap();
+  Vector<Element, kCount> vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+#endif
+}
+
 ASPEN_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 
 // Calls visit(at) for each element of a box, at its coordinates. Threads take neighbours along the last axis.

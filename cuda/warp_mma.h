@@ -87,13 +87,12 @@ ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB
 #endif
 }
 
-// Loads squares of 8 rows of 16 bytes from shared memory, register i from square i: four as they are for A (lane l gets the l % 4
-// th 4 bytes of row l / 4), or two of 16-bit elements for B, whose rows change places with columns. Row r of square i is at row(8
-// i + r), aligned to 16 bytes.
-template <int kCount, class Row>
+// Loads squares of 8 rows of 16 bytes from shared memory, register i from square i: four or two as they are (lane l gets the l %
+// 4 th 4 bytes of row l / 4), or two of 16-bit elements whose rows change places with columns. Row r of square i is at row(8 i +
+// r), aligned to 16 bytes.
+template <bool kTransposed, int kCount, class Row>
 ASPEN_DEVICE void load_squares(Fragment<kCount>& fragment, const Row& row) {
-  static_assert(kCount == 4 || kCount == 2);
-  [[maybe_unused]] constexpr bool kTransposed = kCount == 2;
+  static_assert(kCount == 2 || (kCount == 4 && !kTransposed));
 #ifdef __CUDACC__
   // The first 8 kCount lanes say where the rows are; the others must give valid addresses too.
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row(static_cast<int>(threadIdx.x) % (8 * kCount))));
@@ -103,6 +102,8 @@ ASPEN_DEVICE void load_squares(Fragment<kCount>& fragment, const Row& row) {
                  : "=r"(to[0]), "=r"(to[1])
                  : "r"(address)
                  : "memory");
+  } else if constexpr (kCount == 2) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.program import Op
 from aspen_jax.view import View
 
@@ -45,6 +46,15 @@ def load(op: Op, number: int, coordinates: Sequence[str]) -> str:
     return f"{element(operand.dtype)}::load(buffers.inputs[{number}], {place(coordinates, operand.view.strides())})"
 
 
+def lane_bits(scalar: np.ndarray) -> str:
+    """The lane that holds an element known beforehand."""
+    lane = lane_of(scalar.dtype)
+    if lane == "b":
+        return f"{0xFFFFFFFF if scalar else 0:#x}u"
+    wide = scalar.astype(np.float32).view(np.uint32) if lane == "f" else scalar.astype(np.int64)
+    return f"{int(wide) & 0xFFFFFFFF:#x}u"
+
+
 def finish(op: Op) -> str:
     """A function `finish` that stores an element of the output: from the kernel's own lane, where there is a kernel.
 
@@ -58,7 +68,7 @@ def finish(op: Op) -> str:
     else:
         registers = ["own"] if num_main else []
         registers += [load(op, number, at) for number in range(num_main, len(op.inputs))]
-        lines, result = _statements(op.program, registers)
+        lines, result = statements(op.program, registers)
     arguments = "const Addresses& buffers, [[maybe_unused]] const int* at"
     if num_main:
         arguments += ", [[maybe_unused]] uint32_t own"
@@ -66,14 +76,21 @@ def finish(op: Op) -> str:
     return f"  static ASPEN_DEVICE void finish({arguments}) {{\n{body}\n  }}"
 
 
-def _statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], str]:
-    """C++ that computes a program from expressions for its inputs, and the name of its result."""
-    lines = [f"[[maybe_unused]] const uint32_t r{number} = {text};" for number, text in enumerate(inputs)]
+def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], str]:
+    """C++ that computes a program from expressions for its inputs, and the name of its result. What is not read is left out."""
+    first = program.num_inputs + len(program.constants)
+    used = used_inputs(program)
+    lines = [f"const uint32_t r{number} = {text};" for number, text in enumerate(inputs) if number in used]
     lines += [
         f"const uint32_t r{program.num_inputs + number} = {bits & 0xFFFFFFFF:#x}u;"
         for number, bits in enumerate(program.constants)
     ]
-    first = program.num_inputs + len(program.constants)
     for number, (opcode, args) in enumerate(program.instructions):
         lines.append(f"const uint32_t r{first + number} = scalar::{opcode}({', '.join(f'r{arg}' for arg in args)});")
     return lines, f"r{program.result}"
+
+
+def used_inputs(program: BlockProgram) -> set[int]:
+    """The input registers that a program reads."""
+    read = {program.result, *(arg for instruction in program.instructions for arg in instruction.args)}
+    return {register for register in read if register < program.num_inputs}

@@ -1,44 +1,120 @@
-"""Convolutions and matrix products: by cuda/product.h where their operands lie well, or else element by element."""
+"""Matrix products: by cuda/product.h, or by cuda/few_rows.h where there are few rows.
+
+Any axes in any order: the summed ones must be walked by one stride on both sides, else a thread computes an element by itself.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
+import dataclasses
+import math
+from collections.abc import Sequence
 
 from aspen_jax.cuda.lanes import load, place
-from aspen_jax.cuda.source import per_element, writes
+from aspen_jax.cuda.source import own, per_element, writes
+from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
+from aspen_jax.ops.matmul import MatmulAttrs
 from aspen_jax.program import Op, Operand
 
 _STAGES = 3
 
-
-class _Core(NamedTuple):
-    """What multiplies (cuda/product.h): its C++ type, and that of its elements."""
-
-    type: str
-    element: str
+# So few rows are no work beside reading the columns.
+_FEW_ROWS = 8
 
 
-def _core(op: Op) -> _Core:
-    dtype = op.inputs[0].dtype.name
-    if dtype == "float32":
-        return _Core("FmaCore<64, 64>", "float") if op.exact else _Core("MmaCore<Tf32, 64, 64, 32, 32>", "float")
-    return _Core(f"MmaCore<{'F16' if dtype == 'float16' else 'Bf16'}, 64, 64, 32, 32>", "uint16_t")
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One operand of a product: its input number, and the stride of each of the output's axes that it has."""
+
+    number: int
+    operand: Operand
+    strides: dict[int, int]
+    step: int  # along the depth
+
+    def vector_along(self, depth: int) -> int:
+        """Elements that may be read at once along the depth."""
+        if self.step != 1 and depth > 1:
+            return 1
+        return vector(self.operand.dtype, depth, *self.strides.values(), self.operand.view.offset())
 
 
-def _vector(dtype: np.dtype, *multiples: int) -> int | None:
-    """The most elements that a copy of 4, 8 or 16 bytes may take where all these numbers of elements are multiples of it."""
-    for size in (16, 8, 4):
-        count = size // dtype.itemsize
-        if count and all(number % count == 0 for number in multiples):
-            return count
-    return None
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+    """A product as matrices: rows x depth by depth x columns, for each entry of the outer axes.
+
+    Attributes:
+        rows: the axes of the output that make up a row's number, the last fastest.
+        column: the axis that is a column's number; None: there is one column.
+        outer: the other axes of more than one element.
+    """
+
+    depth: int
+    left: Side
+    right: Side
+    rows: tuple[int, ...]
+    column: int | None
+    outer: tuple[int, ...]
+
+    @classmethod
+    def of(cls, op: Op) -> Matrices | None:
+        """None where no one stride walks the summed axes, or the operands' dtypes differ."""
+        attrs: MatmulAttrs = op.attrs
+        a, b = op.inputs[:2]
+        if a.dtype != b.dtype:
+            return None
+        summed: dict[int, tuple[int, int, int]] = {}
+        sides: list[dict[int, int]] = [{}, {}]
+        for side, labels, operand in zip(sides, (attrs.a, attrs.b), (a, b), strict=True):
+            for label, extent, stride in zip(labels, operand.shape, operand.view.strides(), strict=True):
+                if label >= 0 and extent != 1:
+                    side[label] = stride
+        for label, extent in zip(attrs.a, a.shape, strict=True):
+            if label < 0 and extent != 1:
+                place_b = attrs.b.index(label)
+                summed[label] = (extent, a.view.strides()[attrs.a.index(label)], b.view.strides()[place_b])
+        depth, steps = 1, (1, 1)
+        for extent, *strides in sorted(summed.values(), key=lambda item: -abs(item[1])):
+            if depth > 1 and any(outer != inner * extent for outer, inner in zip(steps, strides, strict=True)):
+                return None
+            depth, steps = depth * extent, (strides[0], strides[1])
+        axes = [axis for axis, extent in enumerate(op.output.shape) if extent != 1]
+        left, right = (Side(number, op.inputs[number], sides[number], steps[number]) for number in (0, 1))
+        if axes and axes[-1] in left.strides and axes[-1] not in right.strides:
+            left, right = right, left
+        own_columns = [axis for axis in axes if axis not in left.strides]
+        column = own_columns[-1] if own_columns else None
+        rows = tuple(axis for axis in axes if axis not in right.strides)
+        return cls(depth, left, right, rows, column, tuple(axis for axis in axes if axis not in rows and axis != column))
+
+    def columns_vector(self, op: Op) -> int | None:
+        """Adjacent columns that may be read at once; None where they are not adjacent."""
+        right = self.right
+        if self.column is None or right.strides[self.column] != 1 or right.step == 1:
+            return None
+        # Boxes begin at multiples of 16 bytes along the last axis alone.
+        if self.column != len(op.output.shape) - 1:
+            return vector(right.operand.dtype, 1)
+        others = [stride for axis, stride in right.strides.items() if axis != self.column]
+        return vector(right.operand.dtype, op.output.shape[self.column], right.step, *others, right.operand.view.offset())
+
+    def num_rows(self, op: Op) -> int:
+        """Rows of the whole op."""
+        return math.prod(op.output.shape[axis] for axis in self.rows)
 
 
-def _tile(core: _Core, rows: str, columns: str, loop: str, num_rows: str, num_columns: str, depth: int, store: str) -> str:
+def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64) -> str:
+    """The type that multiplies (cuda/product.h), by how many rows there are."""
+    dtype, along = op.inputs[0].dtype.name, str(along_depth).lower()
+    if dtype == "float32" and op.exact:
+        return f"FmaCore<{64 if num_rows > 32 else 32}, {columns}, {along}>"
+    rows, warp_rows = (64, 32) if num_rows > 32 else (32, 16) if num_rows > 16 else (16, 16)
+    warp_columns = columns // (4 // (rows // warp_rows))
+    return f"MmaCore<{KINDS[dtype]}, {rows}, {columns}, {warp_rows}, {warp_columns}, {along}>"
+
+
+def tile(core: str, rows: str, columns: str, loop: str, num_rows: str, num_columns: str, depth: int, store: str) -> str:
+    """A tile function that goes through `loop`, for each with its own rows and columns."""
     return f"""\
-  using Core = {core.type};
+  using Core = {core};
   static constexpr int kThreads = Core::kThreads;
   using Memory = ProductMemory<Core, {_STAGES}>;
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {{
@@ -52,152 +128,110 @@ def _tile(core: _Core, rows: str, columns: str, loop: str, num_rows: str, num_co
   }}"""
 
 
-@writes("conv2d")
-def _conv2d(op: Op) -> str | None:
-    x, w = op.inputs[:2]
-    attrs, core = op.attrs, _core(op)
-    (_, height, width, _), (kernel_height, kernel_width, channels, outputs) = x.shape, w.shape
-    strides, w_strides = x.view.strides(), w.view.strides()
-    depth = kernel_height * kernel_width * channels
-    # A walk along the depth must find the weights of one column one row after the other.
-    rows_of_weights = (kernel_width * channels * outputs, channels * outputs, outputs, 1)
-    dense = strides[3] in (0, 1) and (strides[3] == 1 or channels == 1) and w_strides == rows_of_weights
-    row_vector = _vector(x.dtype, channels, *strides[:3], x.view.offset())
-    column_vector = _vector(w.dtype, outputs, w.view.offset())
-    if attrs.groups > 1 or not dense or row_vector is None or column_vector is None:
-        return _conv2d_by_element(op)
-    top, _, left, _ = attrs.padding
-    rows = (
-        f"const ConvRows<{core.element}, {row_vector}> rows{{static_cast<const {core.element}*>(buffers.inputs[0]), "
-        f"{strides[0]}, {strides[1]}, {strides[2]}, {height}, {width}, {channels}, {kernel_width}, {depth}, "
-        f"{attrs.strides[0]}, {attrs.strides[1]}, {attrs.dilation[0]}, {attrs.dilation[1]}, {top}, {left}, "
-        "box[0], box[1], box[2], box[5] - box[1], box[6] - box[2], first_row};"
-    )
-    columns = (
-        f"const MatrixColumns<{core.element}, {column_vector}> columns{{static_cast<const {core.element}*>(buffers.inputs[1]) + "
-        f"first_column, {outputs}, {depth}}};"
-    )
-    loop = """\
-    const int height = box[5] - box[1], width = box[6] - box[2];
-    const int all_rows = (box[4] - box[0]) * height * width;
-    for (int part = 0, parts = (box[7] - box[3] + Core::kColumns - 1) / Core::kColumns,
-         blocks = (all_rows + Core::kRows - 1) / Core::kRows; part < parts * blocks; ++part) {
-      const int first_column = box[3] + part % parts * Core::kColumns, first_row = part / parts * Core::kRows;"""
-    store = (
-        "const int pixel = first_row + row;\n"
-        "        const int at[] = {box[0] + pixel / (height * width), box[1] + pixel / width % height, box[2] + pixel % width, "
-        "first_column + column};\n"
-        "        finish(buffers, at, as_bits(sum));"
-    )
-    num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", "min_of(box[7] - first_column, Core::kColumns)"
-    return _tile(core, rows, columns, loop, num_rows, num_columns, depth, store)
+def data(side: Side, element: str) -> str:
+    """The elements of an operand."""
+    return f"static_cast<const {element}*>(buffers.inputs[{side.number}])"
 
 
-def _conv2d_by_element(op: Op) -> str:
-    x, w = op.inputs[:2]
-    attrs = op.attrs
-    (_, height, width, _), (kernel_height, kernel_width, channels, outputs) = x.shape, w.shape
-    top, _, left, _ = attrs.padding
-    return f"""\
-  static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
-    float sum = 0;
-    const int first_channel = at[3] / {outputs // attrs.groups} * {channels};
-    for (int kh = 0; kh < {kernel_height}; ++kh) {{
-      const int y = at[1] * {attrs.strides[0]} - {top} + kh * {attrs.dilation[0]};
-      if (y < 0 || y >= {height}) continue;
-      for (int kw = 0; kw < {kernel_width}; ++kw) {{
-        const int x = at[2] * {attrs.strides[1]} - {left} + kw * {attrs.dilation[1]};
-        if (x < 0 || x >= {width}) continue;
-        for (int c = 0; c < {channels}; ++c) {{
-          sum += as_float({load(op, 0, ("at[0]", "y", "x", "first_channel + c"))}) *
-                 as_float({load(op, 1, ("kh", "kw", "c", "at[3]"))});
-        }}
-      }}
-    }}
-    return as_bits(sum);
-  }}
-""" + per_element(op, "own(buffers, at)")
+def offset(strides: dict[int, int], coordinates: dict[int, str]) -> str:
+    """Where these coordinates of the output's axes lead; others do not matter."""
+    axes = [axis for axis in strides if axis in coordinates]
+    return place([coordinates[axis] for axis in axes], [strides[axis] for axis in axes])
+
+
+def decoded(axes: Sequence[int], number: str, rank: int) -> tuple[list[str], dict[int, str]]:
+    """C++ that takes a number apart into coordinates of a box along these axes, the last fastest; and their names."""
+    lines, names = [f"[[maybe_unused]] int rest = {number};"], {}
+    for axis in reversed(axes):
+        names[axis] = f"x{axis}"
+        digit = "rest" if axis == axes[0] else f"rest % (box[{rank + axis}] - box[{axis}])"
+        lines.append(f"const int x{axis} = box[{axis}] + {digit};")
+        if axis != axes[0]:
+            lines.append(f"rest /= box[{rank + axis}] - box[{axis}];")
+    return lines, names
+
+
+def extent(axes: Sequence[int], rank: int) -> str:
+    """The elements of a box along axes."""
+    return " * ".join(f"(box[{rank + axis}] - box[{axis}])" for axis in axes) or "1"
 
 
 @writes("matmul")
 def _matmul(op: Op) -> str:
-    a, b = op.inputs[:2]
-    labels_a, labels_b = op.attrs.a, op.attrs.b
-    rank = len(op.output.shape)
-    summed = [label for label in labels_a if label < 0]
-    as_, bs = a.view.strides(), b.view.strides()
-    rows = [label for label in labels_a if label >= 0 and label not in labels_b]
-    columns = [label for label in labels_b if label >= 0 and label not in labels_a]
-    if len(summed) == 1 and len(rows) == 1 and columns == [rank - 1] and a.dtype == b.dtype:
-        text = _matrix(op, rows[0], as_[labels_a.index(rows[0])], as_[labels_a.index(-1)], bs[labels_b.index(-1)])
-        if text is not None and bs[labels_b.index(rank - 1)] == 1:
-            return text
-    return _matmul_by_element(op)
-
-
-def _offset(operand: Operand, labels: tuple[int, ...]) -> str:
-    """Where a batch entry, at coordinates `first`, begins."""
-    return place([f"first[{label}]" if label >= 0 else "0" for label in labels], operand.view.strides())
-
-
-def _matrix(op: Op, row_axis: int, row_stride: int, depth_stride: int, column_depth_stride: int) -> str | None:
-    a, b = op.inputs[:2]
-    core, rank = _core(op), len(op.output.shape)
-    depth = a.shape[op.attrs.a.index(-1)]
-    outer = [s for label, s in zip(op.attrs.a, a.view.strides(), strict=True) if label >= 0]
-    outer_b = [s for label, s in zip(op.attrs.b, b.view.strides(), strict=True) if label >= 0 and label != rank - 1]
-    row_vector = _vector(a.dtype, depth, *outer, a.view.offset())
-    column_vector = _vector(b.dtype, op.output.shape[-1], column_depth_stride, *outer_b, b.view.offset())
-    if depth_stride != 1 or row_vector is None or column_vector is None:
-        return None
-    batch = [axis for axis in range(rank - 1) if axis != row_axis]
-    entries = " * ".join(f"(box[{rank + axis}] - box[{axis}])" for axis in batch) or "1"
-    steps = []
-    for axis in reversed(batch):
-        extent = f"(box[{rank + axis}] - box[{axis}])"
-        steps.append(f"      first[{axis}] = box[{axis}] + rest % {extent};\n      rest /= {extent};")
-    decode = "\n".join(steps)
+    matrices = Matrices.of(op)
+    if matrices is None or matrices.depth < 1:
+        return _matmul_by_element(op)
+    rank, left, right = len(op.output.shape), matrices.left, matrices.right
+    dtype = left.operand.dtype.name
+    element, across = ELEMENTS[dtype], matrices.columns_vector(op)
+    few = 1 <= matrices.num_rows(op) <= _FEW_ROWS
+    row_vector, line_vector = left.vector_along(matrices.depth), right.vector_along(matrices.depth)
+    outer, names = decoded(matrices.outer, "part", rank)
+    row_lines, row_names = decoded(matrices.rows, "first_row + row", rank)
+    column = matrices.column
+    begin, end = (f"box[{column}]", f"box[{rank + column}]") if column is not None else ("0", "1")
+    at = {axis: f"box[{axis}]" for axis in range(rank)} | names | row_names
+    if column is not None:
+        at[column] = "first_column + column"
+    store = (
+        f"{' '.join(row_lines)}\n        const int at[{rank + 1}] = {{{', '.join(at[axis] for axis in range(rank))}}};\n"
+        "        finish(buffers, at, as_bits(sum));"
+    )
+    place_rows = (
+        f"const auto place = [&]([[maybe_unused]] int row) {{ {' '.join(row_lines)} "
+        f"return int64_t{{{offset(left.strides, row_names)}}}; }};"
+    )
+    left_data = f"{data(left, element)} + {offset(left.strides, names)}"
+    first = {**names, **({} if column is None else {column: "first_column"})}
+    right_data = f"{data(right, element)} + {offset(right.strides, first)}"
+    column_stride = 0 if column is None else right.strides[column]
+    if few and (across is not None or (left.step == right.step == 1)):
+        shared = min(row_vector, line_vector)
+        text = "FewRows" if across is not None else "FewRowsByLines"
+        return f"""\
+  using Product = {text}<{STORED[dtype]}, {matrices.num_rows(op)}, {shared if across is None else across}>;
+  static constexpr int kThreads = Product::kThreads;
+  using Memory = Product::Memory;
+  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {{
+    for (int part = 0; part < {extent(matrices.outer, rank)}; ++part) {{
+      {" ".join(outer)}
+      const int first_row = 0, first_column = {begin};
+      {place_rows}
+      const {element}* const left = {left_data};
+      Product::multiply(memory, [&](int row) {{ return left + place(row); }}, {left.step}, {right_data},
+                        {right.step if across is not None else column_stride}, {extent(matrices.rows, rank)},
+                        {end} - {begin}, {matrices.depth}, [&](int row, int column, float sum) {{
+        {store}
+      }});
+    }}
+  }}"""
     loop = f"""\
-    const int parts = (box[{2 * rank - 1}] - box[{rank - 1}] + Core::kColumns - 1) / Core::kColumns;
-    const int blocks = (box[{rank + row_axis}] - box[{row_axis}] + Core::kRows - 1) / Core::kRows;
-    for (int part = 0; part < parts * blocks * {entries}; ++part) {{
-      int first[{rank}], rest = part;
-      first[{rank - 1}] = box[{rank - 1}] + rest % parts * Core::kColumns;
-      rest /= parts;
-      first[{row_axis}] = box[{row_axis}] + rest % blocks * Core::kRows;
-      rest /= blocks;
-{decode}"""
-    rows = (
-        f"const MatrixRows<{core.element}, {row_vector}> rows{{static_cast<const {core.element}*>(buffers.inputs[0]) + "
-        f"{_offset(a, op.attrs.a)}, {row_stride}, {depth}}};"
-    )
-    columns = (
-        f"const MatrixColumns<{core.element}, {column_vector}> columns{{static_cast<const {core.element}*>(buffers.inputs[1]) + "
-        f"{_offset(b, op.attrs.b)}, {column_depth_stride}, {depth}}};"
-    )
-    at = ", ".join(
-        f"first[{axis}]" + (" + column" if axis == rank - 1 else " + row" if axis == row_axis else "") for axis in range(rank)
-    )
-    store = f"const int at[] = {{{at}}};\n        finish(buffers, at, as_bits(sum));"
-    num_rows = f"min_of(box[{rank + row_axis}] - first[{row_axis}], Core::kRows)"
-    num_columns = f"min_of(box[{2 * rank - 1}] - first[{rank - 1}], Core::kColumns)"
-    return _tile(core, rows, columns, loop, num_rows, num_columns, depth, store)
+    const int all_rows = {extent(matrices.rows, rank)}, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns;
+    const int blocks = (all_rows + Core::kRows - 1) / Core::kRows;
+    for (int all = 0; all < parts * blocks * {extent(matrices.outer, rank)}; ++all) {{
+      const int first_column = {begin} + all % parts * Core::kColumns, first_row = all / parts % blocks * Core::kRows;
+      [[maybe_unused]] const int part = all / parts / blocks;
+      {" ".join(outer)}
+      {place_rows}"""
+    rows = f"const auto rows = placed_rows<{element}, {row_vector}>({left_data}, place, {left.step}, {matrices.depth});"
+    if across is not None:
+        columns = f"const MatrixColumns<{element}, {across}> columns{{{right_data}, {right.step}, {matrices.depth}}};"
+    else:
+        columns = (
+            f"const auto columns = placed_rows<{element}, {line_vector}>({right_data}, "
+            f"[](int column) {{ return int64_t{{column}} * {column_stride}; }}, {right.step}, {matrices.depth});"
+        )
+    num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
+    multiplies = core(op, matrices.num_rows(op), along_depth=across is None)
+    return tile(multiplies, rows, columns, loop, num_rows, num_columns, matrices.depth, store)
 
 
 def _matmul_by_element(op: Op) -> str:
     extents = {label: extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0}
-    loops = "\n".join(
-        f"    for (int s{-1 - label} = 0; s{-1 - label} < {extent}; ++s{-1 - label})" for label, extent in extents.items()
-    )
+    loops = [f"for (int s{-1 - label} = 0; s{-1 - label} < {extent}; ++s{-1 - label})" for label, extent in extents.items()]
 
     def lane(number: int, labels: tuple[int, ...]) -> str:
         return load(op, number, [f"at[{label}]" if label >= 0 else f"s{-1 - label}" for label in labels])
 
-    return f"""\
-  static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
-    float sum = 0;
-{loops}
-      sum += as_float({lane(0, op.attrs.a)}) * as_float({lane(1, op.attrs.b)});
-    return as_bits(sum);
-  }}
-""" + per_element(op, "own(buffers, at)")
+    product = f"sum += as_float({lane(0, op.attrs.a)}) * as_float({lane(1, op.attrs.b)});"
+    return own(["float sum = 0;", *loops, product, "return as_bits(sum);"]) + per_element(op, "own(buffers, at)")

@@ -12,7 +12,7 @@ Write = Callable[[Op], str | None]
 
 _FAMILIES: dict[str, Write] = {}
 
-HEADERS = ("cuda/operands.h", "cuda/product.h", "cuda/tile.h")
+HEADERS = ("cuda/few_rows.h", "cuda/operands.h", "cuda/product.h", "cuda/teams.h", "cuda/tile.h")
 
 _KERNEL = """\
 extern "C" {{
@@ -72,7 +72,19 @@ def kernels(ops: Sequence[Op]) -> str:
 
 def _struct(op: Op, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
-    from aspen_jax.cuda import elementwise, products, windows  # noqa: F401 - they declare what they write
+    from aspen_jax.cuda import (  # noqa: F401 - they declare what they write
+        arg_reduce,
+        concatenate,
+        conv,
+        cumulative,
+        elementwise,
+        gather,
+        pad,
+        pool,
+        products,
+        rows,
+        scatter,
+    )
 
     write = _FAMILIES.get(op.family.name)
     dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
@@ -93,3 +105,13 @@ def per_element(op: Op, lane: str | None) -> str:
     Block<kThreads> block;
     each_element<{len(op.output.shape)}>(block, box, [&](const int* at) {{ finish(buffers, at{value}); }});
   }}"""
+
+
+def own(lines: Sequence[str]) -> str:
+    """A function `own` of these lines, which gives the lane of the kernel's own at `at`."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"""\
+  static ASPEN_DEVICE uint32_t own([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at) {{
+{body}
+  }}
+"""

@@ -1,0 +1,112 @@
+// Products of so few rows that reading the columns is all there is to do: every thread adds up in float32, nothing passes through
+// shared memory but partial sums.
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+#include "teams.h"
+#include "tile.h"
+
+namespace aspen::cuda {
+
+// Adjacent columns: kAcross threads have kVector of them each, and kAlong such rows of threads share the depth.
+template <class Stored, int kRows, int kVector>
+struct FewRows {
+  static constexpr int kThreads = 256;
+  static constexpr int kAcross = 8, kAlong = kThreads / kAcross;
+  static constexpr int kColumns = kAcross * kVector;  // at once
+  struct Memory {
+    float sums[kAlong][kRows][kColumns];
+  };
+
+  // Calls store(row, column, sum) for num_rows x num_columns elements: element (k, c) of the columns is at columns[k * stride +
+  // c], a row is what `rows` gives for it, its elements step apart. num_columns is a multiple of kVector.
+  template <class Rows, class Element, class Store>
+  static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t step, const Element* columns, int64_t stride,
+                                    int num_rows, int num_columns, int depth, const Store& store) {
+    Block<kThreads> block;
+    for (int first = 0; first < num_columns; first += kColumns) {
+      block.each_thread([&](int thread) {
+        const int along = thread / kAcross, column = thread % kAcross * kVector;
+        float sums[kRows][kVector] = {};
+        if (first + column < num_columns) {
+          ASPEN_UNROLL_4 for (int k = along; k < depth; k += kAlong) {
+            const auto vector = load_vector<kVector>(columns + k * stride + first + column);
+            ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+              if (row >= num_rows) continue;
+              const float a = as_float(Stored::load(rows(row), k * step));
+              ASPEN_UNROLL for (int i = 0; i < kVector; ++i) sums[row][i] += a * as_float(Stored::load(vector.elements, i));
+            }
+          }
+        }
+        ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+          ASPEN_UNROLL for (int i = 0; i < kVector; ++i) memory.sums[along][row][column + i] = sums[row][i];
+        }
+      });
+      block.sync();
+      block.each_thread([&](int thread) {
+        for (int element = thread; element < num_rows * kColumns; element += kThreads) {
+          const int row = element / kColumns, column = element % kColumns;
+          if (first + column >= num_columns) continue;
+          float sum = 0;
+          for (int along = 0; along < kAlong; ++along) sum += memory.sums[along][row][column];
+          store(row, first + column, sum);
+        }
+      });
+      block.sync();
+    }
+  }
+};
+
+// Columns along the depth: a warp takes one at a time, its lanes vectors of it.
+template <class Stored, int kRows, int kVector>
+struct FewRowsByLines {
+  static constexpr int kThreads = 256;
+  using OneWarp = Team<kThreads, kWarp, 1>;
+  struct Memory {
+    typename OneWarp::template Memory<float> unused;
+  };
+
+  // As above, but for column c at columns + c * stride, adjacent along the depth, as rows are. The depth is a multiple of
+  // kVector.
+  template <class Rows, class Element, class Store>
+  static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t, const Element* columns, int64_t stride,
+                                    int num_rows, int num_columns, int depth, const Store& store) {
+    Block<kThreads> block;
+    struct Sums {
+      float of[kRows];
+    };
+    PerThread<Sums, kThreads> sums;
+    for (int first = 0; first < num_columns; first += OneWarp::kRows) {
+      block.each_thread([&](int thread) {
+        const int column = first + OneWarp::row(thread);
+        Sums own = {};
+        if (column < num_columns) {
+          ASPEN_UNROLL_4 for (int k = OneWarp::walker(thread) * kVector; k < depth; k += kWarp * kVector) {
+            const auto vector = load_vector<kVector>(columns + column * stride + k);
+            ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+              if (row >= num_rows) continue;
+              const auto line = load_vector<kVector>(rows(row) + k);
+              ASPEN_UNROLL for (int i = 0; i < kVector; ++i) {
+                own.of[row] += as_float(Stored::load(line.elements, i)) * as_float(Stored::load(vector.elements, i));
+              }
+            }
+          }
+        }
+        sums[thread] = own;
+      });
+      ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+        PerThread<float, kThreads> sum;
+        block.each_thread([&](int thread) { sum[thread] = sums[thread].of[row]; });
+        OneWarp::reduce(block, memory.unused, sum, [](float a, float b) { return a + b; });
+        block.each_thread([&](int thread) {
+          const int column = first + OneWarp::row(thread);
+          if (OneWarp::walker(thread) == 0 && row < num_rows && column < num_columns) store(row, column, sum[thread]);
+        });
+      }
+    }
+  }
+};
+
+}  // namespace aspen::cuda
