@@ -26,6 +26,7 @@ struct MmaCore {
   // lanes of a load meet in a bank.
   static constexpr int kRowStride = kDepth + 16 / sizeof(Element);
   static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
+  static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;  // of a chunk
   static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
   static_assert(kColumns % 32 == 0 && kDepth % Kind::kDepth == 0);
 
@@ -113,6 +114,7 @@ struct FmaCore {
   static constexpr int kDepth = 16;
   static constexpr int kRowStride = kDepth + 4;
   static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
+  static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;
   // Columns of a thread are neighbours, or as far apart as spares lanes from meeting in a bank.
   static constexpr int kNextColumn = kAlongDepth ? kAcross : 1;
 
@@ -157,7 +159,7 @@ template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {
     alignas(16) typename Core::Element rows[Core::kRows * Core::kRowStride];
-    alignas(16) typename Core::Element columns[(Core::kAlongDepth ? Core::kColumns : Core::kDepth) * Core::kColumnStride];
+    alignas(16) typename Core::Element columns[Core::kColumnElements];
   };
   Stage stages[kStages];
 };
@@ -176,17 +178,23 @@ ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operan
   }
 }
 
-// Begins copies of a chunk of `kDepth` rows of adjacent columns, from k on; columns from num_columns on are zeros.
-template <int kColumns, int kDepth, int kStride, int kThreads, class Operand>
-ASPEN_DEVICE void load_across(Block<kThreads>& block, int thread, typename Operand::Element* to, const Operand& operand, int k,
-                              int num_columns) {
-  constexpr int kVector = Operand::kVector, kAcross = kColumns / kVector, kVectors = kDepth * kAcross;
-  ASPEN_UNROLL for (int i = 0; i < (kVectors + kThreads - 1) / kThreads; ++i) {
-    const int vector = thread + i * kThreads, row = vector / kAcross, column = vector % kAcross * kVector;
-    if (kVectors % kThreads != 0 && vector >= kVectors) continue;
-    const typename Operand::Element* const from = column < num_columns ? operand.at(k + row, column) : nullptr;
-    block.template copy_async<kVector * sizeof(typename Operand::Element)>(
-        to + row * kStride + column, from == nullptr ? operand.any() : from, from != nullptr);
+// The same for a chunk of columns as the Core has them, from column `first` on.
+template <class Core, int kThreads, class Columns>
+ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core::Element* to, const Columns& columns, int k,
+                               int first, int num_columns) {
+  if constexpr (Core::kAlongDepth) {
+    load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(
+        block, thread, to, columns, k, num_columns, [&](int, int column) { return columns.line(first + column); });
+  } else {
+    using Element = typename Core::Element;
+    constexpr int kVector = Columns::kVector, kAcross = Core::kColumns / kVector, kVectors = Core::kDepth * kAcross;
+    ASPEN_UNROLL for (int i = 0; i < (kVectors + kThreads - 1) / kThreads; ++i) {
+      const int vector = thread + i * kThreads, row = vector / kAcross, column = vector % kAcross * kVector;
+      if (kVectors % kThreads != 0 && vector >= kVectors) continue;
+      const Element* const from = column < num_columns ? columns.at(k + row, first + column) : nullptr;
+      block.template copy_async<kVector * sizeof(Element)>(to + row * Core::kColumnStride + column,
+                                                           from == nullptr ? columns.any() : from, from != nullptr);
+    }
   }
 }
 
@@ -221,14 +229,7 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
       block.each_thread([&](int thread) {
         load_lines<Core::kRows, Core::kDepth, Core::kRowStride>(block, thread, stage.rows, rows, chunk * Core::kDepth, num_rows,
                                                                 [&](int i, int) { return lines[thread].lines[i]; });
-        if constexpr (Core::kAlongDepth) {
-          load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, stage.columns, columns,
-                                                                        chunk * Core::kDepth, num_columns,
-                                                                        [&](int, int column) { return columns.line(column); });
-        } else {
-          load_across<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, stage.columns, columns,
-                                                                         chunk * Core::kDepth, num_columns);
-        }
+        load_columns<Core>(block, thread, stage.columns, columns, chunk * Core::kDepth, 0, num_columns);
       });
     }
     // Empty at the end, so that `wait` always counts alike.

@@ -36,7 +36,10 @@ struct BFloat16 {
     return static_cast<uint32_t>(static_cast<const uint16_t*>(data)[index]) << 16;
   }
   static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
-    static_cast<uint16_t*>(data)[index] = static_cast<uint16_t>(scalar::as_bf16_f(lane) >> 16);
+    static_cast<uint16_t*>(data)[index] = narrowed(as_float(lane));
+  }
+  static ASPEN_DEVICE uint16_t narrowed(float value) {
+    return static_cast<uint16_t>(scalar::as_bf16_f(as_bits(value)) >> 16);
   }
 };
 struct Float16 {

@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend import core
 
 from aspen_jax import apu, frontend
-from aspen_jax.cuda import kernels
+from aspen_jax.cuda import kernels, unfused
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Value
 from tests import cuda_host
@@ -23,7 +23,7 @@ from tests.test_kernels import TINY_TILES
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
 # What CUDA has no kernels for yet.
-LEFT_OUT = ("winograd", "attention", "conv_pairs")
+LEFT_OUT = ("winograd", "panels", "conv_pairs", "conv_panels")
 
 
 def run_on_host(function, arguments, machine=TINY_TILES):
@@ -33,7 +33,7 @@ def run_on_host(function, arguments, machine=TINY_TILES):
     assert not trace.fallbacks, [(item.name, item.reason) for item in trace.fallbacks]
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
     for part in trace.parts:
-        program = run_passes(part, LEFT_OUT)
+        program = unfused(run_passes(part, LEFT_OUT))
         results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
         values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]

@@ -3,6 +3,7 @@
 The code stands on the headers in `cuda/`, which also compile for the host: there it is tested.
 """
 
+from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.source import HEADERS, UnsupportedOp, kernels, translation_unit
 
-__all__ = ["HEADERS", "UnsupportedOp", "kernels", "translation_unit"]
+__all__ = ["HEADERS", "UnsupportedOp", "kernels", "translation_unit", "unfused"]

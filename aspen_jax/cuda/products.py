@@ -101,13 +101,13 @@ class Matrices:
         return math.prod(op.output.shape[axis] for axis in self.rows)
 
 
-def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64) -> str:
+def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> str:
     """The type that multiplies (cuda/product.h), by how many rows there are."""
     dtype, along = op.inputs[0].dtype.name, str(along_depth).lower()
     if dtype == "float32" and op.exact:
         return f"FmaCore<{64 if num_rows > 32 else 32}, {columns}, {along}>"
     rows, warp_rows = (64, 32) if num_rows > 32 else (32, 16) if num_rows > 16 else (16, 16)
-    warp_columns = columns // (4 // (rows // warp_rows))
+    warp_columns = columns // (warps // (rows // warp_rows))
     return f"MmaCore<{KINDS[dtype]}, {rows}, {columns}, {warp_rows}, {warp_columns}, {along}>"
 
 

@@ -12,7 +12,7 @@ Write = Callable[[Op], str | None]
 
 _FAMILIES: dict[str, Write] = {}
 
-HEADERS = ("cuda/few_rows.h", "cuda/operands.h", "cuda/product.h", "cuda/teams.h", "cuda/tile.h")
+HEADERS = ("cuda/attention.h", "cuda/few_rows.h", "cuda/operands.h", "cuda/product.h", "cuda/teams.h", "cuda/tile.h")
 
 _KERNEL = """\
 extern "C" {{
@@ -74,6 +74,7 @@ def _struct(op: Op, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     from aspen_jax.cuda import (  # noqa: F401 - they declare what they write
         arg_reduce,
+        attention,
         concatenate,
         conv,
         cumulative,

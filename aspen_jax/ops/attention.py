@@ -192,6 +192,6 @@ def parts_of(op: Op) -> tuple[Op, Op, Op]:
         inputs, rest = rest[:taken], rest[taken:]
         if before is not None:
             inputs.insert(chained, Operand.whole(before))
-        ops.append(Op(family, own_attrs, tuple(inputs), output, program))
+        ops.append(Op(family, own_attrs, tuple(inputs), output, program, exact=op.exact))
     first, second, third = ops
     return first, second, third

@@ -108,7 +108,9 @@ class _Chain:
         rows = tuple(item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
         values = tuple(item for index, item in enumerate(self.values.inputs) if index != self.values_place)
         name = " + ".join(dict.fromkeys(part.name for part in parts))
-        return Op(ATTENTION, attrs, (*self.scores.inputs, *rows, *values), self.values.output, None, name, self.values.source)
+        exact = any(part.exact for part in parts)
+        inputs = (*self.scores.inputs, *rows, *values)
+        return Op(ATTENTION, attrs, inputs, self.values.output, None, name, self.values.source, exact)
 
 
 def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]) -> _Chain | None:
