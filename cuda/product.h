@@ -183,8 +183,8 @@ template <class Core, int kThreads, class Columns>
 ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core::Element* to, const Columns& columns, int k,
                                int first, int num_columns) {
   if constexpr (Core::kAlongDepth) {
-    load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(
-        block, thread, to, columns, k, num_columns, [&](int, int column) { return columns.line(first + column); });
+    load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, to, columns, k, num_columns,
+                                                                  [&](int, int column) { return columns.line(first + column); });
   } else {
     using Element = typename Core::Element;
     constexpr int kVector = Columns::kVector, kAcross = Core::kColumns / kVector, kVectors = Core::kDepth * kAcross;

@@ -38,9 +38,7 @@ struct BFloat16 {
   static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
     static_cast<uint16_t*>(data)[index] = narrowed(as_float(lane));
   }
-  static ASPEN_DEVICE uint16_t narrowed(float value) {
-    return static_cast<uint16_t>(scalar::as_bf16_f(as_bits(value)) >> 16);
-  }
+  static ASPEN_DEVICE uint16_t narrowed(float value) { return static_cast<uint16_t>(scalar::as_bf16_f(as_bits(value)) >> 16); }
 };
 struct Float16 {
   static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {

@@ -11,61 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend import core
 
-from aspen_jax import apu, frontend
-from aspen_jax.cuda import kernels, unfused
-from aspen_jax.passes import run_passes
-from aspen_jax.program import Value
+from aspen_jax.cuda import kernels
 from tests import cuda_host
-from tests.test_kernels import TINY_TILES
+from tests.cuda_check import check, exactly, ops_of, random
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
-
-# What CUDA has no kernels for yet.
-LEFT_OUT = ("winograd", "panels", "conv_pairs", "conv_panels")
-
-
-def run_on_host(function, arguments, machine=TINY_TILES):
-    """The function's outputs by the device that the host plays; it must have no fallback."""
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    assert not trace.fallbacks, [(item.name, item.reason) for item in trace.fallbacks]
-    values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
-    for part in trace.parts:
-        program = unfused(run_passes(part, LEFT_OUT))
-        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
-        values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
-    return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
-
-
-def check(function, *arguments, tolerance=1e-5):
-    """Within `tolerance` of the largest output of XLA's; integers and bools exactly."""
-    with jax.default_matmul_precision("highest"):
-        expected = jax.tree.leaves(jax.jit(function)(*arguments))
-    for ours, theirs in zip(run_on_host(function, arguments), expected, strict=True):
-        theirs = np.asarray(theirs)
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        if jnp.issubdtype(theirs.dtype, jnp.floating):
-            ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-            finite = np.isfinite(theirs)
-            np.testing.assert_array_equal(ours[~finite], theirs[~finite])
-            ours, theirs = ours[finite], theirs[finite]
-            assert np.abs(ours - theirs).max(initial=0) <= tolerance * np.abs(theirs).max(initial=1e-30)
-        else:
-            np.testing.assert_array_equal(ours, theirs)
-
-
-def random(seed, *shape, dtype=np.float32):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def exactly(function):
-    def exact(*args):
-        with jax.default_matmul_precision("highest"):
-            return function(*args)
-
-    return exact
 
 
 def test_element_by_element():
@@ -163,19 +114,28 @@ NVCC = shutil.which("nvcc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype, tmp_path):
-    def function(x, w, depthwise, dense):
+    def function(x, w, depthwise, dense, table, q, index):
         numbers = ("NHWC", "HWIO", "NHWC")
         x = jax.nn.silu(lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=numbers))
         x = lax.conv_general_dilated(x, depthwise, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=64)
         x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-        exact = jnp.matmul(x.mean((1, 2)), dense, precision="highest")
-        return jnp.matmul(exact, dense.T) + jax.nn.gelu(exact @ dense)
+        few = jnp.matmul(x.mean((1, 2)), dense, precision="highest") @ dense.T
+        image = x.reshape(-1, 64) @ dense
+        image = jnp.matmul(jax.nn.gelu(image), dense, precision="highest").astype(dtype)
+        image = (image - image.mean(-1, keepdims=True)) / jnp.sqrt(image.var(-1, keepdims=True) + 1)
+        attended = [jax.nn.dot_product_attention(item, item, item, is_causal=True) for item in q]
+        with jax.default_matmul_precision("highest"):
+            exact = jax.nn.dot_product_attention(q[0], q[0], q[0]) if dtype != jnp.float16 else 0
+        moved = jnp.concatenate([table[index], lax.pad(table[:3], table[0, 0], ((0, 1, 0), (0, 0, 0)))])
+        moved = moved.at[index].add(1.0) if dtype == jnp.float32 else moved.at[index].set(1)
+        return few, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1)
 
-    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64))]
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    ops = [op for part in trace.parts for op in run_passes(part, LEFT_OUT).ops]
-    assert {op.family.name for op in ops} >= {"conv2d", "pool", "reduce", "matmul"}
+    shapes = ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64), (100, 64))
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    heads = [jax.ShapeDtypeStruct((1, 256, 4, width), dtype) for width in (64, 128)]
+    ops = ops_of(function, (*arguments, heads, jax.ShapeDtypeStruct((20,), np.int32)))
+    families = {"conv2d", "pool", "reduce", "rows", "matmul", "attention", "gather", "scatter", "pad", "concatenate"}
+    assert {op.family.name for op in ops} >= {*families, "cumulative", "arg_reduce", "block"}
     (tmp_path / "kernels.cu").write_text(kernels(ops))
     command = [
         NVCC,

@@ -22,11 +22,10 @@ def _arg_reduce(op: Op) -> str:
     # A NaN is beyond all numbers.
     nan = "if (a != a || b != b) return (a != a) == (b != b) ? first : a != a ? x : y;\n    " if lane == "f" else ""
     lanes, warps = team(shape, (axis,))
+    element = load(op, 0, [f"at[{d}]" for d in range(len(shape))])
     passes = [
         "block.each_thread([&](int thread) { found[thread] = {0, -1}; });",
-        f"each_step([&]({STEP}) {{\n"
-        f"        found[thread] = better(found[thread], {{{load(op, 0, [f'at[{d}]' for d in range(len(shape))])}, at[{axis}]}});\n"
-        "      });",
+        f"each_step([&]({STEP}) {{ found[thread] = better(found[thread], {{{element}, at[{axis}]}}); }});",
         "Rows::reduce(block, memory.team, found, better);",
         "block.each_thread([&](int thread) { numbers_of[thread].of[0] = static_cast<uint32_t>(found[thread].place); });",
         store_once(shape, (axis,), "numbers.of[0]"),

@@ -5,8 +5,8 @@ Anything else is taken apart into the three ops that it is (`unfused`).
 
 from __future__ import annotations
 
-from aspen_jax.cuda.lanes import load, place, statements
-from aspen_jax.cuda.products import Matrices, Side, core, data, decoded, extent, offset
+from aspen_jax.cuda.lanes import load, statements
+from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
 from aspen_jax.cuda.softmax import softmax_of
 from aspen_jax.cuda.source import writes
 from aspen_jax.cuda.vectors import ELEMENTS, vector
@@ -82,9 +82,7 @@ def _attention(op: Op) -> str | None:
     others = [stride for axis, stride in right.strides.items() if axis != column]
     values_vector = right.vector_along(length)
     if not values_along:
-        aligned = column == rank - 1
-        numbers = (op.output.shape[column or 0], right.step, *others, v.view.offset())
-        values_vector = vector(v.dtype, *(numbers if aligned else (1,)))
+        values_vector = vector(v.dtype, op.output.shape[column or 0], right.step, *others, v.view.offset())
     num_columns = 1 if column is None else op.output.shape[column]
     width = _MOST_COLUMNS if num_columns > 64 and not (dtype == "float32" and op.exact) else 64
 
@@ -129,7 +127,7 @@ def _attention(op: Op) -> str | None:
     lines, result = [], "own"
     if values.program is not None:
         lines, result = statements(values.program, ["own", *(load(op, number, out_at) for number in extras)])
-    begin, end = (f"box[{column}]", f"box[{rank + column}]") if column is not None else ("0", "1")
+    begin, end, skip = columns_of(column, rank, 1 if values_along else values_vector)
     at = {axis: f"box[{axis}]" for axis in range(rank)} | names | {row_axis: "first_row + row"}
     if column is not None:
         at[column] = "first_column + column"
@@ -156,7 +154,7 @@ def _attention(op: Op) -> str | None:
   using Own = Attention<{scores_core}, {values_core}, {matrices.depth}>;
   static constexpr int kThreads = Own::kThreads;
   using Memory = Own::Memory;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {{
+  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
     const int parts = ({end} - {begin} + Own::kColumns - 1) / Own::kColumns;
     const int blocks = (box[{rank + row_axis}] - box[{row_axis}] + Own::kRows - 1) / Own::kRows;
     for (int all = 0; all < parts * blocks * {extent(outer_axes, rank)}; ++all) {{
@@ -177,8 +175,8 @@ def _attention(op: Op) -> str | None:
             return score(buffers, at, sum);
           }},
           [](float weight) {{ return {_NARROW[dtype]}; }},
-          [&](int row, [[maybe_unused]] int column, float sum) {{
-            const int at[] = {{{", ".join(at[axis] for axis in range(rank))}}};
+          [&]({VISITED}) {{
+            {skip}const int at[] = {{{", ".join(at[axis] for axis in range(rank))}}};
             store(buffers, at, as_bits(sum));
           }});
     }}

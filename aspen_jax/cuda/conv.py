@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.products import core, tile
+from aspen_jax.cuda.products import columns_of, core, tile
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.vectors import ELEMENTS, vector
 from aspen_jax.program import Op
@@ -39,19 +39,20 @@ def _conv2d(op: Op) -> str:
         f"const MatrixColumns<{element}, {column_vector}> columns{{static_cast<const {element}*>(buffers.inputs[1]) + "
         f"first_column, {outputs}, {depth}}};"
     )
-    loop = """\
+    begin, end, skip = columns_of(3, 4, column_vector)
+    loop = f"""\
     const int height = box[5] - box[1], width = box[6] - box[2];
     const int all_rows = (box[4] - box[0]) * height * width;
-    for (int part = 0, parts = (box[7] - box[3] + Core::kColumns - 1) / Core::kColumns,
-         blocks = (all_rows + Core::kRows - 1) / Core::kRows; part < parts * blocks; ++part) {
-      const int first_column = box[3] + part % parts * Core::kColumns, first_row = part / parts * Core::kRows;"""
+    for (int part = 0, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns,
+         blocks = (all_rows + Core::kRows - 1) / Core::kRows; part < parts * blocks; ++part) {{
+      const int first_column = {begin} + part % parts * Core::kColumns, first_row = part / parts * Core::kRows;"""
     store = (
-        "const int pixel = first_row + row;\n"
+        f"{skip}const int pixel = first_row + row;\n"
         "        const int at[] = {box[0] + pixel / (height * width), box[1] + pixel / width % height, box[2] + pixel % width, "
         "first_column + column};\n"
         "        finish(buffers, at, as_bits(sum));"
     )
-    num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", "min_of(box[7] - first_column, Core::kColumns)"
+    num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
     pixels = op.output.size // max(outputs, 1)
     return tile(core(op, pixels), rows, columns, loop, num_rows, num_columns, depth, store)
 

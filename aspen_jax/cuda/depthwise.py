@@ -30,11 +30,12 @@ def depthwise(op: Op) -> str:
   struct Memory {{}};
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
     using Lanes = Vector<{ELEMENTS[name]}, {count}>;
+    const int first_channel = box[3] / {count} * {count};
     const int32_t runs[] = {{box[0], box[1], 0, 0, box[4], box[5], (box[6] - box[2] + {pixels - 1}) / {pixels},
-                            (box[7] - box[3] + {count - 1}) / {count}}};
+                            (box[7] - first_channel + {count - 1}) / {count}}};
     Block<kThreads> block;
     each_element<4>(block, runs, [&](const int* run) {{
-      const int channel = box[3] + run[3] * {count}, first = box[2] + run[2] * {pixels};
+      const int channel = first_channel + run[3] * {count}, first = box[2] + run[2] * {pixels};
       const auto* const data = static_cast<const {ELEMENTS[name]}*>(buffers.inputs[0]) + int64_t{{run[0]}} * {strides[0]} +
                                int64_t{{channel}} * {strides[3]};
       const auto* const weights = static_cast<const {ELEMENTS[name]}*>(buffers.inputs[1]) + int64_t{{channel}} * {w_strides[3]};
@@ -64,7 +65,7 @@ def depthwise(op: Op) -> str:
       ASPEN_UNROLL for (int out = 0; out < {pixels}; ++out) {{
         ASPEN_UNROLL for (int i = 0; i < {count}; ++i) {{
           const int at[] = {{run[0], run[1], first + out, channel + i}};
-          if (at[2] < box[6] && at[3] < box[7]) finish(buffers, at, as_bits(sums[out][i]));
+          if (at[2] < box[6] && at[3] >= box[3] && at[3] < box[7]) finish(buffers, at, as_bits(sums[out][i]));
         }}
       }}
     }});

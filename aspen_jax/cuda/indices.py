@@ -26,4 +26,4 @@ def start(op: Op, number: int, coordinates: Sequence[str], axis: int, last: int,
     if outside is not None:
         lines.append(f"if (index{axis} < 0 || index{axis} > {last}) {outside}")
     limits = f"index{axis} < 0 ? 0 : index{axis} > {last} ? {last} : index{axis}"
-    return [*lines, f"const int start{axis} = static_cast<int>({limits});"]
+    return [*lines, f"[[maybe_unused]] const int start{axis} = static_cast<int>({limits});"]

@@ -90,9 +90,6 @@ class Matrices:
         right = self.right
         if self.column is None or right.strides[self.column] != 1 or right.step == 1:
             return None
-        # Boxes begin at multiples of 16 bytes along the last axis alone.
-        if self.column != len(op.output.shape) - 1:
-            return vector(right.operand.dtype, 1)
         others = [stride for axis, stride in right.strides.items() if axis != self.column]
         return vector(right.operand.dtype, op.output.shape[self.column], right.step, *others, right.operand.view.offset())
 
@@ -111,17 +108,21 @@ def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64,
     return f"MmaCore<{KINDS[dtype]}, {rows}, {columns}, {warp_rows}, {warp_columns}, {along}>"
 
 
+# What is done with an element of a product is given.
+VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
+
+
 def tile(core: str, rows: str, columns: str, loop: str, num_rows: str, num_columns: str, depth: int, store: str) -> str:
     """A tile function that goes through `loop`, for each with its own rows and columns."""
     return f"""\
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
   using Memory = ProductMemory<Core, {_STAGES}>;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {{
+  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
 {loop}
       {rows}
       {columns}
-      multiply_tile(memory, rows, columns, {num_rows}, {num_columns}, {depth}, [&](int row, int column, float sum) {{
+      multiply_tile(memory, rows, columns, {num_rows}, {num_columns}, {depth}, [&]({VISITED}) {{
         {store}
       }});
     }}
@@ -145,7 +146,7 @@ def decoded(axes: Sequence[int], number: str, rank: int) -> tuple[list[str], dic
     for axis in reversed(axes):
         names[axis] = f"x{axis}"
         digit = "rest" if axis == axes[0] else f"rest % (box[{rank + axis}] - box[{axis}])"
-        lines.append(f"const int x{axis} = box[{axis}] + {digit};")
+        lines.append(f"[[maybe_unused]] const int x{axis} = box[{axis}] + {digit};")
         if axis != axes[0]:
             lines.append(f"rest /= box[{rank + axis}] - box[{axis}];")
     return lines, names
@@ -154,6 +155,19 @@ def decoded(axes: Sequence[int], number: str, rank: int) -> tuple[list[str], dic
 def extent(axes: Sequence[int], rank: int) -> str:
     """The elements of a box along axes."""
     return " * ".join(f"(box[{rank + axis}] - box[{axis}])" for axis in axes) or "1"
+
+
+def columns_of(axis: int | None, rank: int, vector: int) -> tuple[str, str, str]:
+    """Where a box's columns begin and end, and what keeps those from being stored that were read only for whole vectors."""
+    if axis is None:
+        return "0", "1", ""
+    if vector == 1:
+        return f"box[{axis}]", f"box[{rank + axis}]", ""
+    return (
+        f"box[{axis}] / {vector} * {vector}",
+        f"box[{rank + axis}]",
+        f"if (first_column + column < box[{axis}]) return;\n        ",
+    )
 
 
 @writes("matmul")
@@ -169,12 +183,12 @@ def _matmul(op: Op) -> str:
     outer, names = decoded(matrices.outer, "part", rank)
     row_lines, row_names = decoded(matrices.rows, "first_row + row", rank)
     column = matrices.column
-    begin, end = (f"box[{column}]", f"box[{rank + column}]") if column is not None else ("0", "1")
+    begin, end, skip = columns_of(column, rank, across or 1)
     at = {axis: f"box[{axis}]" for axis in range(rank)} | names | row_names
     if column is not None:
         at[column] = "first_column + column"
     store = (
-        f"{' '.join(row_lines)}\n        const int at[{rank + 1}] = {{{', '.join(at[axis] for axis in range(rank))}}};\n"
+        f"{skip}{' '.join(row_lines)}\n        const int at[{rank + 1}] = {{{', '.join(at[axis] for axis in range(rank))}}};\n"
         "        finish(buffers, at, as_bits(sum));"
     )
     place_rows = (
@@ -192,7 +206,7 @@ def _matmul(op: Op) -> str:
   using Product = {text}<{STORED[dtype]}, {matrices.num_rows(op)}, {shared if across is None else across}>;
   static constexpr int kThreads = Product::kThreads;
   using Memory = Product::Memory;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {{
+  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
     for (int part = 0; part < {extent(matrices.outer, rank)}; ++part) {{
       {" ".join(outer)}
       const int first_row = 0, first_column = {begin};
@@ -200,7 +214,7 @@ def _matmul(op: Op) -> str:
       const {element}* const left = {left_data};
       Product::multiply(memory, [&](int row) {{ return left + place(row); }}, {left.step}, {right_data},
                         {right.step if across is not None else column_stride}, {extent(matrices.rows, rank)},
-                        {end} - {begin}, {matrices.depth}, [&](int row, int column, float sum) {{
+                        {end} - first_column, {matrices.depth}, [&]({VISITED}) {{
         {store}
       }});
     }}

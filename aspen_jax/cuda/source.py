@@ -62,7 +62,6 @@ def kernels(ops: Sequence[Op]) -> str:
     It is launched with a thread block a tile. A global op0_shape says how many threads each has, how many bytes of shared memory,
     and how many addresses the kernel takes. Its arguments are the addresses and, in device memory, the boxes of the tiles: int32
     [tiles, 2, rank], lo then hi.
-    Along the last axis they begin at multiples of 16 bytes, as the APU cuts products: vectors must not begin in between.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.

@@ -1,0 +1,78 @@
+"""A function by generated CUDA code, run by the host, against XLA."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from aspen_jax import apu, frontend
+from aspen_jax.cuda import unfused
+from aspen_jax.passes import run_passes
+from aspen_jax.program import Op, Program, Value
+from tests import cuda_host
+from tests.test_kernels import TINY_TILES
+
+# What prepares ops for the CPU's kernels alone.
+LEFT_OUT = ("winograd", "panels", "conv_pairs", "conv_panels")
+
+
+def trace_of(function, arguments):
+    """The trace of a function that is all ours."""
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    assert not trace.fallbacks, [(item.name, item.reason) for item in trace.fallbacks]
+    return trace
+
+
+def prepared(part: Program) -> Program:
+    """The program that CUDA gets."""
+    return unfused(run_passes(part, LEFT_OUT))
+
+
+def ops_of(function, arguments) -> list[Op]:
+    """The ops of a function of these shapes, for CUDA."""
+    return [op for part in trace_of(function, arguments).parts for op in prepared(part).ops]
+
+
+def run_on_host(function, arguments, machine=TINY_TILES):
+    """The function's outputs by the device that the host plays; it must have no fallback."""
+    trace = trace_of(function, arguments)
+    values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
+    for part in trace.parts:
+        program = prepared(part)
+        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
+        values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
+    return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
+
+
+def check(function, *arguments, tolerance=1e-5):
+    """Within `tolerance` of the largest output of XLA's; integers and bools, infinities and NaN exactly."""
+    with jax.default_matmul_precision("highest"):
+        expected = jax.tree.leaves(jax.jit(function)(*arguments))
+    for ours, theirs in zip(run_on_host(function, arguments), expected, strict=True):
+        theirs = np.asarray(theirs)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        if jnp.issubdtype(theirs.dtype, jnp.floating):
+            ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+            finite = np.isfinite(theirs)
+            np.testing.assert_array_equal(ours[~finite], theirs[~finite])
+            ours, theirs = ours[finite], theirs[finite]
+            assert np.abs(ours - theirs).max(initial=0) <= tolerance * np.abs(theirs).max(initial=1e-30)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def random(seed, *shape, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def exactly(function):
+    """The function in float32 throughout."""
+
+    def exact(*args):
+        with jax.default_matmul_precision("highest"):
+            return function(*args)
+
+    return exact
