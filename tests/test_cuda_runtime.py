@@ -21,10 +21,9 @@ from aspen_jax import apu, frontend
 from aspen_jax.cuda.device_run import DeviceRun, Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError, InputError
-from aspen_jax.passes import run_passes
 from aspen_jax.tilegraph import TileGraph
 from tests import cuda_host, fake_cuda
-from tests.test_cuda_kernels import LEFT_OUT
+from tests.cuda_check import prepared
 from tests.test_kernels import TINY_TILES
 from tests.test_tilegraph import small_net
 
@@ -67,7 +66,7 @@ def example():
         jaxpr = jax.make_jaxpr(network)(*arguments(0))
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
     (part,) = trace.parts
-    program = run_passes(part, LEFT_OUT)
+    program = prepared(part)
 
     def operands(given):
         values = dict(zip(trace.inputs, jax.tree.leaves(given), strict=True))
