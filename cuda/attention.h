@@ -19,7 +19,6 @@ struct Attention {
   static constexpr int kKeys = Scores::kColumns, kColumns = Values::kColumns;
   static constexpr int kScoreChunks = (kDepth + Scores::kDepth - 1) / Scores::kDepth;
   static constexpr int kValueChunks = kKeys / Values::kDepth;
-  static constexpr float kNothing = -__builtin_huge_valf();
   static_assert(kThreads == Values::kThreads && kRows == Values::kRows && kThreads % kRows == 0);
   using Rows = Team<kThreads, kThreads / kRows, 1>;
 
@@ -61,7 +60,7 @@ struct Attention {
     Values sums;
     sums.clear(block);
     block.each_thread([&](int thread) {
-      own[thread] = {kNothing, 0};
+      own[thread] = {nothing(), 0};
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         load_lines<kRows, Scores::kDepth, Scores::kRowStride>(block, thread, memory.queries[chunk], queries,
                                                               chunk * Scores::kDepth, num_rows,
@@ -81,7 +80,7 @@ struct Attention {
       }
       scores.each(block, [&](int row, int key, float sum) {
         const bool counts = row < num_rows && first + key < num_keys;
-        memory.scores[row][key] = counts ? as_float(score(row, first + key, as_bits(sum))) : kNothing;
+        memory.scores[row][key] = counts ? as_float(score(row, first + key, as_bits(sum))) : nothing();
       });
       block.sync();
       if (first + kKeys < num_keys) load_keys(first + kKeys);
@@ -99,7 +98,7 @@ struct Attention {
       block.each_thread([&](int thread) {
         const int row = Rows::row(thread);
         // A row of nothing but -inf so far has no weights; where all of it is, the sum stays 0 and the result is NaN.
-        const float most = found[thread], base = most == kNothing ? 0.0f : most;
+        const float most = found[thread], base = most == nothing() ? 0.0f : most;
         float sum = 0;
         for (int key = Rows::walker(thread); key < kKeys; key += Rows::kWalkers) {
           const float weight = expf(memory.scores[row][key] - base);
@@ -137,6 +136,7 @@ struct Attention {
   }
 
  private:
+  static ASPEN_DEVICE float nothing() { return as_float(0xff800000u); }  // -inf
   static ASPEN_DEVICE float larger(float a, float b) { return a != a || a > b ? a : b; }
 };
 
