@@ -19,6 +19,8 @@ PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
 PreparedOp prepare_rows(const OpSpec& spec);
 PreparedOp prepare_scatter(const OpSpec& spec);
+PreparedOp prepare_strassen(const OpSpec& spec);
+PreparedOp prepare_strassen_rows(const OpSpec& spec);
 PreparedOp prepare_winograd(const OpSpec& spec);
 PreparedOp prepare_winograd_weights(const OpSpec& spec);
 
@@ -42,6 +44,8 @@ std::span<const Kernel> kernels() {
       {"reduce", prepare_reduce},
       {"rows", prepare_rows},
       {"scatter", prepare_scatter},
+      {"strassen", prepare_strassen},
+      {"strassen_rows", prepare_strassen_rows},
       {"winograd", prepare_winograd},
       {"winograd_weights", prepare_winograd_weights},
   };

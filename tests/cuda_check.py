@@ -15,7 +15,7 @@ from tests import cuda_host
 from tests.test_kernels import TINY_TILES
 
 # What prepares ops for the CPU's kernels alone.
-LEFT_OUT = ("winograd", "panels", "conv_pairs", "conv_panels", "scales")
+LEFT_OUT = ("winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales")
 
 
 def trace_of(function, arguments):

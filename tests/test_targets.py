@@ -18,6 +18,7 @@ KERNEL_TESTS = (
     "test_along_axis.py",
     "test_attention.py",
     "test_conv_pairs.py",
+    "test_strassen.py",
 )
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 

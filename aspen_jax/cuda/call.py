@@ -28,7 +28,7 @@ EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
 ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
 # What they make is for the CPU's kernels.
-LEFT_OUT = frozenset({"winograd", "panels", "conv_pairs", "conv_panels", "scales", "rows", "attention"})
+LEFT_OUT = frozenset({"winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales", "rows", "attention"})
 
 
 def chosen_executor(device: str) -> Executor | None:

@@ -18,6 +18,7 @@ from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
+from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS
 from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
 _ALL = (
@@ -39,6 +40,8 @@ _ALL = (
     ARG_REDUCE,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
+    STRASSEN,
+    STRASSEN_ROWS,
 )
 FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in _ALL}
 

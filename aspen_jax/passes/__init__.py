@@ -25,6 +25,7 @@ from aspen_jax.passes import (
     rows,
     scales,
     simplify,
+    strassen,
     winograd,
 )
 from aspen_jax.program import Program
@@ -34,6 +35,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "layout": layout.run,
     "affine": affine.run,
     "winograd": winograd.run,
+    "strassen": strassen.run,
     "panels": panels.run,
     "constants": constants.run,
     "fuse": fuse.run,
@@ -44,6 +46,9 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "conv_panels": conv_panels.run,
     "scales": scales.run,
 }
+
+# Those that ask the cost model.
+_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run}
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
@@ -71,7 +76,9 @@ def run_passes(program: Program, disabled: Collection[str] = (), machine: Machin
         InputError: a disabled name is not a pass.
     """
     _check(disabled)
-    choosing = {} if machine is None else {"winograd": functools.partial(winograd.run, machine=machine)}
+    choosing = {}
+    if machine is not None:
+        choosing = {name: functools.partial(run, machine=machine) for name, run in _CHOOSING.items()}
     for name, run in {**PASSES, **choosing}.items():
         if name not in disabled:
             program = run(program).pruned()

@@ -1,0 +1,94 @@
+"""Chooses Strassen's algorithm for the products with known weights that it makes cheaper (ops/strassen.py).
+
+The weights' factors are made once, 7/4 of what the weights take. Products of the same rows share their left factors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from aspen_jax import storage
+from aspen_jax.apu.machine import Machine
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.strassen import (
+    COLUMNS,
+    STRASSEN,
+    STRASSEN_ROWS,
+    StrassenAttrs,
+    StrassenRowsAttrs,
+    padding_for,
+    right_factors,
+    right_shape,
+)
+from aspen_jax.program import Op, Operand, Program, Value
+
+# Missing columns of the last pair of panels are multiplied too: at most so many for each that is there.
+_MOST_MISSING = 0.05
+
+
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+    """Replace products with constant weights for which the cost model says so, or measurement."""
+    known, copied = dict(program.constants), storage.copies(program)
+    factors: dict[Operand, tuple[Value, np.ndarray]] = {}
+    lefts: dict[tuple[Operand, int], Op] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        source = storage.behind_copy(op.inputs[1], copied) if op.family is MATMUL else None
+        found = _rewritten(op) if source is not None and source.value in known else None
+        if source is None or found is None or not machine.are_cheaper([found.left, found.product], [op]):
+            ops.append(op)
+            continue
+        key = found.left.inputs[0], found.left.attrs.padding
+        if key not in lefts:
+            lefts[key] = found.left
+            ops.append(found.left)
+        weights = Operand(source.value, source.view.transpose(found.order))
+        if weights not in factors:
+            matrix = weights.view.gather(known[source.value]).reshape(-1, weights.shape[-1])
+            array = right_factors(matrix)
+            factors[weights] = Value(array.shape, array.dtype), array
+        inputs = (Operand.whole(lefts[key].output), Operand.whole(factors[weights][0]), *op.extra_inputs)
+        ops.append(found.product.replace(inputs=inputs))
+    return program.replace(ops=tuple(ops), constants=(*program.constants, *factors.values()))
+
+
+class _Rewritten(NamedTuple):
+    """A product as two ops, and the order of the weights' dimensions in which they are the rows and columns of a matrix."""
+
+    left: Op
+    product: Op
+    order: tuple[int, ...]
+
+
+def _rewritten(op: Op) -> _Rewritten | None:
+    """The product by Strassen's algorithm; None where it is none of matrices, or the user's precision forbids it."""
+    if op.exact or any(item.dtype != np.float32 for item in (*op.main_inputs, op.output)):
+        return None
+    a, b, shape = op.attrs.a, op.attrs.b, op.output.shape
+    lead = tuple(range(len(shape) - 1))
+    if len(shape) < 2 or op.output.size == 0 or -shape[-1] % COLUMNS > _MOST_MISSING * shape[-1]:
+        return None
+    if b[-1] != len(lead) or any(label >= 0 for label in b[:-1]) or {label for label in a if label >= 0} != set(lead):
+        return None
+    rows, weights = op.main_inputs
+    # The inner dimensions may come in any order, if it is the same on both sides: in that in which rows are adjacent.
+    strides = rows.view.strides()
+    inner = sorted((label for label in a if label < 0), key=lambda label: -strides[a.index(label)])
+    size = math.prod(weights.shape[:-1])
+    view = rows.view.transpose([a.index(label) for label in (*lead, *inner)]).reshape((*shape[:-1], size))
+    if size == 0 or size % 2 or view is None or view.strides()[-1] != 1:
+        return None
+    build = Builder()
+    build.name, build.source = f"{op.name}/rows", op.source
+    left = build.op(STRASSEN_ROWS, StrassenRowsAttrs(padding_for(size)), [Operand(rows.value, view)])
+    right = Value(right_shape(size, shape[-1]), weights.dtype)
+    build.op(STRASSEN, StrassenAttrs(*shape[-2:]), [left, Operand.whole(right)])
+    left_op, product = build.ops
+    product = product.replace(
+        inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
+    )
+    return _Rewritten(left_op, product, tuple(b.index(label) for label in (*inner, b[-1])))

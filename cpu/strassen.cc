@@ -1,0 +1,357 @@
+// strassen: a matrix product by one step of Strassen's algorithm in Winograd's form, seven products of quarters where the direct
+// way takes eight. strassen_rows prepares the left operand.
+//
+// Quarters are not blocks: rows 2i and 2i + 1 make a pair, as do panels 2p and 2p + 1 of 32 columns, and element k of the inner
+// dimension and k + K/2. So an element of the result is computed alike wherever tiles are cut, and from neighbouring rows only.
+// With quarters aij and bij, and
+//   s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2,    t1 = b12 - b11, t2 = b22 - t1, t3 = b22 - b12, t4 = b21 -
+//   t2,
+// the seven products are
+//   p0 = a11 b11, p1 = a12 b21, p2 = s1 t1, p3 = s2 t2, p4 = s3 t3, p5 = s4 b22, p6 = a22 t4,
+// and with u = p0 + p3 and v = u + p2 the result's quarters are
+//   c11 = p0 + p1, c12 = v + p5, c21 = u + p4 + p6, c22 = v + p4.
+// strassen_rows turns a [..., M, K] into the left factors [7, ..., ceil(M/2), at least K/2], with zeros for a row that is missing
+// and beyond K/2. The right factors are [7, ceil(N/64), K/2, 32].
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "aspen_jax/engine/words.h"
+#include "epilogue.h"
+#include "gemm.h"
+#include "shapes.h"
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_strassen(const OpSpec& spec);
+PreparedOp prepare_strassen_rows(const OpSpec& spec);
+
+namespace {
+
+constexpr int kProducts = 7;
+constexpr int64_t kColumns = 2 * kStoredPanel;  // of a pair of panels
+
+// ---- the left factors
+
+struct Rows final : OpState {
+  int lead;  // dimensions in front of rows
+  int64_t rows, half;
+  int64_t strides[kMaxRank];      // of a
+  int64_t out_strides[kMaxRank];  // of the factors: first that of a factor
+};
+
+// Elements [begin, end) of factor `product` of a pair of rows whose second halves begin `half` elements behind the first.
+void add_rows(int product, const float* upper, const float* lower, int64_t half, int64_t begin, int64_t end, float* to) noexcept {
+  const auto each = [&](auto sum) __attribute__((always_inline)) {
+    int64_t k = begin;
+    for (; k + kLanes <= end; k += kLanes) store(to + k, sum([k](const float* row) { return load(row + k); }));
+    for (; k < end; ++k) to[k] = sum([k](const float* row) { return row[k]; });
+  };
+  const float* const a11 = upper;
+  const float* const a12 = upper + half;
+  const float* const a21 = lower;
+  const float* const a22 = lower + half;
+  switch (product) {
+    case 0:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a11); });
+    case 1:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a12); });
+    case 2:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a21) + at(a22); });
+    case 3:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a21) + at(a22) - at(a11); });
+    case 4:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a11) - at(a21); });
+    case 5:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a12) - (at(a21) + at(a22) - at(a11)); });
+    case 6:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a22); });
+  }
+}
+
+const char* run_rows(const TileArgs& args) noexcept {
+  const auto& op = *static_cast<const Rows*>(args.state);
+  const int row_axis = op.lead + 1, inner = op.lead + 2;
+  for (int d = 0; d <= inner; ++d) {
+    if (args.lo[d] >= args.hi[d]) return nullptr;
+  }
+  auto* const zeros = reinterpret_cast<float*>(args.scratch);
+  if (2 * int64_t{args.hi[row_axis]} > op.rows) std::fill_n(zeros, 2 * op.half, 0.0f);
+  const int64_t begin = args.lo[inner], end = std::min<int64_t>(args.hi[inner], op.half);
+  int64_t at[kMaxRank];
+  std::copy_n(args.lo, row_axis, at);
+  for (;;) {
+    const float* from = static_cast<const float*>(args.inputs[0]);
+    float* to = static_cast<float*>(args.output);
+    for (int d = 1; d < row_axis; ++d) {
+      from += at[d] * op.strides[d - 1];
+      to += at[d] * op.out_strides[d];
+    }
+    for (int64_t pair = args.lo[row_axis]; pair < args.hi[row_axis]; ++pair) {
+      const float* const upper = from + 2 * pair * op.strides[op.lead];
+      const float* const lower = 2 * pair + 1 < op.rows ? upper + op.strides[op.lead] : zeros;
+      for (int product = args.lo[0]; product < args.hi[0]; ++product) {
+        float* const row = to + product * op.out_strides[0] + pair * op.out_strides[row_axis];
+        if (begin < end) add_rows(product, upper, lower, op.half, begin, end, row);
+        for (int64_t k = std::max(begin, op.half); k < args.hi[inner]; ++k) row[k] = 0;
+      }
+    }
+    int d = row_axis - 1;
+    for (; d > 0; --d) {
+      if (++at[d] < args.hi[d]) break;
+      at[d] = args.lo[d];
+    }
+    if (d == 0) return nullptr;
+  }
+}
+
+// ---- the product
+
+// What is multiplied at a time: right factors of so much of the inner dimension stay in half of an L2 cache,
+constexpr int64_t kMostDepth = 512;
+// and products of so many pairs of rows leave them room there.
+constexpr int64_t kMostPairs = 128;
+
+struct Strassen final : OpState {
+  int lead;
+  int64_t half;                   // of the inner dimension
+  int64_t pairs;                  // of panels
+  int64_t columns;                // of the output
+  int64_t strides[kMaxRank + 1];  // of the left factors: that of a factor, of the leading dimensions, of a pair of rows
+  int64_t factor;                 // from a right factor to the next,
+  int64_t panel;                  // and from a pair of panels to the next
+  Epilogue epilogue;
+};
+
+constexpr int64_t product_floats(int64_t pair_rows) { return kProducts * pair_rows * kStoredPanel; }
+
+// The seven products of `count` pairs of rows, the first at `left`, with a pair of panels: [7, count, 32].
+void multiply_pairs(const Strassen& op, const float* left, int64_t count, const float* right, const float* next,
+                    float* products) noexcept {
+  const int64_t row_stride = op.strides[op.lead + 1];
+  const int64_t blocks = ceil_div(count, kBlockRows), steps = ceil_div(op.half, kMostDepth);
+  Block block;
+  block.runs = 1;
+  block.out_stride = kStoredPanel;
+  for (int64_t step = 0, begin = 0; step < steps; ++step, begin += block.depth) {
+    block.depth = op.half / steps + (step < op.half % steps);
+    block.accumulate = step > 0;
+    const bool last = step + 1 == steps;
+    const float* const following = last ? next : right + (begin + block.depth) * kStoredPanel;
+    int fetched = last && next == nullptr ? kProducts : 0;
+    Ahead ahead;
+    int64_t row = 0;
+    for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
+      block.rows = static_cast<int>(count / blocks + (i < count % blocks));
+      for (int product = 0; product < kProducts; ++product) {
+        const float* pointers[kBlockRows];
+        for (int r = 0; r < block.rows; ++r) {
+          pointers[r] = left + product * op.strides[0] + (row + r) * row_stride + begin;
+        }
+        block.pointers = pointers;
+        block.out = products + (product * count + row) * kStoredPanel;
+        if (ahead.lines == 0 && fetched < kProducts) {
+          ahead = {following + fetched++ * op.factor, kStoredPanel, kStoredPanel * 4 / kCacheLine};
+        }
+        multiply_panels(block, {right + product * op.factor, op.half}, begin, 0, kStoredPanel, ahead);
+      }
+    }
+  }
+}
+
+// The result's rows from the products of `count` pairs of rows, those from `first` on until `last`, each in registers taken
+// through `finish` and stored to out.
+void add_products(const float* products, int64_t count, int64_t first, int64_t last, const Finish& finish, float* out,
+                  int64_t out_stride) noexcept {
+  constexpr int kVectors = kPanelVectors;
+  const int64_t plane = count * kStoredPanel;
+  const auto get = [](const float* from, int) __attribute__((always_inline)) { return load(from); };
+  for (int64_t pair = first; pair < last; ++pair, out += 2 * out_stride) {
+    for (int64_t c = 0; c < kStoredPanel; c += kVectors * kLanes) {
+      Floats left[2][kVectors], right[2][kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const float* const from = products + pair * kStoredPanel + c + v * kLanes;
+        const auto p = [&](int product) __attribute__((always_inline)) { return load(from + product * plane); };
+        const Floats u = p(0) + p(3), w = u + p(2), p4 = p(4);
+        left[0][v] = p(0) + p(1);
+        right[0][v] = w + p(5);
+        left[1][v] = u + p4 + p(6);
+        right[1][v] = w + p4;
+      }
+      finish_in_registers(finish, 2 * (pair - first), c, left, get);
+      finish_in_registers(finish, 2 * (pair - first), kStoredPanel + c, right, get);
+      for (int row = 0; row < 2; ++row) {
+        float* const to = out + row * out_stride + c;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          store(to + v * kLanes, left[row][v]);
+          store(to + kStoredPanel + v * kLanes, right[row][v]);
+        }
+      }
+    }
+  }
+}
+
+// What becomes of the products of a tile's pairs of rows [begin, begin + count) with a pair of panels.
+struct Finishing {
+  const Strassen& op;
+  const TileArgs& args;
+  const float* products;
+  int64_t begin, count;
+  int64_t column;  // of the pair of panels
+  float* sums;
+  std::byte* scratch;
+
+  // Pairs [first, last) of them, where `at` is the place of the first but for row and column.
+  void run(int64_t first, int64_t last, bool whole, int64_t* at) const {
+    if (first >= last) return;
+    const int row_axis = op.lead, column_axis = op.lead + 1;
+    at[row_axis] = std::max<int64_t>(2 * (begin + first), args.lo[row_axis]);
+    at[column_axis] = std::max<int64_t>(column, args.lo[column_axis]);
+    const int64_t rows = std::min<int64_t>(2 * (begin + last), args.hi[row_axis]) - at[row_axis];
+    const int64_t columns = std::min<int64_t>(column + kColumns, args.hi[column_axis]) - at[column_axis];
+    Finish finish;
+    if (whole) {
+      op.epilogue.finish(args, at, row_axis, finish);
+      add_products(products, count, first, last, finish, reinterpret_cast<float*>(op.epilogue.output_at(args, at)), op.columns);
+      if (!finish.completes) op.epilogue.complete(args, at, row_axis, rows, columns, scratch);
+      return;
+    }
+    add_products(products, count, first, last, finish, sums, kColumns);
+    const float* const from = sums + (at[row_axis] - 2 * (begin + first)) * kColumns + at[column_axis] - column;
+    op.epilogue.apply(args, at, row_axis, rows, columns, from, kColumns, scratch);
+  }
+};
+
+const char* run(const TileArgs& args) noexcept {
+  const auto& op = *static_cast<const Strassen*>(args.state);
+  const int row_axis = op.lead, column_axis = op.lead + 1;
+  for (int d = 0; d <= column_axis; ++d) {
+    if (args.lo[d] >= args.hi[d]) return nullptr;
+  }
+  const int64_t first_pair = args.lo[row_axis] / 2, last_pair = ceil_div(args.hi[row_axis], 2);
+  const int64_t bands = ceil_div(last_pair - first_pair, kMostPairs);
+  const int64_t band = ceil_div(last_pair - first_pair, bands);
+  auto* const products = reinterpret_cast<float*>(args.scratch);
+  float* const sums = products + product_floats(kMostPairs);
+  std::byte* const epilogue_scratch = reinterpret_cast<std::byte*>(sums + 2 * kMostPairs * kColumns);
+  int64_t at[kMaxRank];
+  std::copy_n(args.lo, row_axis, at);
+  for (;;) {
+    const float* left = static_cast<const float*>(args.inputs[0]);
+    for (int d = 0; d < op.lead; ++d) left += at[d] * op.strides[d + 1];
+    for (int64_t panels = args.lo[column_axis] / kColumns; panels * kColumns < args.hi[column_axis]; ++panels) {
+      const float* const right = static_cast<const float*>(args.inputs[1]) + panels * op.panel;
+      const int64_t column = panels * kColumns;
+      for (int64_t pair = first_pair; pair < last_pair; pair += band) {
+        const int64_t count = std::min(band, last_pair - pair);
+        const float* const next = pair + count < last_pair ? right : panels + 1 < op.pairs ? right + op.panel : nullptr;
+        multiply_pairs(op, left + pair * op.strides[op.lead + 1], count, right, next, products);
+        // Pairs of which the tile has both rows, and all columns, need not be stored in between.
+        const bool whole =
+            op.epilogue.begins_in_registers() && column >= args.lo[column_axis] && column + kColumns <= args.hi[column_axis];
+        const int64_t begin = whole ? (2 * pair < args.lo[row_axis] ? 1 : 0) : count;
+        const int64_t end = whole && 2 * (pair + count) > args.hi[row_axis] ? count - 1 : count;
+        const Finishing finishing{op, args, products, pair, count, column, sums, epilogue_scratch};
+        finishing.run(0, begin, false, at);
+        finishing.run(begin, end, true, at);
+        finishing.run(std::max(begin, end), count, false, at);
+      }
+    }
+    int d = op.lead - 1;
+    for (; d >= 0; --d) {
+      if (++at[d] < args.hi[d]) break;
+      at[d] = args.lo[d];
+    }
+    if (d < 0) return nullptr;
+  }
+}
+
+}  // namespace
+
+PreparedOp prepare_strassen_rows(const OpSpec& spec) {
+  if (spec.inputs.size() != 1) throw GraphError("strassen_rows needs one input, a");
+  const TensorView& a = spec.inputs[0];
+  const TensorView& out = spec.output;
+  if (a.rank < 2 || a.rank >= kMaxRank) throw GraphError("strassen_rows' input has rank " + std::to_string(a.rank));
+  check_rank(a, a.rank, "strassen_rows' input");
+  check_rank(out, a.rank + 1, "strassen_rows' output");
+  check_float32(a, "strassen_rows' input");
+  check_float32(out, "strassen_rows' output");
+  check_dense(out, "strassen_rows' output");
+  WordReader words(spec.params);
+  const int64_t padding = words.integer(0, kMaxExtent, "strassen_rows' padding");
+  if (words.integer(0, 0, "strassen_rows' mark for a block program") != 0 || !words.done()) {
+    throw GraphError("strassen_rows takes no epilogue");
+  }
+  const int lead = a.rank - 2;
+  const int64_t rows = a.shape[lead], inner = a.shape[lead + 1];
+  if (out.shape[0] != kProducts || !std::equal(a.shape, a.shape + lead, out.shape + 1) ||
+      out.shape[lead + 1] != ceil_div(rows, 2) || inner % 2 != 0 || out.shape[lead + 2] != inner / 2 + padding) {
+    throw GraphError("strassen_rows of " + describe(a) + " does not give " + describe(out));
+  }
+  auto op = std::make_unique<Rows>();
+  op->lead = lead;
+  op->rows = rows;
+  op->half = inner / 2;
+  for (int d = 0; d < a.rank; ++d) op->strides[d] = used_stride(a, d);
+  for (int d = 0; d < out.rank; ++d) op->out_strides[d] = used_stride(out, d);
+  if (inner > 1 && !is_empty(a) && op->strides[lead + 1] != 1) {
+    throw GraphError("strassen_rows needs adjacent elements along the inner dimension of its input; copy it first");
+  }
+  PreparedOp prepared;
+  prepared.run = run_rows;
+  prepared.scratch_bytes = static_cast<size_t>(round_up(inner * 4, 64));
+  prepared.state = std::move(op);
+  return prepared;
+}
+
+PreparedOp prepare_strassen(const OpSpec& spec) {
+  if (spec.inputs.size() < 2) throw GraphError("strassen needs two inputs, left and right factors");
+  const TensorView& left = spec.inputs[0];
+  const TensorView& right = spec.inputs[1];
+  const TensorView& out = spec.output;
+  if (out.rank < 2 || out.rank >= kMaxRank) throw GraphError("strassen's output has rank " + std::to_string(out.rank));
+  check_rank(left, out.rank + 1, "strassen's left factors");
+  check_rank(right, 4, "strassen's right factors");
+  check_rank(out, out.rank, "strassen's output");
+  check_float32(left, "strassen's left factors");
+  check_float32(right, "strassen's right factors");
+  check_dense(out, "strassen's output");
+  WordReader words(spec.params);
+  const int lead = out.rank - 2;
+  if (words.integer(0, kMaxExtent, "strassen's number of rows") != out.shape[lead] ||
+      words.integer(0, kMaxExtent, "strassen's number of columns") != out.shape[lead + 1]) {
+    throw GraphError("strassen's output has shape " + describe(out) + ", which are not the rows and columns that it gives");
+  }
+  const int64_t half = right.shape[2];
+  if (left.shape[0] != kProducts || right.shape[0] != kProducts || !std::equal(out.shape, out.shape + lead, left.shape + 1) ||
+      left.shape[lead + 1] != ceil_div(out.shape[lead], 2) || left.shape[lead + 2] < half || half < 1 ||
+      right.shape[1] != ceil_div(out.shape[lead + 1], kColumns) || right.shape[3] != kStoredPanel) {
+    throw GraphError("strassen's shapes, left factors " + describe(left) + ", right factors " + describe(right) + " and output " +
+                     describe(out) + ", do not fit together");
+  }
+  auto op = std::make_unique<Strassen>();
+  op->lead = lead;
+  op->half = half;
+  op->pairs = right.shape[1];
+  op->columns = out.shape[lead + 1];
+  for (int d = 0; d <= lead + 1; ++d) op->strides[d] = used_stride(left, d);
+  op->factor = used_stride(right, 0);
+  op->panel = used_stride(right, 1);
+  if ((half > 1 && !is_empty(left) && left.strides[lead + 2] != 1) || (!is_empty(right) && used_stride(right, 3) != 1) ||
+      (half > 1 && !is_empty(right) && right.strides[2] != kStoredPanel)) {
+    throw GraphError("strassen needs adjacent elements of its factors along the inner dimension and in panels; copy them first");
+  }
+  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  PreparedOp prepared;
+  prepared.run = run;
+  prepared.scratch_bytes =
+      static_cast<size_t>(product_floats(kMostPairs) + 2 * kMostPairs * kColumns) * 4 + op->epilogue.scratch_bytes();
+  prepared.state = std::move(op);
+  return prepared;
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET

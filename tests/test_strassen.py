@@ -1,0 +1,233 @@
+"""Products by Strassen's algorithm: against float64, its regions, what it is kept away from, and graph files that lie."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import apu, frontend
+from aspen_jax.apu.machine import Machine
+from aspen_jax.errors import GraphFormatError
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS, StrassenAttrs, StrassenRowsAttrs, right_factors, right_shape
+from aspen_jax.passes import run_passes
+from aspen_jax.program import Op, Operand, Program, Value
+from tests.test_kernels import TINY_TILES, run_tiled
+
+# Far from the rounding of the direct way (about 3e-7), and as far from what the default precision allows.
+TOLERANCE = 1e-5
+
+
+def traced(function, *arguments) -> Program:
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    return part
+
+
+def kinds(function, *arguments) -> list[str]:
+    return [op.family.name for op in run_passes(traced(function, *arguments)).ops]
+
+
+def normal(*shape):
+    return np.random.default_rng(shape).standard_normal(shape, np.float32)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([(), (1,), (3,), (2, 1)]),
+    st.integers(1, 70),
+    st.sampled_from([2, 6, 34, 62, 130, 1100]),
+    st.sampled_from([61, 64, 127, 128, 190, 192, 250]),
+    st.sampled_from(["nothing", "bias", "bias and residual", "gelu", "square"]),
+    st.sampled_from([TINY_TILES, Machine()]),
+    st.integers(0, 2**31),
+)
+def test_against_float64(lead, rows, inner, columns, epilogue, machine, seed):
+    """Chosen whatever it costs."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((*lead, rows, inner), np.float32)
+    w = rng.standard_normal((inner, columns), np.float32) / np.float32(np.sqrt(inner))
+    bias = rng.standard_normal(columns, np.float32)
+    residual = rng.standard_normal((*lead, rows, columns), np.float32)
+
+    def function(x, residual, w, bias):
+        y = x @ w
+        if epilogue == "nothing":
+            return y
+        if epilogue == "square":
+            return y * y
+        y = y + bias
+        if epilogue == "gelu":
+            return jax.nn.gelu(y, approximate=False)
+        return y + residual if epilogue == "bias and residual" else y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "are_cheaper", lambda *_: True)
+        (result,) = run_tiled(lambda x, residual: function(x, residual, w, bias), (x, residual), machine=machine)
+        (op,) = [op for op in run_passes(traced(lambda x, r: function(x, r, w, bias), x, residual)).ops if op.family is STRASSEN]
+        assert op.program is not None or epilogue == "nothing", "the epilogue stays fused"
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*(np.asarray(item, np.float64) for item in (x, residual, w, bias))))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max() <= TOLERANCE * max(1.0, np.abs(exact).max())
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 768, 768), (197, 768, 2304), (130, 3072, 768)])
+def test_error_of_networks_sizes(rows, inner, columns):
+    x, w = normal(1, rows, inner), normal(inner, columns)
+    (result,) = run_tiled(lambda x: x @ w, (x,), machine=Machine())
+    assert kinds(lambda x: x @ w, x) == ["strassen_rows", "strassen"]
+    exact = x.astype(np.float64) @ w
+    assert np.abs(result - exact).max() <= 3e-6 * np.abs(exact).max()
+
+
+def test_results_do_not_depend_on_where_tiles_are_cut():
+    x, w = normal(3, 77, 256), normal(256, 192)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "are_cheaper", lambda *_: True)
+        fine, coarse = (run_tiled(lambda x: x @ w, (x,), machine=machine)[0] for machine in (TINY_TILES, Machine()))
+    np.testing.assert_array_equal(fine, coarse)
+
+
+def test_rows_mix_with_their_neighbours_only():
+    x, w = normal(2, 128, 768), normal(768, 768)
+    changed = x.copy()
+    changed[0, 5] = np.nan
+    before, after = (run_tiled(lambda x: x @ w, (item,), machine=Machine())[0] for item in (x, changed))
+    assert kinds(lambda x: x @ w, x) == ["strassen_rows", "strassen"]
+    differs = (before != after).any(axis=2)
+    assert np.argwhere(differs).tolist() == [[0, 4], [0, 5]]
+    assert np.isnan(after[0, 5]).all()
+
+
+def test_products_of_the_same_rows_share_their_left_factors():
+    x, w = normal(1, 128, 768), [normal(768, 768 + 64 * k) for k in range(3)]
+    assert sorted(kinds(lambda x: [x @ item for item in w], x)) == ["strassen"] * 3 + ["strassen_rows"]
+
+
+def test_weights_are_read_in_any_order():
+    x, w = normal(1, 128, 12, 64), normal(768, 12, 64)
+    assert kinds(lambda x: jnp.einsum("bthd,ehd->bte", x, w), x) == ["strassen_rows", "strassen"]
+    (result,) = run_tiled(lambda x: jnp.einsum("bthd,ehd->bte", x, w), (x,), machine=Machine())
+    exact = np.einsum("bthd,ehd->bte", x.astype(np.float64), w)
+    assert np.abs(result - exact).max() <= 3e-6 * np.abs(exact).max()
+
+
+W = normal(768, 768)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (lambda x: jnp.matmul(x, W, precision="highest"), [normal(1, 128, 768)]),
+        (lambda x: jnp.matmul(x, W, precision=lax.Precision.HIGH), [normal(1, 128, 768)]),
+        (lambda x: x @ W[:767], [normal(1, 128, 767)]),
+        (lambda x: x @ W[:, :40], [normal(1, 128, 768)]),
+        (lambda x: x @ W, [normal(1, 2, 768)]),
+        (lambda x: x @ W, [normal(768)]),
+        (lambda x: x @ W[:16], [normal(1, 128, 16)]),
+        (lambda x: x @ W.astype(jnp.bfloat16), [normal(1, 128, 768).astype(jnp.bfloat16)]),
+        (lambda x, w: x @ w, [normal(1, 128, 768), W]),
+    ],
+    ids=["highest", "high", "odd inner", "few columns", "few rows", "vector", "short", "bfloat16", "unknown weights"],
+)
+def test_kept_away_from(function, arguments):
+    assert not {"strassen", "strassen_rows"} & set(kinds(function, *arguments))
+
+
+def test_default_precision_of_jax_forbids_it_too():
+    with jax.default_matmul_precision("highest"):
+        assert "strassen" not in kinds(lambda x: x @ W, normal(1, 128, 768))
+
+
+def product(lead, rows, inner, columns):
+    """A program of both ops on unknown factors of the weights."""
+    build = Builder()
+    x = Operand.whole(Value((*lead, rows, inner), np.dtype(np.float32)))
+    w = Operand.whole(Value(right_shape(inner, columns), np.dtype(np.float32)))
+    left = build.op(STRASSEN_ROWS, StrassenRowsAttrs(3), [x])
+    out = build.op(STRASSEN, StrassenAttrs(rows, columns), [left, w])
+    return Program((x.value, w.value), (), tuple(build.ops), (out,))
+
+
+def reached(op: Op, index: int, box: np.ndarray) -> np.ndarray:
+    """Which elements of an input can change the outputs in the box, found by changing one at a time."""
+    inputs = [np.random.default_rng(k).standard_normal(item.shape, np.float32) for k, item in enumerate(op.inputs)]
+    inside = tuple(slice(low, high) for low, high in box)
+    compute = jax.jit(lambda *arrays: op.family.reference(op.attrs, *arrays)[inside])
+    before = np.asarray(compute(*inputs))
+    found = np.zeros(inputs[index].shape, bool)
+    for place in np.ndindex(found.shape):
+        kept = inputs[index][place]
+        inputs[index][place] = 1e6
+        found[place] = (np.asarray(compute(*inputs)) != before).any()
+        inputs[index][place] = kept
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_regions_hold_all_that_is_read(seed):
+    rng = np.random.default_rng(seed)
+    for op in product((2,), 5, 4, 70).ops:
+        lo = np.array([rng.integers(0, extent) for extent in op.output.shape])
+        hi = np.array([rng.integers(low, extent) + 1 for low, extent in zip(lo, op.output.shape, strict=True)])
+        box = np.stack([lo, hi], axis=1)
+        for index in range(len(op.inputs)):
+            (region,) = op.family.region(op, index, box[None])
+            covered = np.zeros(op.inputs[index].shape, bool)
+            covered[tuple(slice(low, high) for low, high in region)] = True
+            assert not (reached(op, index, box) & ~covered).any()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_box_of_either_kernel(seed):
+    """Boxes that no grid of ours would cut: odd rows, some of the factors, parts of a pair of panels."""
+    rng = np.random.default_rng(seed)
+    program = product((2,), int(rng.integers(1, 40)), 12, int(rng.integers(1, 200)))
+    a, b = normal(*program.inputs[0].shape), normal(12, program.ops[1].output.shape[-1])
+    with pytest.MonkeyPatch.context() as patch:
+        for family in (STRASSEN, STRASSEN_ROWS):
+            patch.setattr(type(family), "grain", lambda self, op: (1,) * len(op.output.shape))
+        graph = apu.build(program, 2, TINY_TILES)
+    graph.verify()
+    (result,) = graph.run(a, right_factors(b))
+    exact = a.astype(np.float64) @ b
+    assert np.abs(result - exact).max() <= TOLERANCE * np.abs(exact).max()
+
+
+def test_references_are_the_product():
+    a, b = normal(2, 7, 10), normal(10, 130)
+    left = STRASSEN_ROWS.reference(StrassenRowsAttrs(3), jnp.asarray(a))
+    result = STRASSEN.reference(StrassenAttrs(7, 130), left, jnp.asarray(right_factors(b)))
+    np.testing.assert_allclose(result, a.astype(np.float64) @ b, atol=1e-5)
+
+
+def test_any_changed_word_is_refused_or_right():
+    program = product((2,), 9, 12, 130)
+    graph = apu.build(program, 2, TINY_TILES)
+    arrays = [normal(*value.shape) for value in program.inputs]
+    refused = 0
+    for word in range(len(graph.params)):
+        for value in {int(graph.params[word]) + step for step in (-2, -1, 1, 2)} | {
+            -(1 << 63),
+            -(1 << 40),
+            1 << 40,
+            (1 << 63) - 1,
+        }:
+            params = graph.params.copy()
+            params[word] = value
+            changed = dataclasses.replace(graph, params=params)
+            try:
+                changed.verify()
+                changed.run(*arrays)
+            except GraphFormatError:
+                refused += 1
+    assert refused > 4 * len(graph.params)
