@@ -151,9 +151,9 @@ class Strassen(OpFamily):
 
     def infer(self, attrs: StrassenAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (left, dtype), (right, _) = inputs
-        fits = len(left) >= 3 and len(right) == 4 and 1 <= right[2] <= left[-1]
-        pairs = -(-attrs.rows // 2), -(-attrs.columns // COLUMNS)
-        if not fits or (left[0], left[-2]) != (PRODUCTS, pairs[0]) or right != (PRODUCTS, pairs[1], right[2], PANEL):
+        half = right[2] if len(right) == 4 else 0
+        fits = len(left) >= 3 and 1 <= half <= left[-1] and (left[0], left[-2]) == (PRODUCTS, -(-attrs.rows // 2))
+        if not fits or right != right_shape(2 * half, attrs.columns):
             raise ValueError(f"strassen of {left} by {right} with {attrs}")
         return (*left[1:-2], attrs.rows, attrs.columns), dtype
 
