@@ -424,6 +424,29 @@ def test_movement(data, seed):
     check(function, x, np.array(1, dtype))
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(0, 2**31))
+def test_concatenations_with_an_epilogue(data, seed):
+    """In registers where the program is a chain of float32, by the block program where it is not."""
+    rank = data.draw(st.integers(1, 4))
+    axis = data.draw(st.integers(0, rank - 1))
+    shape = [data.draw(st.integers(1, 7)) for _ in range(rank)]
+    extents = data.draw(st.lists(st.integers(1, 70), min_size=2, max_size=5))
+    dtype, is_chain = data.draw(st.sampled_from([np.float32, np.int32])), data.draw(st.booleans())
+    rng = np.random.default_rng(seed)
+    pieces = [(rng.standard_normal((*shape[:axis], extent, *shape[axis + 1 :])) * 9).astype(dtype) for extent in extents]
+    whole = (*shape[:axis], sum(extents), *shape[axis + 1 :])
+    mean, scale = rng.standard_normal(whole[-1:]).astype(dtype), rng.standard_normal(whole).astype(dtype)
+
+    def function(mean, scale, *pieces):
+        # Nested, as where each layer adds to what is there.
+        inner = jnp.concatenate(pieces[:-1], axis)
+        y = (jnp.concatenate([inner, pieces[-1]], axis) - mean) * scale
+        return jnp.maximum(y, 0) if is_chain else y * y - scale, jnp.sum(inner)
+
+    check(function, mean, scale, *pieces)
+
+
 @pytest.mark.parametrize("dtype", NARROW)
 def test_convolution_of_16_bits_gives_float32_where_that_is_preferred(dtype):
     rng = np.random.default_rng(0)

@@ -63,6 +63,23 @@ def test_simplify_computes_equal_ops_once():
     assert len(exponentials) == 1
 
 
+def test_a_dense_block_normalises_where_it_concatenates():
+    def function(x, w):
+        for scale in (0.5, 0.25, 2.0):
+            y = jax.nn.relu(x * scale - 1.0)[..., :4]
+            y = lax.conv_general_dilated(y, w, (1, 1), "SAME", dimension_numbers=NHWC)
+            x = jnp.concatenate([x, y], axis=3)
+        return jax.nn.relu(x * 0.125 + 1.0)
+
+    program, inputs = traced(function, normal(1, 6, 5, 4), normal(1, 1, 4, 4))
+    result = run_passes(program)
+    last = result.ops[-1]
+    assert last.family.name == "concatenate"
+    assert last.program is not None
+    assert [len(op.main_inputs) for op in result.ops if op.family.name == "concatenate"][-1] == 4, "one a layer, none nested"
+    assert_same(program, result, inputs)
+
+
 def test_layout_makes_an_nchw_network_one_without_transposes():
     x, w = np.random.default_rng(0).standard_normal((2, 3, 8, 8), np.float32), np.ones((5, 3, 3, 3), np.float32)
 

@@ -36,7 +36,11 @@ class Concatenate(OpFamily):
     attrs_type = ConcatenateAttrs
 
     def num_main(self, op: Op) -> int:
-        return len(op.inputs)
+        return len(op.inputs) if op.program is None else len(op.inputs) + 1 - op.program.num_inputs
+
+    def may_end_in_block(self, op: Op) -> bool:
+        # Of an empty output the kernel could not tell which inputs are the epilogue's.
+        return op.output.size > 0 and all(item.shape[-1] == 1 or item.view.strides()[-1] == 1 for item in op.main_inputs)
 
     def infer(
         self, attrs: ConcatenateAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
@@ -47,7 +51,7 @@ class Concatenate(OpFamily):
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         axis = op.attrs.axis
-        start = sum(piece.shape[axis] for piece in op.inputs[:index])
+        start = sum(piece.shape[axis] for piece in op.main_inputs[:index])
         region = boxes.copy()
         region[:, axis] = np.clip(region[:, axis] - start, 0, op.inputs[index].shape[axis])
         return region

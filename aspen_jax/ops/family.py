@@ -91,6 +91,10 @@ class OpFamily(abc.ABC):
         is_float = lane_of(dtype) == lane_of(op.output.dtype) == "f"
         return op.program is not None or dtype == op.output.dtype or (self.takes_epilogue and is_float)
 
+    def may_end_in_block(self, op: Op) -> bool:
+        """Whether a block op that reads the op's result may become its epilogue."""
+        return self.takes_epilogue
+
     @abc.abstractmethod
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         """The box of main input `index` (in its view's coordinates) that each output box reads. May be empty (hi <= lo)."""

@@ -24,7 +24,7 @@ def run(program: Program) -> Program:
                 op = _with_epilogue(host, op)
                 for item in op.inputs:
                     readers[item.value] = {op.output if reader is host.output else reader for reader in readers[item.value]}
-        if op.family.takes_epilogue:
+        if op.family.may_end_in_block(op):
             hosts[op.output] = op
         ops[op.output] = op
     return program.replace(ops=tuple(ops.values()))

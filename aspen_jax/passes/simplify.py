@@ -1,7 +1,7 @@
 """Removes what need not be computed.
 
-That is repeated ops, copies of whole values, zero padding in front of a convolution, and the conversion to float32 of what a
-kernel widens by itself.
+That is repeated ops, copies of whole values, zero padding in front of a convolution, the conversion to float32 of what a kernel
+widens by itself, and concatenations of concatenations.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.opcodes import lane_of
@@ -20,6 +21,8 @@ from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.program import Op, Operand, Program, Value
 
 _WIDENING = (CONV2D, MATMUL, POOL, REDUCE)
+# Of a concatenation: each tile waits for those of all pieces.
+_MOST_PIECES = 64
 
 
 def run(program: Program) -> Program:
@@ -38,7 +41,7 @@ def run(program: Program) -> Program:
             same[op.output] = known[key]
             continue
         known[key] = op.output
-        op = _without_widening(_without_padding(op, producers), producers)
+        op = _flattened(_without_widening(_without_padding(op, producers), producers), producers)
         producers[op.output] = op
         ops.append(op)
     outputs = tuple(Operand(same.get(item.value, item.value), item.view) for item in program.outputs)
@@ -89,6 +92,18 @@ def _before_widening(operand: Operand, producers: dict[Value, Op]) -> Operand | 
         return None
     view = source.view.compose(operand.view)
     return None if view is None else Operand(source.value, view)
+
+
+def _flattened(op: Op, producers: dict[Value, Op]) -> Op:
+    """A concatenation of the pieces of the concatenations that it reads, which then may be left to readers that change them."""
+    if op.family is not CONCATENATE:
+        return op
+    pieces: list[Operand] = []
+    for item in op.inputs:
+        inner = producers.get(item.value)
+        is_nested = inner is not None and inner.family is CONCATENATE and inner.attrs == op.attrs and item.is_whole
+        pieces += inner.inputs if inner is not None and is_nested else [item]
+    return op.replace(inputs=tuple(pieces)) if len(pieces) <= _MOST_PIECES else op
 
 
 def _is_zero(operand: Operand, producers: dict[Value, Op]) -> bool:

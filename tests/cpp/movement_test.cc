@@ -110,7 +110,11 @@ int test_refusals() {
   expect(refuses("concatenate", {a, b, b}, whole, {1, 0}), "concatenate longer than its output");
   expect(refuses("concatenate", {}, whole, {1, 0}), "concatenate of nothing");
   expect(refuses("concatenate", {a, dense_view({2, 4}, DType::kI32)}, whole, {1, 0}), "concatenate of two dtypes");
-  expect(refuses("concatenate", {a, b}, whole, {1, 1, 1, 0, 0, 0}), "concatenate with an epilogue");
+  expect(!refuses("concatenate", {a, b}, whole, {1, 1, 1, 0, 0, 0}), "nothing: a right concatenate with an epilogue was refused");
+  expect(refuses("concatenate", {a, b}, whole, {1, 1, 2, 0, 0, 0}), "concatenate with an epilogue of which an input is missing");
+  TensorView apart = a;
+  std::swap(apart.strides[0], apart.strides[1]);
+  expect(refuses("concatenate", {apart, b}, whole, {1, 1, 1, 0, 0, 0}), "concatenate of rows that are apart with an epilogue");
   expect(refuses("concatenate", {a, b}, whole, {1, 0, 0}), "concatenate with words left over");
   expect(!refuses("pad", {a, scalar}, whole, {2, 0, 2, 2, 0, 2, 2, 0, 0, 0}), "nothing: a right pad was refused");
   expect(refuses("pad", {a, scalar}, whole, {2, 0, 2, 2, 0, 1, 2, 0, 0, 0}), "pad with a wrong output shape");
