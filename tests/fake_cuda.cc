@@ -63,8 +63,8 @@ struct Node {
 }  // namespace
 
 struct CUevent_st {
-  uint64_t records = 0;  // given to streams
-  uint64_t done = 0;     // of those, in the order given
+  uint64_t records = 0;    // given to streams; a wait is for the latest, if there is one
+  std::vector<bool> done;  // each of them, and as number 0 that there is none
 };
 struct CUgraphNode_st {
   CUgraph_st* graph;
@@ -119,11 +119,11 @@ Machine& machine() {
   return *machine;
 }
 
-#define CALL(name)                                                \
-  const std::lock_guard lock(machine().mutex);                    \
-  if (machine().failing == name && machine().countdown-- == 0) {  \
-    machine().failing.clear();                                    \
-    return 719; /* CUDA_ERROR_LAUNCH_FAILED */                    \
+#define CALL(name)                                               \
+  const std::lock_guard lock(machine().mutex);                   \
+  if (machine().failing == name && machine().countdown-- == 0) { \
+    machine().failing.clear();                                   \
+    return 719; /* CUDA_ERROR_LAUNCH_FAILED */                   \
   }
 
 void execute(const Launched& launched) { launched.kernel.run(launched.addresses.data(), launched.boxes, launched.tiles); }
@@ -143,7 +143,7 @@ void execute(const std::vector<Node>& nodes) {
   }
 }
 
-bool is_able(const Item& item) { return item.kind != Item::Kind::kWait || item.event->done >= item.record; }
+bool is_able(const Item& item) { return item.kind != Item::Kind::kWait || item.event->done[item.record]; }
 
 void serve() {
   for (;;) {
@@ -157,7 +157,7 @@ void serve() {
     stream->items.pop_front();
     if (item.kind == Item::Kind::kKernel) execute(item.launched);
     if (item.kind == Item::Kind::kGraph) execute(item.nodes);
-    if (item.kind == Item::Kind::kRecord) item.event->done = item.record;
+    if (item.kind == Item::Kind::kRecord) item.event->done[item.record] = true;
   }
   for (const Stream stream : machine().streams) {
     if (!stream->items.empty()) {
@@ -385,8 +385,8 @@ Result cuStreamEndCapture(Stream stream, DeviceGraph* graph) {
   stream->capturing = nullptr;
   return *graph == nullptr ? kIllegalState : kSuccess;
 }
-Result cuStreamGetCaptureInfo_v2(Stream stream, CaptureStatus* status, uint64_t* id, DeviceGraph* graph,
-                                 const GraphNode** nodes, size_t* count) {
+Result cuStreamGetCaptureInfo_v2(Stream stream, CaptureStatus* status, uint64_t* id, DeviceGraph* graph, const GraphNode** nodes,
+                                 size_t* count) {
   CALL("cuStreamGetCaptureInfo");
   *status = stream->capturing != nullptr ? CaptureStatus::kActive : CaptureStatus::kNone;
   *id = 1;
@@ -404,7 +404,7 @@ Result cuStreamUpdateCaptureDependencies(Stream stream, GraphNode* nodes, size_t
 Result cuEventCreate(Event* event, unsigned flags) {
   CALL("cuEventCreate");
   if (flags != kEventDisableTiming) return kInvalidValue;
-  *event = new CUevent_st;
+  *event = new CUevent_st{0, {true}};
   ++machine().live;
   return kSuccess;
 }
@@ -418,6 +418,7 @@ Result cuEventDestroy_v2(Event event) {
 Result cuEventRecord(Event event, Stream stream) {
   CALL("cuEventRecord");
   if (stream->capturing != nullptr) return kStreamCaptureInvalid;
+  event->done.push_back(false);
   stream->items.push_back({Item::Kind::kRecord, {}, event, ++event->records, {}});
   return kSuccess;
 }
