@@ -8,7 +8,21 @@ from collections.abc import Sequence
 import tyro
 
 from aspen_jax.errors import AspenError
-from benchmarks import build, kernels, layers, memory, overhead, paper, scaling, scheduler, tiles, unequal, weights, whole_models
+from benchmarks import (
+    build,
+    gpu_check,
+    kernels,
+    layers,
+    memory,
+    overhead,
+    paper,
+    scaling,
+    scheduler,
+    tiles,
+    unequal,
+    weights,
+    whole_models,
+)
 from benchmarks.peers import command
 
 COMMANDS = {
@@ -25,6 +39,7 @@ COMMANDS = {
     "layers": layers.layers,
     "unequal": unequal.unequal,
     "paper": paper.paper,
+    "gpu": gpu_check.gpu,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 
