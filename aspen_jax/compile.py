@@ -38,6 +38,7 @@ class Options:
         disabled_passes: passes that are left out, by name.
         num_workers: how many DSEs tiles are shaped for.
         machine: the cost model, with what was measured for so many; that of this machine if None.
+        fit: rewrites a program for the device after all passes.
         call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
 
@@ -45,6 +46,7 @@ class Options:
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
     machine: apu.Machine | None = None
+    fit: Callable[[Program], Program] | None = None
     call: Callable[..., list[Any]] = call_engine
 
     def __post_init__(self) -> None:
@@ -78,6 +80,8 @@ class Part:
     def build(cls, traced: Program, options: Options) -> Part:
         """Rewrite, tile and encode one part of a trace."""
         program = run_passes(traced, options.disabled_passes, options.machine)
+        if options.fit is not None:
+            program = options.fit(program)
         graph = apu.build(program, options.num_workers, options.machine)
         outputs = tuple(operand.value for operand in traced.outputs)
         return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)

@@ -88,44 +88,49 @@ class DeviceError : public std::runtime_error {
                                       "cuMemsetD8_v2", (DevicePointer data, unsigned char value, size_t bytes))                  \
                                       visit(cuStreamCreate, "cuStreamCreate", (Stream * stream, unsigned flags)) visit(          \
                                           cuStreamDestroy, "cuStreamDestroy_v2", (Stream stream))                                \
-                                          visit(cuStreamBeginCapture, "cuStreamBeginCapture_v2", (Stream stream, int mode)) \
-  visit(cuStreamEndCapture, "cuStreamEndCapture", (Stream stream, DeviceGraph* graph)) \
-  visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit(     \
-                                              cuStreamSynchronize, "cuStreamSynchronize",                                        \
-                                              (Stream stream)) visit(cuStreamWaitEvent, "cuStreamWaitEvent",                     \
-                                                                     (Stream stream, Event event, unsigned flags))               \
-                                              visit(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                         \
-                                                    (Stream stream, CaptureStatus * status, uint64_t* id, DeviceGraph* graph,    \
-                                                     const GraphNode** nodes, size_t* count))                                    \
-                                                  visit(cuStreamUpdateCaptureDependencies, "cuStreamUpdateCaptureDependencies",  \
-                                                        (Stream stream, GraphNode * nodes, size_t count, unsigned flags))        \
-                                                      visit(cuEventCreate, "cuEventCreate", (Event * event, unsigned flags))     \
-                                                          visit(cuEventDestroy, "cuEventDestroy_v2", (Event event)) visit(       \
-                                                              cuEventRecord, "cuEventRecord", (Event event, Stream stream))      \
-                                                              visit(cuLaunchKernel, "cuLaunchKernel",                            \
-                                                                    (Function function, unsigned grid_x, unsigned grid_y,        \
-                                                                     unsigned grid_z, unsigned block_x, unsigned block_y,        \
-                                                                     unsigned block_z, unsigned shared_bytes, Stream stream,     \
-                                                                     void** arguments,                                           \
-                                                                     void** extra)) visit(cuGraphCreate, "cuGraphCreate",        \
-                                                                                          (DeviceGraph * graph, unsigned flags)) \
-                                                                  visit(cuGraphDestroy, "cuGraphDestroy", (DeviceGraph graph))   \
-                                                                      visit(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2",     \
-                                                                            (GraphNode * node, DeviceGraph graph,                \
-                                                                             const GraphNode* parents, size_t count,             \
-                                                                             const KernelNodeParams* params))                    \
-                                                                          visit(cuGraphInstantiate,                              \
-                                                                                "cuGraphInstantiateWithFlags",                   \
-                                                                                (GraphExec * exec, DeviceGraph graph,            \
-                                                                                 unsigned long long flags))                      \
-                                                                              visit(cuGraphExecDestroy, "cuGraphExecDestroy",    \
-                                                                                    (GraphExec exec))                            \
-                                                                                  visit(cuGraphExecKernelNodeSetParams,          \
-                                                                                        "cuGraphExecKernelNodeSetParams_v2",     \
-                                                                                        (GraphExec exec, GraphNode node,         \
-                                                                                         const KernelNodeParams* params))        \
-                                                                                      visit(cuGraphLaunch, "cuGraphLaunch",      \
-                                                                                            (GraphExec exec, Stream stream))
+                                          visit(cuStreamBeginCapture, "cuStreamBeginCapture_v2",                                 \
+                                                (Stream stream, int mode)) visit(cuStreamEndCapture, "cuStreamEndCapture",       \
+                                                                                 (Stream stream, DeviceGraph * graph))           \
+                                              visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit( \
+                                                  cuStreamSynchronize, "cuStreamSynchronize",                                    \
+                                                  (Stream stream)) visit(cuStreamWaitEvent, "cuStreamWaitEvent",                 \
+                                                                         (Stream stream, Event event, unsigned flags))           \
+                                                  visit(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                     \
+                                                        (Stream stream, CaptureStatus * status, uint64_t* id,                    \
+                                                         DeviceGraph* graph,                                                     \
+                                                         const GraphNode** nodes, size_t* count))                                \
+                                                      visit(cuStreamUpdateCaptureDependencies,                                   \
+                                                            "cuStreamUpdateCaptureDependencies",                                 \
+                                                            (Stream stream, GraphNode * nodes, size_t count, unsigned flags))    \
+                                                          visit(cuEventCreate, "cuEventCreate", (Event * event, unsigned flags)) \
+                                                              visit(cuEventDestroy, "cuEventDestroy_v2", (Event event)) visit(   \
+                                                                  cuEventRecord, "cuEventRecord", (Event event, Stream stream))  \
+                                                                  visit(cuLaunchKernel, "cuLaunchKernel",                        \
+                                                                        (Function function, unsigned grid_x, unsigned grid_y,    \
+                                                                         unsigned grid_z, unsigned block_x, unsigned block_y,    \
+                                                                         unsigned block_z, unsigned shared_bytes, Stream stream, \
+                                                                         void** arguments, void** extra))                        \
+                                                                      visit(cuGraphCreate, "cuGraphCreate",                      \
+                                                                            (DeviceGraph * graph,                                \
+                                                                             unsigned flags)) visit(cuGraphDestroy,              \
+                                                                                                    "cuGraphDestroy",            \
+                                                                                                    (DeviceGraph graph))         \
+                                                                          visit(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2", \
+                                                                                (GraphNode * node, DeviceGraph graph,            \
+                                                                                 const GraphNode* parents, size_t count,         \
+                                                                                 const KernelNodeParams* params))                \
+                                                                              visit(cuGraphInstantiate,                          \
+                                                                                    "cuGraphInstantiateWithFlags",               \
+                                                                                    (GraphExec * exec, DeviceGraph graph,        \
+                                                                                     unsigned long long flags))                  \
+                                                                                  visit(cuGraphExecDestroy,                      \
+                                                                                        "cuGraphExecDestroy", (GraphExec exec))  \
+                                                                                      visit(cuGraphExecKernelNodeSetParams,      \
+                                                                                            "cuGraphExecKernelNodeSetParams_v2", \
+                                                                                            (GraphExec exec, GraphNode node,     \
+                                                                                             const KernelNodeParams* params))    \
+                                                                                          visit(cuGraphLaunch, "cuGraphLaunch",  \
+                                                                                                (GraphExec exec, Stream stream))
 
 struct Driver {
 #define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) Result(*name) parameters = nullptr;

@@ -9,13 +9,11 @@ from jax.extend import core
 
 from aspen_jax import apu, frontend
 from aspen_jax.cuda import unfused
+from aspen_jax.cuda.call import LEFT_OUT
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Op, Program, Value
 from tests import cuda_host
 from tests.test_kernels import TINY_TILES
-
-# What prepares ops for the CPU's kernels alone.
-LEFT_OUT = ("winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales")
 
 
 def trace_of(function, arguments):

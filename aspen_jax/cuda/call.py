@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from aspen_jax import runtime
 from aspen_jax.choices import Choices
 from aspen_jax.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.device_run import Executor
 from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
 ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
-# What they make is for the CPU's kernels.
-LEFT_OUT = frozenset({"winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales", "rows", "attention"})
+# Passes whose ops are for the CPU's kernels alone.
+LEFT_OUT = frozenset({"winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
 
 
 def chosen_executor(device: str) -> Executor | None:
@@ -53,7 +55,7 @@ def chosen_executor(device: str) -> Executor | None:
 
 def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
     """How functions are compiled for GPUs."""
-    return Options(choices, disabled_by_environment() | LEFT_OUT, NUM_BLOCKS, Gpu(), _CALLS[executor])
+    return Options(choices, disabled_by_environment() | LEFT_OUT, NUM_BLOCKS, Gpu(), unfused, _CALLS[executor])
 
 
 def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -> Compiled | None:
@@ -88,9 +90,14 @@ def architecture() -> str:
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
-@functools.lru_cache(maxsize=256)
+_codes: weakref.WeakKeyDictionary[Part, dict[str, Code]] = weakref.WeakKeyDictionary()
+
+
 def _code(part: Part, architecture: str) -> Code:
-    return compile_ops(part.program.ops, architecture)
+    codes = _codes.setdefault(part, {})
+    if architecture not in codes:
+        codes[architecture] = compile_ops(part.program.ops, architecture)
+    return codes[architecture]
 
 
 def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
