@@ -61,8 +61,8 @@ def aspen(
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
         weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
             store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
-        device: where it is tiled: "cpu"; "cuda", which needs CuPy and has not run on a GPU yet (docs/gpu.md), and is an error where
-            the call is for the CPU; or "auto", for now the CPU alone. Elsewhere XLA runs it as if it were not decorated.
+        device: where it is tiled: "cpu"; "cuda", which needs CuPy and has not run on a GPU yet (docs/gpu.md), and is an error in
+            a call for the CPU; or "auto", for now the CPU alone. Elsewhere XLA runs it as if it were not decorated.
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
 
     Returns:

@@ -1,6 +1,6 @@
 """Program -> CUDA C++: for each op a struct whose `tile` computes any box of its output with one thread block.
 
-The code stands on the headers in `cuda/`, which also compile for the host: there it is tested.
+The code stands on the headers in `cuda/kernels/`, which also compile for the host: there it is tested.
 """
 
 from aspen_jax.cuda.attention import unfused

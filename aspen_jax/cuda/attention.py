@@ -1,4 +1,4 @@
-"""Attention whose row program is a softmax, whatever is masked, scaled or added before (cuda/attention.h).
+"""Attention whose row program is a softmax, whatever is masked, scaled or added before (cuda/kernels/attention.h).
 
 Anything else is taken apart into the three ops that it is (`unfused`).
 """

@@ -92,7 +92,7 @@ def distinct(ops: Sequence[Op]) -> tuple[list[Op], list[int]]:
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """The code of a source that includes the headers of `cuda/`; from disk where it was compiled before.
+    """The code of a source that includes the headers of `cuda/kernels/`; from disk where it was compiled before.
 
     Raises:
         CompilerMissing: NVRTC or CuPy is not installed.
@@ -153,11 +153,11 @@ def _nvrtc() -> Any:
 
 @functools.cache
 def _headers() -> dict[str, str]:
-    """The headers of `cuda/` by the names under which they are included."""
-    installed = Path(__file__).parent / "include" / "cuda"
-    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "cuda"  # of a checkout
-    texts = {file.name: file.read_text() for file in sorted(folder.glob("*.h"))}
-    return {**{f"cuda/{name}": text for name, text in texts.items()}, **texts}
+    """The headers of `cuda/kernels/` by the names under which they are included: in full, and beside each other."""
+    installed = Path(__file__).parent / "include"
+    folder = installed if installed.is_dir() else Path(__file__).parents[2]  # a checkout
+    texts = {file.name: file.read_text() for file in sorted((folder / "cuda" / "kernels").glob("*.h"))}
+    return {**{f"cuda/kernels/{name}": text for name, text in texts.items()}, **texts}
 
 
 def _read(file: Path) -> bytes | None:

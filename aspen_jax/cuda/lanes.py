@@ -14,7 +14,7 @@ from aspen_jax.view import View
 if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
 
-# How cuda/tile.h names what converts elements to lanes and back.
+# How cuda/kernels/tile.h names what converts elements to lanes and back.
 _ELEMENTS = {
     "bool": "Bool",
     "int8": "Plain<int8_t>",

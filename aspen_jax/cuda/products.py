@@ -1,4 +1,4 @@
-"""Matrix products: by cuda/product.h, or by cuda/few_rows.h where there are few rows.
+"""Matrix products: by cuda/kernels/product.h, or by cuda/kernels/few_rows.h where there are few rows.
 
 Any axes in any order: the summed ones must be walked by one stride on both sides, else a thread computes an element by itself.
 """
@@ -99,7 +99,7 @@ class Matrices:
 
 
 def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> str:
-    """The type that multiplies (cuda/product.h), by how many rows there are."""
+    """The type that multiplies (cuda/kernels/product.h), by how many rows there are."""
     dtype, along = op.inputs[0].dtype.name, str(along_depth).lower()
     if dtype == "float32" and op.exact:
         return f"FmaCore<{64 if num_rows > 32 else 32}, {columns}, {along}>"

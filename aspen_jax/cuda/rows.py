@@ -1,4 +1,4 @@
-"""Row programs and reductions: a team of threads walks each row, once for each stage that is reduced (cuda/teams.h).
+"""Row programs and reductions: a team of threads walks each row, once for each stage that is reduced (cuda/kernels/teams.h).
 
 What a stage gives for each element of a row is kept by the thread that computed it, in shared memory, or computed again where a
 row is too long for that.

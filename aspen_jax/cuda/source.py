@@ -13,7 +13,7 @@ Write = Callable[[Op], str | None]
 _FAMILIES: dict[str, Write] = {}
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
-HEADERS = ("cuda/attention.h", "cuda/few_rows.h", "cuda/operands.h")
+HEADERS = ("cuda/kernels/attention.h", "cuda/kernels/few_rows.h", "cuda/kernels/operands.h")
 
 _KERNEL = """\
 extern "C" {{

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "cuda/operands.h"
-#include "cuda/product.h"
+#include "cuda/kernels/operands.h"
+#include "cuda/kernels/product.h"
 #include "engine_check.h"
 #include "half.h"
 
