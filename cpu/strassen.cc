@@ -4,8 +4,8 @@
 // Quarters are not blocks: rows 2i and 2i + 1 make a pair, as do panels 2p and 2p + 1 of 32 columns, and element k of the inner
 // dimension and k + K/2. So an element of the result is computed alike wherever tiles are cut, and from neighbouring rows only.
 // With quarters aij and bij, and
-//   s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2,    t1 = b12 - b11, t2 = b22 - t1, t3 = b22 - b12, t4 = b21 -
-//   t2,
+//   s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2,
+//   t1 = b12 - b11, t2 = b22 - t1, t3 = b22 - b12, t4 = b21 - t2,
 // the seven products are
 //   p0 = a11 b11, p1 = a12 b21, p2 = s1 t1, p3 = s2 t2, p4 = s3 t3, p5 = s4 b22, p6 = a22 t4,
 // and with u = p0 + p3 and v = u + p2 the result's quarters are
