@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 from aspen_jax import _engine
-from aspen_jax.apu import Machine, build
+from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping, touches
-from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.choices import Choices
+from aspen_jax.compile import compile_jaxpr
+from aspen_jax.cuda.call import cuda_options
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.dag import unique
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.tilegraph import TileGraph
@@ -27,10 +30,6 @@ from benchmarks.network.in_jax import in_jax
 from tests.random_programs import random_program
 from tests.test_apu import build_with_random_tiles
 from tests.vector_clocks import LAUNCH, RECORD, WAIT, Device
-
-# As many as a large GPU has multiprocessors.
-WORKERS = 132
-
 
 Pairs = tuple[np.ndarray, np.ndarray]
 
@@ -100,7 +99,7 @@ DTYPES = {"image": np.float32, "token ids": np.int32, "segments": np.int32, "mas
 
 
 def graph_of(name: str) -> TileGraph:
-    """The graph of a network of the zoo for a large machine, from shapes alone."""
+    """The graph of a network of the zoo for a GPU, from shapes alone."""
     network = zoo.describe(name)
     shapes = {
         node: {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in own.items()}
@@ -108,7 +107,7 @@ def graph_of(name: str) -> TileGraph:
     }
     inputs = [jax.ShapeDtypeStruct(what.shape, DTYPES[what.kind]) for what in network.inputs.values()]
     jaxpr = jax.make_jaxpr(in_jax(network))(shapes, *inputs)
-    (part,) = compile_jaxpr(jaxpr, Options(num_workers=WORKERS, machine=Machine())).parts
+    (part,) = compile_jaxpr(jaxpr, cuda_options(Choices())).parts
     return part.graph
 
 
@@ -155,7 +154,7 @@ def test_memory_that_is_used_again_too_early_is_noticed(inception):
     program = inception.program()
     assert Issue(inception, 4).is_safe()
     # The same places for the values, but only the edges that the data demands.
-    reads_only = build(program, WORKERS, Machine(), reuse=False)
+    reads_only = build(program, NUM_BLOCKS, Gpu(), reuse=False)
     assert reads_only.num_tiles == inception.num_tiles
     assert reads_only.num_edges < inception.num_edges
     faulty = dataclasses.replace(inception, child_counts=reads_only.child_counts, children=reads_only.children)
