@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "block_opcodes.h"
-#include "cuda/scalar.h"
+#include "cuda/kernels/scalar.h"
 #include "typed_case.h"
 
 namespace {
