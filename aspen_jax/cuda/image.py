@@ -142,8 +142,10 @@ def _compile(nvrtc: Any, source: str, headers: dict[str, str], architecture: str
 @functools.cache
 def _nvrtc() -> Any:
     try:
-        cuda: Any = importlib.import_module("cupy.cuda")
-        cuda.nvrtc.getVersion()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's, about parts of CUDA that compiling does not need
+            cuda: Any = importlib.import_module("cupy.cuda")
+            cuda.nvrtc.getVersion()
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         raise CompilerMissing(
             f"CUDA code cannot be compiled here ({error}); pip install 'aspen_jax[cuda13]', or use device='auto' to stay with XLA"
