@@ -196,10 +196,12 @@ class AspenFunction(Generic[P, R]):
             **kwargs: likewise.
 
         Raises:
-            UnsupportedError: nothing of the function is tiled.
+            UnsupportedError: nothing of the function is tiled, or it is for GPUs.
         """
         from aspen_jax import tuning
 
+        if self._choices.device == "cuda":
+            raise UnsupportedError(f"{self.__name__} is for GPUs, which are not tuned yet; tune it with device='auto' or 'cpu'")
         _, compiled = self._compiled(args, kwargs)
         parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
         if not parts:

@@ -251,7 +251,8 @@ def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJax
 
 
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    from aspen_jax.cuda.call import chosen_executor, compile_for_cuda
+    from aspen_jax.cuda.call import compile_for_cuda
+    from aspen_jax.cuda.executor import chosen_executor
 
     executor = chosen_executor(choices.device)
     compiled = None if executor is None else compile_for_cuda(jaxpr, choices, executor)

@@ -8,8 +8,10 @@ order in which they are read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
+
+import numpy as np
 
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.program import Op, Operand, Program, Value
@@ -43,6 +45,31 @@ def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Orde
                     votes.setdefault(operand.value, defaultdict(int))[order] += op.output.size
     best = {value: max(counts, key=lambda order: counts[order]) for value, counts in votes.items()}
     return {value: order for value, order in best.items() if order != tuple(range(len(order)))}
+
+
+class Constants:
+    """A program's constants, and those that a pass adds: each made of one of them, once for all that read it so."""
+
+    def __init__(self, program: Program):
+        self._arrays = dict(program.constants)
+        self._copied = copies(program)
+        self._made: dict[tuple[Operand, Hashable], tuple[Value, np.ndarray]] = {}
+
+    def source(self, operand: Operand) -> Operand | None:
+        """The constant that an operand reads, maybe through a copy; None where it reads none."""
+        source = behind_copy(operand, self._copied)
+        return source if source.value in self._arrays else None
+
+    def stored(self, source: Operand, make: Callable[[np.ndarray], np.ndarray], form: Hashable = None) -> Operand:
+        """What `make` makes of a constant; `form` tells apart what different functions make of the same one."""
+        if (source, form) not in self._made:
+            array = np.ascontiguousarray(make(source.view.gather(self._arrays[source.value])))
+            self._made[source, form] = Value(array.shape, array.dtype), array
+        return Operand.whole(self._made[source, form][0])
+
+    def all(self) -> tuple[tuple[Value, np.ndarray], ...]:
+        """All of them, as a program has them."""
+        return (*self._arrays.items(), *self._made.values())
 
 
 def copies(program: Program) -> dict[Value, Operand]:

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from aspen_jax import apu, aspen
 from aspen_jax.choices import Choices
 from aspen_jax.compile import Part, compile_jaxpr
-from aspen_jax.cuda.call import EXECUTOR_VARIABLE, architecture, cuda_options
-from aspen_jax.cuda.device_run import DeviceRun, Executor
+from aspen_jax.cuda.call import architecture, cuda_options
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, Executor
 from aspen_jax.cuda.image import compile_ops, distinct
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp

@@ -16,7 +16,8 @@ from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.choices import Choices
 from aspen_jax.compile import compile_jaxpr
 from aspen_jax.cuda import image
-from aspen_jax.cuda.call import ARCHITECTURE_VARIABLE, EXECUTOR_VARIABLE, cuda_options
+from aspen_jax.cuda.call import ARCHITECTURE_VARIABLE, cuda_options
+from aspen_jax.cuda.executor import EXECUTOR_VARIABLE
 from aspen_jax.disk_cache import CACHE_VARIABLE
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 
@@ -101,6 +102,11 @@ def test_what_has_no_cuda_code_stays_with_xla():
 def test_a_function_for_cuda_does_not_run_on_the_cpu():
     with pytest.raises(AspenError, match="device='cuda', but this call is for the CPU; put its arguments on a GPU, or decorate"):
         aspen(network, device="cuda")(*(jnp.zeros(shape.shape) for shape in SHAPES))
+
+
+def test_a_function_for_cuda_is_not_tuned():
+    with pytest.raises(UnsupportedError, match="network is for GPUs, which are not tuned yet; tune it with device='auto'"):
+        aspen(network, device="cuda").tune(*SHAPES)
 
 
 def test_without_cupy_the_error_says_what_to_install(tmp_path):

@@ -18,7 +18,8 @@ from jax import lax
 from jax.extend import core
 
 from aspen_jax import apu, frontend
-from aspen_jax.cuda.device_run import DeviceRun, Executor
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.tilegraph import TileGraph
@@ -173,7 +174,8 @@ def test_without_a_driver(tmp_path):
     graph = tmp_path / "net.aspen"
     small_net().save(graph)
     program = f"""
-from aspen_jax.cuda.device_run import DeviceRun, Executor
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError
 from aspen_jax.tilegraph import TileGraph

@@ -6,7 +6,7 @@ import functools
 import os
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,48 +14,31 @@ from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import runtime
 from aspen_jax.choices import Choices
-from aspen_jax.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.cuda.attention import unfused
-from aspen_jax.cuda.device_run import Executor
+from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
-from aspen_jax.errors import InputError, UnsupportedError
+from aspen_jax.errors import UnsupportedError
 from aspen_jax.passes import disabled_by_environment
 
-if TYPE_CHECKING:
-    from aspen_jax.compile import Part
-
-EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
 ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
 # Passes whose ops are for the CPU's kernels alone.
 LEFT_OUT = frozenset({"winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
 
 
-def chosen_executor(device: str) -> Executor | None:
-    """How calls are run on a GPU; None: by XLA, as if they were not decorated.
-
-    ASPEN_CUDA_EXECUTOR decides where it is set. Otherwise device="cuda" takes CUDA graphs and "auto" stays with XLA, because no
-    graph of ours has been timed beside XLA's on a GPU yet.
-
-    Raises:
-        InputError: the environment variable names no executor.
-    """
-    known = {"xla": None, "stream": Executor.STREAM, "graph": Executor.GRAPH}
-    wanted = os.environ.get(EXECUTOR_VARIABLE)
-    if wanted is not None and wanted not in known:
-        raise InputError(f"{EXECUTOR_VARIABLE}={wanted!r} is no executor; choose one of {', '.join(map(repr, known))}")
-    if device == "cpu":
-        return None
-    if wanted is not None:
-        return known[wanted]
-    return Executor.GRAPH if device == "cuda" else None
-
-
 def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
     """How functions are compiled for GPUs."""
-    return Options(choices, disabled_by_environment() | LEFT_OUT, NUM_BLOCKS, Gpu(), unfused, _CALLS[executor])
+    return Options(
+        choices,
+        disabled_passes=disabled_by_environment() | LEFT_OUT,
+        num_workers=NUM_BLOCKS,
+        machine=Gpu(),
+        fit=unfused,
+        call=_CALLS[executor],
+    )
 
 
 def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -> Compiled | None:

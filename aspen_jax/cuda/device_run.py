@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import numpy as np
 
 from aspen_jax import _engine
+from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import InputError
 from aspen_jax.tilegraph import TileGraph
-
-
-class Executor(enum.IntEnum):
-    """How a graph is given to a GPU (cuda/executable.h)."""
-
-    STREAM = 0
-    GRAPH = 1
 
 
 class DeviceRun:
     """A graph loaded on the first GPU."""
 
     def __init__(self, graph: TileGraph, code: Code, executor: Executor):
-        """Reads the graph; the GPU is first used by a run.
+        """Reads the graph and finds the GPU; the code is loaded by the first run.
 
         Raises:
             EngineError: there is no driver, or no GPU.
@@ -51,11 +44,10 @@ class DeviceRun:
             raise InputError(f"the graph takes {wanted} operands, but {len(operands)} were given; pass one for each")
         for number, (operand, value) in enumerate(zip(given, self._graph.operands.tolist(), strict=True)):
             shape, dtype = self._graph.value(value)
-            array = np.ascontiguousarray(operand).reshape(np.shape(operand))
+            array = np.asarray(operand, order="C")
             if array.shape != shape or array.dtype != dtype:
-                raise InputError(
-                    f"operand {number} is {array.dtype}{list(array.shape)}, but the graph takes {dtype}{list(shape)}"
-                )
+                given_as, wanted_as = f"{array.dtype}{list(array.shape)}", f"{dtype}{list(shape)}"
+                raise InputError(f"operand {number} is {given_as}, but the graph takes {wanted_as}; pass such an array")
             arrays.append(array)
         results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
         self._run.run([array.ctypes.data for array in arrays], [result.ctypes.data for result in results], captured)

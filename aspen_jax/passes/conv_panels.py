@@ -8,7 +8,7 @@ from aspen_jax import storage
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS, ConvPanelsAttrs, kernel_to_panels
 from aspen_jax.ops.matmul import PANEL
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.program import Op, Program
 
 # The missing columns of the last panel are read too: at most so many for each that is there.
 _MOST_MISSING = 1.0
@@ -19,22 +19,17 @@ _FEWEST_CHANNELS = 17
 
 def run(program: Program) -> Program:
     """Let convolutions read panels of constants."""
-    known, copied = dict(program.constants), storage.copies(program)
-    stored: dict[Operand, tuple[Value, np.ndarray]] = {}
+    constants = storage.Constants(program)
     ops: list[Op] = []
     for op in program.ops:
-        if _may_be(op):
-            source = storage.behind_copy(op.inputs[1], copied)
-            if source.value in known:
-                if source not in stored:
-                    array = np.ascontiguousarray(kernel_to_panels(source.view.gather(known[source.value]), np))
-                    stored[source] = Value(array.shape, array.dtype), array
-                attrs = op.attrs
-                panels = ConvPanelsAttrs(attrs.strides, attrs.padding, attrs.dilation, attrs.groups, op.output.shape[3])
-                inputs = (op.inputs[0], Operand.whole(stored[source][0]), *op.inputs[2:])
-                op = op.replace(family=CONV2D_PANELS, attrs=panels, inputs=inputs)
+        source = constants.source(op.inputs[1]) if _may_be(op) else None
+        if source is not None:
+            attrs = op.attrs
+            panels = ConvPanelsAttrs(attrs.strides, attrs.padding, attrs.dilation, attrs.groups, op.output.shape[3])
+            weights = constants.stored(source, lambda array: kernel_to_panels(array, np))
+            op = op.replace(family=CONV2D_PANELS, attrs=panels, inputs=(op.inputs[0], weights, *op.inputs[2:]))
         ops.append(op)
-    return program.replace(ops=tuple(ops), constants=(*program.constants, *stored.values()))
+    return program.replace(ops=tuple(ops), constants=constants.all())
 
 
 def _may_be(op: Op) -> bool:

@@ -30,25 +30,21 @@ _MOST_MISSING = 0.25
 
 def run(program: Program) -> Program:
     """Let products read panels of constants and of prepared weights."""
-    known, copied = dict(program.constants), storage.copies(program)
-    packed: dict[Operand, tuple[Value, np.ndarray]] = {}
+    constants, copied = storage.Constants(program), storage.copies(program)
     ops: list[Op] = []
     for op in program.ops:
         attrs = attributes(op)
         if attrs is not None:
-            source = storage.behind_copy(op.inputs[1], copied)
-            panels = _prepared(op.inputs[1], attrs, copied)
-            if source.value in known:
-                if source not in packed:
-                    matrix = source.view.gather(known[source.value]).reshape(panels_shape(attrs)[1], -1)
-                    array = np.ascontiguousarray(to_panels(matrix, np))
-                    packed[source] = Value(array.shape, array.dtype), array
-                panels = packed[source][0]
+            source = constants.source(op.inputs[1])
+            rows = panels_shape(attrs)[1]
+            if source is None:
+                panels = _prepared(op.inputs[1], attrs, copied)
+            else:
+                panels = constants.stored(source, lambda array, rows=rows: to_panels(array.reshape(rows, -1), np), rows)
             if panels is not None:
-                inputs = (op.inputs[0], Operand.whole(panels), *op.inputs[2:])
-                op = op.replace(family=MATMUL_PANELS, attrs=attrs, inputs=inputs)
+                op = op.replace(family=MATMUL_PANELS, attrs=attrs, inputs=(op.inputs[0], panels, *op.inputs[2:]))
         ops.append(op)
-    return program.replace(ops=tuple(ops), constants=(*program.constants, *packed.values()))
+    return program.replace(ops=tuple(ops), constants=constants.all())
 
 
 def attributes(op: Op) -> MatmulPanelsAttrs | None:
@@ -95,9 +91,9 @@ def _matrix(attrs: MatmulPanelsAttrs, shape: tuple[int, ...]) -> View | None:
     return View.identity((rows, panels * PANEL)).slice((0, 0), (rows, columns)).reshape(shape)
 
 
-def _prepared(operand: Operand, attrs: MatmulPanelsAttrs, copied: dict[Value, Operand]) -> Value | None:
+def _prepared(operand: Operand, attrs: MatmulPanelsAttrs, copied: dict[Value, Operand]) -> Operand | None:
     """The panels that the operand is made of by `from_panels`."""
     source, shape = copied.get(operand.value), panels_shape(attrs)
     if source is None or source.value.shape != shape or source.view != View.identity(shape).transpose((1, 0, 2)):
         return None
-    return source.value if operand.view == _matrix(attrs, attrs.shape) else None
+    return Operand.whole(source.value) if operand.view == _matrix(attrs, attrs.shape) else None

@@ -32,13 +32,12 @@ _MOST_MISSING = 0.05
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Replace products with constant weights for which the cost model says so, or measurement."""
-    known, copied = dict(program.constants), storage.copies(program)
-    factors: dict[Operand, tuple[Value, np.ndarray]] = {}
+    constants = storage.Constants(program)
     lefts: dict[tuple[Operand, int], Op] = {}
     ops: list[Op] = []
     for op in program.ops:
-        source = storage.behind_copy(op.inputs[1], copied) if op.family is MATMUL else None
-        found = _rewritten(op) if source is not None and source.value in known else None
+        source = constants.source(op.inputs[1]) if op.family is MATMUL else None
+        found = None if source is None else _rewritten(op)
         if source is None or found is None or not machine.are_cheaper([found.left, found.product], [op]):
             ops.append(op)
             continue
@@ -47,13 +46,10 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
             lefts[key] = found.left
             ops.append(found.left)
         weights = Operand(source.value, source.view.transpose(found.order))
-        if weights not in factors:
-            matrix = weights.view.gather(known[source.value]).reshape(-1, weights.shape[-1])
-            array = right_factors(matrix)
-            factors[weights] = Value(array.shape, array.dtype), array
-        inputs = (Operand.whole(lefts[key].output), Operand.whole(factors[weights][0]), *op.extra_inputs)
+        factors = constants.stored(weights, lambda array: right_factors(array.reshape(-1, array.shape[-1])))
+        inputs = (Operand.whole(lefts[key].output), factors, *op.extra_inputs)
         ops.append(found.product.replace(inputs=inputs))
-    return program.replace(ops=tuple(ops), constants=(*program.constants, *factors.values()))
+    return program.replace(ops=tuple(ops), constants=constants.all())
 
 
 class _Rewritten(NamedTuple):

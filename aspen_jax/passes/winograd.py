@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
 
 import numpy as np
 
@@ -13,31 +13,30 @@ from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WINOGRAD_WEIGHTS, WinogradAttrs, WinogradWeightsAttrs, transform_weights
 from aspen_jax.program import Op, Program
 
-if TYPE_CHECKING:
-    from aspen_jax.program import Value
-
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Replace the convolutions for which the cost model says so, or measurement, by the cheapest filtering."""
-    known, copied = dict(program.constants), storage.copies(program)
-    transformed: dict[Value, np.ndarray] = {}
+    constants = storage.Constants(program)
     ops: list[Op] = []
     for op in program.ops:
         best = [op]
-        source = storage.behind_copy(op.inputs[1], copied) if op.family is CONV2D else None
-        is_known = source is not None and source.value in known
+        source = constants.source(op.inputs[1]) if op.family is CONV2D else None
         for tile in TILES.get(op.inputs[1].shape[:2], ()) if _may_be(op) else ():
             weights, product = _rewritten(op, tile)
-            candidate = [product] if is_known else [weights, product]
+            candidate = [weights, product] if source is None else [product]
             if machine.are_cheaper(candidate, best):
                 best = candidate
-        if best[-1].family is WINOGRAD and source is not None and is_known:
-            array = source.view.gather(known[source.value]).astype(np.float64)
-            transformed[best[-1].inputs[1].value] = np.ascontiguousarray(
-                transform_weights(array, best[-1].attrs.tile, np), np.float32
-            )
+        if best[-1].family is WINOGRAD and source is not None:
+            (product,) = best
+            tile = product.attrs.tile
+            stored = constants.stored(source, functools.partial(_transformed, tile=tile), tile)
+            best = [product.replace(inputs=(product.inputs[0], stored, *product.inputs[2:]))]
         ops += best
-    return program.replace(ops=tuple(ops), constants=(*program.constants, *transformed.items()))
+    return program.replace(ops=tuple(ops), constants=constants.all())
+
+
+def _transformed(weights: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
+    return transform_weights(weights.astype(np.float64), tile, np).astype(np.float32)
 
 
 def _may_be(op: Op) -> bool:
