@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from aspen_jax.compile import Compiled
+    from aspen_jax.cuda.tuning import ExecutorTimes
     from aspen_jax.report.explain import Explanation
     from aspen_jax.tilegraph import TileGraph
     from aspen_jax.tuning import Tuning
@@ -62,7 +63,8 @@ def aspen(
         weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
             store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
         device: where it is tiled: "cpu"; "cuda", which needs CuPy and has not run on a GPU yet (docs/gpu.md), and is an error in
-            a call for the CPU; or "auto", for now the CPU alone. Elsewhere XLA runs it as if it were not decorated.
+            a call for the CPU; or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if
+            it were not decorated.
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
 
     Returns:
@@ -184,8 +186,11 @@ class AspenFunction(Generic[P, R]):
         jaxpr, compiled = self._compiled(args, kwargs)
         return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
 
-    def tune(self, *args: Any, **kwargs: Any) -> Tuning:
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
+
+        With device="cuda", and with "auto" where JAX's default is a GPU, it is timed by XLA and by each executor instead, and
+        kept for this kind of GPU; device="auto" then takes the fastest.
 
         What is found is kept on disk (ASPEN_CACHE_DIR, by default in the user's cache directory) for this processor, this build
         and this number of workers, and serves every function with the same layers that is traced from then on. Functions of
@@ -196,17 +201,29 @@ class AspenFunction(Generic[P, R]):
             **kwargs: likewise.
 
         Raises:
-            UnsupportedError: nothing of the function is tiled, or it is for GPUs.
+            UnsupportedError: nothing of the function is tiled.
+            AspenError: it is for a GPU, and there is none.
         """
         from aspen_jax import tuning
 
-        if self._choices.device == "cuda":
-            raise UnsupportedError(f"{self.__name__} is for GPUs, which are not tuned yet; tune it with device='auto' or 'cpu'")
+        if not self._is_for_cpu():
+            return self._tune_on_gpu(args, kwargs)
         _, compiled = self._compiled(args, kwargs)
         parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
         if not parts:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = tuning.tune([part.traced for part in parts], parts[0].options)
+        self._jitted = self._new_jit()
+        return found
+
+    def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
+        from aspen_jax.cuda.tuning import gpu, time_executors
+
+        device = gpu()
+        _, calls = self._calls(args, kwargs)
+        if not calls:
+            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
+        found = time_executors(calls, self._choices._replace(strict=False), device)
         self._jitted = self._new_jit()
         return found
 
@@ -226,6 +243,11 @@ class AspenFunction(Generic[P, R]):
         """
         return self.explain(*args, **kwargs).cost()
 
+    def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
+        """The jaxpr of a call, and each function in it that is to be tiled."""
+        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
+        return jaxpr, [equation.params["jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
+
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
         """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
         from aspen_jax.compile import Options, compile_jaxpr
@@ -233,9 +255,8 @@ class AspenFunction(Generic[P, R]):
 
         choices = self._choices._replace(strict=False)
         options = cuda_options(choices) if choices.device == "cuda" else Options(choices)
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
-        calls = [equation for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
-        return jaxpr, [compile_jaxpr(call.params["jaxpr"], options) for call in calls]
+        jaxpr, calls = self._calls(args, kwargs)
+        return jaxpr, [compile_jaxpr(call, options) for call in calls]
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
@@ -306,7 +327,7 @@ class BoundAspenFunction:
         """As `AspenFunction.explain`."""
         return self._function.explain(*self._first, *args, **kwargs)
 
-    def tune(self, *args: Any, **kwargs: Any) -> Tuning:
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
         """As `AspenFunction.tune`."""
         return self._function.tune(*self._first, *args, **kwargs)
 

@@ -13,7 +13,9 @@ class Choices(NamedTuple):
     Attributes:
         strict: refuse a function that cannot be tiled as a whole.
         device: one of `DEVICES`.
+        executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
     """
 
     strict: bool = False
     device: str = "auto"
+    executor: str | None = None

@@ -252,10 +252,8 @@ def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJax
 
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.cuda.call import compile_for_cuda
-    from aspen_jax.cuda.executor import chosen_executor
 
-    executor = chosen_executor(choices.device)
-    compiled = None if executor is None else compile_for_cuda(jaxpr, choices, executor)
+    compiled = compile_for_cuda(jaxpr, choices)
     if compiled is None:
         return _lower_plain(ctx, *operands, jaxpr=jaxpr, choices=choices, spread=spread)
     return _lower_compiled(ctx, compiled, operands, spread)

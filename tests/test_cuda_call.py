@@ -15,9 +15,10 @@ from jax import export, lax
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.choices import Choices
 from aspen_jax.compile import compile_jaxpr
-from aspen_jax.cuda import image
+from aspen_jax.cuda import image, times
 from aspen_jax.cuda.call import ARCHITECTURE_VARIABLE, cuda_options
-from aspen_jax.cuda.executor import EXECUTOR_VARIABLE
+from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
+from aspen_jax.cuda.tuning import time_executors
 from aspen_jax.disk_cache import CACHE_VARIABLE
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 
@@ -104,9 +105,68 @@ def test_a_function_for_cuda_does_not_run_on_the_cpu():
         aspen(network, device="cuda")(*(jnp.zeros(shape.shape) for shape in SHAPES))
 
 
-def test_a_function_for_cuda_is_not_tuned():
-    with pytest.raises(UnsupportedError, match="network is for GPUs, which are not tuned yet; tune it with device='auto'"):
+def test_tuning_for_a_gpu_needs_one():
+    with pytest.raises(AspenError, match=r"JAX has no GPU here \(.*\); install jax\[cuda13\], or decorate with device='cpu'"):
         aspen(network, device="cuda").tune(*SHAPES)
+
+
+def graph_key(function, *shapes):
+    jaxpr = jax.make_jaxpr(function)(*shapes)
+    return times.key(compile_jaxpr(jaxpr, cuda_options(Choices())))
+
+
+def test_auto_takes_what_was_the_fastest_on_this_kind_of_gpu(monkeypatch):
+    def calls_and_executor():
+        module = exported(aspen(network), *SHAPES)
+        return len(custom_calls(module)), "executor = 1" in module
+
+    assert times.remember(graph_key(network, *SHAPES), {"xla": 2.0, "stream": 1.0, "graph": 3.0}) is None  # there is no GPU
+    monkeypatch.setattr(times, "card", lambda: "a card")
+    assert calls_and_executor() == (0, False)  # nothing was timed
+    for seconds, expected in (((2, 1, 3), (1, False)), ((3, 2, 1), (1, True)), ((1, 2, 3), (0, False))):
+        times.remember(graph_key(network, *SHAPES), dict(zip(EXECUTORS, seconds, strict=True)))
+        assert calls_and_executor() == expected
+    times.remember(graph_key(network, *SHAPES), {"xla": 3, "stream": 2, "graph": 1})
+    assert custom_calls(exported(aspen(lambda w, x: network(w, x) * 2), *SHAPES)) == []  # another function was not timed
+    assert custom_calls(exported(aspen(network, device="cpu"), *SHAPES)) == []
+    monkeypatch.setenv(EXECUTOR_VARIABLE, "xla")
+    assert calls_and_executor() == (0, False)
+    monkeypatch.delenv(EXECUTOR_VARIABLE)
+    monkeypatch.setattr(times, "card", lambda: "another card")
+    assert calls_and_executor() == (0, False)
+
+
+def test_what_was_timed_belongs_to_the_code_as_it_is(monkeypatch):
+    before = graph_key(network, *SHAPES)
+    assert graph_key(lambda w, x: network(w, x), *SHAPES) == before
+    assert graph_key(network, SHAPES[0], jax.ShapeDtypeStruct((1, 24, 24, 16), np.float32)) != before
+    monkeypatch.setattr(image, "_headers", lambda: {"cuda/kernels/block.h": "changed"})
+    assert graph_key(network, *SHAPES) != before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "seconds": {}}', None])
+def test_times_that_cannot_be_believed_are_ignored(monkeypatch, content):
+    monkeypatch.setattr(times, "card", lambda: "a card")
+    file = times.remember("name", dict.fromkeys(EXECUTORS, 1.0))
+    assert file is not None
+    assert times.known() == {"name": dict.fromkeys(EXECUTORS, 1.0)}
+    file.write_text(file.read_text().replace("1.0", "-1.0") if content is None else content)
+    with pytest.warns(RuntimeWarning, match="is ignored, as if nothing had been measured: .*; delete it, or tune again"):
+        assert times.known() == {}
+
+
+def test_executors_are_timed_and_kept(monkeypatch):
+    # The sides are lowered for this machine: that they are on a GPU what they are called is tested above, by export.
+    monkeypatch.setattr(times, "card", lambda: "a card")
+    jaxpr = jax.make_jaxpr(network)(*SHAPES)
+    found = time_executors([jaxpr], Choices(), jax.devices("cpu")[0], rounds=2)
+    assert found.path is not None
+    assert times.known() == {graph_key(network, *SHAPES): found.seconds}
+    assert found.seconds.keys() == EXECUTORS.keys()
+    assert found.seconds[found.fastest] == min(found.seconds.values()) > 0
+    assert re.fullmatch(r"a run takes .* by xla, .* by stream, .* by graph; kept in .*\.json", str(found))
+    with jax.enable_x64(True), pytest.raises(UnsupportedError, match="no CUDA code for the function"):
+        time_executors([jax.make_jaxpr(jnp.linalg.qr)(np.eye(9))], Choices(), jax.devices("cpu")[0])
 
 
 def test_without_cupy_the_error_says_what_to_install(tmp_path):

@@ -16,7 +16,7 @@ from aspen_jax import runtime
 from aspen_jax.choices import Choices
 from aspen_jax.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.cuda.attention import unfused
-from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.executor import EXECUTORS, Executor, chosen_executor
 from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
@@ -41,14 +41,18 @@ def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Optio
     )
 
 
-def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -> Compiled | None:
-    """A function with the code of all its parts; None where some op has no CUDA code, so that XLA must compute it.
+def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices) -> Compiled | None:
+    """A function with the code of all its parts; None where XLA computes it, as wanted or because some op has no CUDA code.
 
     Raises:
         UnsupportedError: `choices.strict`, and an op has no CUDA code.
         AspenError: the code cannot be compiled here.
     """
-    compiled = compile_jaxpr(jaxpr, cuda_options(choices, executor))
+    name = chosen_executor(choices, lambda: _fastest(jaxpr, choices))
+    executor = EXECUTORS[name]
+    if executor is None:
+        return None
+    compiled = compile_jaxpr(jaxpr, cuda_options(choices._replace(executor=name), executor))
     try:
         for part in compiled.parts:
             _code(part, architecture())
@@ -57,6 +61,20 @@ def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices, executor: Executor) -
             raise UnsupportedError(f"strict=True, but there is {error}; use strict=False or device='cpu'") from None
         return None
     return compiled
+
+
+def _fastest(jaxpr: ClosedJaxpr, choices: Choices) -> str:
+    """What was the fastest for this function on this GPU; XLA where it was not timed."""
+    from aspen_jax.cuda import times
+
+    known = times.known()
+    if not known:
+        return "xla"
+    try:
+        timed = known.get(times.key(compile_jaxpr(jaxpr, cuda_options(choices._replace(strict=False, executor="graph")))))
+    except UnsupportedOp:
+        return "xla"
+    return "xla" if timed is None else min(timed, key=lambda name: timed[name])
 
 
 def architecture() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Callable
 
+from aspen_jax.choices import Choices
 from aspen_jax.errors import InputError
 
 EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
@@ -17,23 +19,30 @@ class Executor(enum.IntEnum):
     GRAPH = 1
 
 
-_NAMES = {"xla": None, "stream": Executor.STREAM, "graph": Executor.GRAPH}
+# By name; None: by XLA, as if the call were not decorated.
+EXECUTORS = {"xla": None, "stream": Executor.STREAM, "graph": Executor.GRAPH}
 
 
-def chosen_executor(device: str) -> Executor | None:
-    """How calls are run on a GPU; None: by XLA, as if they were not decorated.
+def chosen_executor(choices: Choices, fastest: Callable[[], str]) -> str:
+    """What runs a call on a GPU, as a name in `EXECUTORS`.
 
-    ASPEN_CUDA_EXECUTOR decides where it is set, but for device="cpu". Otherwise "cuda" takes CUDA graphs and "auto" stays with
-    XLA, because no graph of ours has been timed beside XLA's on a GPU yet.
+    What was decided for the call stays so, and device="cpu" is never run by us on a GPU. Then ASPEN_CUDA_EXECUTOR decides where
+    it is set. Otherwise "cuda" takes CUDA graphs, and "auto" what was the fastest.
+
+    Args:
+        choices: of the call.
+        fastest: gives the name of what was the fastest, if that is asked for.
 
     Raises:
         InputError: the environment variable names no executor.
     """
     wanted = os.environ.get(EXECUTOR_VARIABLE)
-    if wanted is not None and wanted not in _NAMES:
-        raise InputError(f"{EXECUTOR_VARIABLE}={wanted!r} is no executor; choose one of {', '.join(map(repr, _NAMES))}")
-    if device == "cpu":
-        return None
+    if wanted is not None and wanted not in EXECUTORS:
+        raise InputError(f"{EXECUTOR_VARIABLE}={wanted!r} is no executor; choose one of {', '.join(map(repr, EXECUTORS))}")
+    if choices.executor is not None:
+        return choices.executor
+    if choices.device == "cpu":
+        return "xla"
     if wanted is not None:
-        return _NAMES[wanted]
-    return Executor.GRAPH if device == "cuda" else None
+        return wanted
+    return "graph" if choices.device == "cuda" else fastest()

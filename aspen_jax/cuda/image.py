@@ -91,6 +91,16 @@ def distinct(ops: Sequence[Op]) -> tuple[list[Op], list[int]]:
     return firsts, numbers
 
 
+def code_hash(ops: Sequence[Op]) -> bytes:
+    """Equal for ops whose code is the same, with the headers that it stands on.
+
+    Raises:
+        UnsupportedOp: there is no CUDA code for one of them.
+    """
+    firsts, _ = distinct(ops)
+    return hashlib.sha256("\0".join([kernels(firsts), *(_headers().values())]).encode()).digest()
+
+
 def compiled(source: str, architecture: str) -> bytes:
     """The code of a source that includes the headers of `cuda/kernels/`; from disk where it was compiled before.
 
