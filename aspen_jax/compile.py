@@ -38,6 +38,7 @@ class Options:
         disabled_passes: passes that are left out, by name.
         num_workers: how many DSEs tiles are shaped for.
         machine: the cost model, with what was measured for so many; that of this machine if None.
+        refuses: says why the device has no kernel for an op, so that XLA computes it, or None where it has.
         fit: rewrites a program for the device after all passes.
         call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
@@ -46,6 +47,7 @@ class Options:
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
     machine: apu.Machine | None = None
+    refuses: frontend.Refuses = frontend.refuses_none
     fit: Callable[[Program], Program] | None = None
     call: Callable[..., list[Any]] = call_engine
 
@@ -193,7 +195,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     # One jaxpr may be closed over different constants.
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
-    trace = frontend.trace(jaxpr)
+    trace = frontend.trace(jaxpr, options.refuses)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.partition import Converted, Fallback, partition
-from aspen_jax.program import Operand, Program, Value
+from aspen_jax.program import Op, Operand, Program, Value
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
 _LARGEST_FOLD_BYTES = 1 << 16
@@ -45,6 +45,14 @@ _CALLS = {
     "composite": "jaxpr",
     "aspen_call": "jaxpr",
 }
+
+
+Refuses = Callable[[Op], str | None]
+
+
+def refuses_none(op: Op) -> None:
+    """Of a device that has a kernel for every op."""
+    del op
 
 
 # What jax.shard_map inserts to say over which mesh axes a value varies; they compute nothing and bind only inside it.
@@ -78,9 +86,14 @@ class Trace:
         return tuple(step for step in self.steps if isinstance(step, Fallback))
 
 
-def trace(jaxpr: core.ClosedJaxpr) -> Trace:
-    """Convert a jaxpr to tileable parts and fallbacks."""
-    converter = _Converter()
+def trace(jaxpr: core.ClosedJaxpr, refuses: Refuses = refuses_none) -> Trace:
+    """Convert a jaxpr to tileable parts and fallbacks.
+
+    Args:
+        jaxpr: the function.
+        refuses: says why the device has no kernel for an op, or None where it has.
+    """
+    converter = _Converter(refuses)
     inputs = tuple(Value(*_array_type(var.aval)) for var in jaxpr.jaxpr.invars)
     outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
     constants = tuple(converter.build.constants)
@@ -96,8 +109,9 @@ def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
 class _Converter:
     """Walks equations; an environment maps each variable to a Value, or to an array where it is known when tracing."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: Refuses) -> None:
         self.build = Builder()
+        self._refuses = refuses
         self.items: list[Converted | Fallback] = []
         self._known: dict[int, Value] = {}
 
@@ -167,6 +181,10 @@ class _Converter:
             values = [self.build.copy(operand).value for operand in results]
             for value, (shape, dtype) in zip(values, outputs, strict=True):
                 assert (value.shape, value.dtype) == (shape, dtype), (primitive, value, shape, dtype)
+            for op in self.build.ops[written:]:
+                reason = self._refuses(op)
+                if reason is not None:
+                    raise Unsupported(reason)
         except Unsupported as error:
             del self.build.ops[written:]
             values = [Value(*_array_type(var.aval)) for var in equation.outvars]

@@ -89,15 +89,23 @@ def test_gradients_and_batches_are_tiled_too():
     assert custom_calls(exported(jax.vmap(aspen(network, device="cuda"), (None, 0)), *many)) == [CUSTOM_CALL_TARGET]
 
 
-def test_what_has_no_cuda_code_stays_with_xla():
+def test_what_has_no_cuda_code_stays_with_xla_and_the_rest_does_not():
     def doubles(x):
         return jnp.concatenate([x[::-1], x.T])
+
+    def mixed(w, x):
+        return network(w, x) + doubles(x[0, :, :, 0].astype(np.float64)).sum().astype(np.float32)
 
     with jax.enable_x64(True):
         shape = jax.ShapeDtypeStruct((64, 64), np.float64)
         assert custom_calls(exported(aspen(doubles, device="cuda"), shape)) == []
-        with pytest.raises(UnsupportedError, match=r"but there is no CUDA code for .* of float64.*; use strict=False"):
+        with pytest.raises(UnsupportedError, match=r"no tile kernel:\n  .*: no CUDA code for .* of float64"):
             exported(aspen(doubles, device="cuda", strict=True), shape)
+        assert custom_calls(exported(aspen(mixed, device="cuda"), *SHAPES)) == [CUSTOM_CALL_TARGET]
+        jaxpr = jax.make_jaxpr(mixed)(*SHAPES)
+        compiled = compile_jaxpr(jaxpr, cuda_options(Choices()))
+    assert [op.family.name for part in compiled.parts for op in part.program.ops].count("conv2d") == 3
+    assert {item.equation.primitive.name for item in compiled.fallbacks} >= {"concatenate", "rev", "reduce_sum"}
 
 
 def test_a_function_for_cuda_does_not_run_on_the_cpu():

@@ -19,7 +19,7 @@ from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.executor import EXECUTORS, Executor, chosen_executor
 from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.source import UnsupportedOp
+from aspen_jax.cuda.source import UnsupportedOp, why_no_code
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.passes import disabled_by_environment
 
@@ -36,6 +36,7 @@ def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Optio
         disabled_passes=disabled_by_environment() | LEFT_OUT,
         num_workers=NUM_BLOCKS,
         machine=Gpu(),
+        refuses=why_no_code,
         fit=unfused,
         call=_CALLS[executor],
     )

@@ -70,6 +70,15 @@ def kernels(ops: Sequence[Op]) -> str:
     return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL)])
 
 
+def why_no_code(op: Op) -> str | None:
+    """Why there is no CUDA code for an op; None where there is."""
+    try:
+        _struct(op, "Op0")
+    except UnsupportedOp as error:
+        return str(error)
+    return None
+
+
 def _struct(op: Op, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     from aspen_jax.cuda import (  # noqa: F401 - they declare what they write
