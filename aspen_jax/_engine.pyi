@@ -115,13 +115,17 @@ class CudaRun:
             EngineError: there is no driver, an old one, or no GPU.
         """
 
-    def run(self, operands: Sequence[int], results: Sequence[int], captured: bool) -> None:
+    def run(self, operands: Sequence[int], results: Sequence[int], captured: bool, rounds: int) -> list[float]:
         """Run on memory of the host, whose addresses are given; the caller has looked at shapes and dtypes.
 
         Args:
             operands: where each operand begins.
             results: where each result is to be written.
             captured: whether the run is captured into a CUDA graph first.
+            rounds: how often it is timed afterwards, between events of the device.
+
+        Returns:
+            The milliseconds of a run, from each round.
 
         Raises:
             InputError: there are too few addresses, or too many.

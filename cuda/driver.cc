@@ -38,6 +38,10 @@ const char* remedy(Result result) {
   switch (result) {
     case kOutOfMemory:
       return "; use a smaller batch or a smaller model, or leave the device more memory (XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    case kNoDevice:
+      return "; this process may use no GPU: look at CUDA_VISIBLE_DEVICES, or run on the CPU (JAX_PLATFORMS=cpu)";
+    case kUnsupportedPtxVersion:
+      return "; the code is of a newer CUDA than the driver: install a newer driver, or trace the function on this machine";
     case kNoBinaryForGpu:
       return "; the code was compiled for another GPU: trace the function on this machine";
     default:

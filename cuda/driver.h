@@ -36,9 +36,12 @@ using GraphExec = CUgraphExec_st*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kOutOfMemory = 2;
+inline constexpr Result kNoDevice = 100;
 inline constexpr Result kNoBinaryForGpu = 209;
+inline constexpr Result kUnsupportedPtxVersion = 222;
 inline constexpr int kMaxDynamicSharedSizeBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+inline constexpr unsigned kEventDefault = 0;          // CU_EVENT_DEFAULT: one that knows its time
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kSetCaptureDependencies = 1;
 inline constexpr int kCaptureOnlyThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -104,17 +107,20 @@ class DeviceError : public std::runtime_error {
                                                             (Stream stream, GraphNode * nodes, size_t count, unsigned flags))    \
                                                           visit(cuEventCreate, "cuEventCreate", (Event * event, unsigned flags)) \
                                                               visit(cuEventDestroy, "cuEventDestroy_v2", (Event event)) visit(   \
-                                                                  cuEventRecord, "cuEventRecord", (Event event, Stream stream))  \
+                                                                  cuEventElapsedTime, "cuEventElapsedTime",                      \
+                                                                  (float* milliseconds,                                          \
+                                                                   Event from, Event to)) visit(cuEventRecord, "cuEventRecord",  \
+                                                                                                (Event event, Stream stream))    \
                                                                   visit(cuLaunchKernel, "cuLaunchKernel",                        \
                                                                         (Function function, unsigned grid_x, unsigned grid_y,    \
                                                                          unsigned grid_z, unsigned block_x, unsigned block_y,    \
                                                                          unsigned block_z, unsigned shared_bytes, Stream stream, \
-                                                                         void** arguments, void** extra))                        \
-                                                                      visit(cuGraphCreate, "cuGraphCreate",                      \
-                                                                            (DeviceGraph * graph,                                \
-                                                                             unsigned flags)) visit(cuGraphDestroy,              \
-                                                                                                    "cuGraphDestroy",            \
-                                                                                                    (DeviceGraph graph))         \
+                                                                         void** arguments,                                       \
+                                                                         void** extra)) visit(cuGraphCreate, "cuGraphCreate",    \
+                                                                                              (DeviceGraph * graph,              \
+                                                                                               unsigned flags))                  \
+                                                                      visit(cuGraphDestroy, "cuGraphDestroy",                    \
+                                                                            (DeviceGraph graph))                                 \
                                                                           visit(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2", \
                                                                                 (GraphNode * node, DeviceGraph graph,            \
                                                                                  const GraphNode* parents, size_t count,         \

@@ -60,7 +60,8 @@ class CudaRun {
     run_ = std::make_unique<Standalone>(std::move(executable));
   }
 
-  void run(const std::vector<uintptr_t>& operands, const std::vector<uintptr_t>& results, bool captured) {
+  std::vector<float> run(const std::vector<uintptr_t>& operands, const std::vector<uintptr_t>& results, bool captured,
+                         int rounds) {
     const Graph& graph = run_->graph();
     if (operands.size() != graph.operands.size() || results.size() != graph.results.size()) {
       throw std::invalid_argument("the graph takes " + std::to_string(graph.operands.size()) + " operands and gives " +
@@ -71,7 +72,7 @@ class CudaRun {
     std::vector<void*> to;
     for (const uintptr_t address : results) to.push_back(reinterpret_cast<void*>(address));
     const nb::gil_scoped_release release;
-    run_->run(from, to, captured);
+    return run_->run(from, to, captured, rounds);
   }
 
  private:
@@ -86,7 +87,7 @@ void define(nb::module_& module) {
   nb::class_<CudaRun>(module, "CudaRun")
       .def(nb::init<nb::bytes, nb::bytes, std::vector<int32_t>, int32_t>(), nb::arg("graph"), nb::arg("image"),
            nb::arg("kernels"), nb::arg("executor"))
-      .def("run", &CudaRun::run, nb::arg("operands"), nb::arg("results"), nb::arg("captured"));
+      .def("run", &CudaRun::run, nb::arg("operands"), nb::arg("results"), nb::arg("captured"), nb::arg("rounds"));
 }
 
 }  // namespace aspen::cuda

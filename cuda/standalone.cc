@@ -7,6 +7,9 @@
 namespace aspen::cuda {
 namespace {
 
+// Between two events, so that the time between the host's calls does not count.
+constexpr int kCallsARound = 10;
+
 // Memory of the device, one block a buffer of the graph.
 class Buffers {
  public:
@@ -32,6 +35,42 @@ class Buffers {
  private:
   const Driver& driver_;
   std::vector<DevicePointer> addresses_;
+};
+
+}  // namespace
+
+namespace {
+
+class Timer {
+ public:
+  Timer(const Driver& driver, Stream stream) : driver_(driver), stream_(stream) {
+    driver_.check(driver_.cuEventCreate(&from_, kEventDefault), "cuEventCreate");
+    const Result result = driver_.cuEventCreate(&to_, kEventDefault);
+    if (result == kSuccess) return;
+    driver_.cuEventDestroy(from_);
+    driver_.check(result, "cuEventCreate");
+  }
+  ~Timer() {
+    driver_.cuEventDestroy(from_);
+    driver_.cuEventDestroy(to_);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  void start() { driver_.check(driver_.cuEventRecord(from_, stream_), "cuEventRecord"); }
+  // Waits until what was given to the stream since then has run.
+  float milliseconds() {
+    driver_.check(driver_.cuEventRecord(to_, stream_), "cuEventRecord");
+    driver_.check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
+    float milliseconds = 0;
+    driver_.check(driver_.cuEventElapsedTime(&milliseconds, from_, to_), "cuEventElapsedTime");
+    return milliseconds;
+  }
+
+ private:
+  const Driver& driver_;
+  const Stream stream_;
+  Event from_ = nullptr, to_ = nullptr;
 };
 
 }  // namespace
@@ -63,7 +102,8 @@ void Standalone::release() noexcept {
   driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
-void Standalone::run(std::span<const void* const> operands, std::span<void* const> results, bool captured) {
+std::vector<float> Standalone::run(std::span<const void* const> operands, std::span<void* const> results, bool captured,
+                                   int rounds) {
   const Graph& graph = executable_->graph();
   const Current current(driver_, context_);
   Buffers buffers(driver_);
@@ -76,18 +116,28 @@ void Standalone::run(std::span<const void* const> operands, std::span<void* cons
   for (const int32_t value : graph.results) buffers.take(graph.values[static_cast<size_t>(value)].bytes);
   buffers.take(graph.workspace_bytes);
   driver_.check(driver_.cuCtxSynchronize(), "cuCtxSynchronize");
+  std::vector<float> milliseconds;
   try {
     give(buffers.all(), captured);
+    driver_.check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
+    if (rounds > 0) {
+      Timer timer(driver_, stream_);
+      for (int round = 0; round < rounds; ++round) {
+        timer.start();
+        for (int call = 0; call < kCallsARound; ++call) give(buffers.all(), captured);
+        milliseconds.push_back(timer.milliseconds() / kCallsARound);
+      }
+    }
   } catch (...) {
     driver_.cuStreamSynchronize(stream_);  // before the memory is given back
     throw;
   }
-  driver_.check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
   for (size_t i = 0; i < results.size(); ++i) {
     const size_t bytes = bytes_of(graph.results[i]);
     if (bytes == 0) continue;
     driver_.check(driver_.cuMemcpyDtoH(results[i], buffers.all()[operands.size() + i], bytes), "cuMemcpyDtoH");
   }
+  return milliseconds;
 }
 
 void Standalone::give(std::span<const DevicePointer> buffers, bool captured) {

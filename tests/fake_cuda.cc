@@ -112,6 +112,7 @@ struct Machine {
   int calls = 0;    // given to the device: launches of kernels and graphs, changes of nodes
   std::string failing;
   int countdown = 0;
+  Result failure = kSuccess;
 };
 // Never destroyed: others may still call at the end of the process.
 Machine& machine() {
@@ -123,7 +124,7 @@ Machine& machine() {
   const std::lock_guard lock(machine().mutex);                   \
   if (machine().failing == name && machine().countdown-- == 0) { \
     machine().failing.clear();                                   \
-    return 719; /* CUDA_ERROR_LAUNCH_FAILED */                   \
+    return machine().failure;                                    \
   }
 
 void execute(const Launched& launched) { launched.kernel.run(launched.addresses.data(), launched.boxes, launched.tiles); }
@@ -192,10 +193,11 @@ int fake_cuda_live() { return machine().live; }
 int fake_cuda_current() { return machine().current; }
 int fake_cuda_calls() { return machine().calls; }
 void fake_cuda_seed(unsigned seed) { machine().random.seed(seed); }
-// The call number `countdown` of `name` from now on fails.
-void fake_cuda_fail(const char* name, int countdown) {
+// The call number `countdown` of `name` from now on fails with an error.
+void fake_cuda_fail(const char* name, int countdown, int failure) {
   machine().failing = name;
   machine().countdown = countdown;
+  machine().failure = failure;
 }
 
 Result cuInit(unsigned) {
@@ -204,11 +206,14 @@ Result cuInit(unsigned) {
 }
 Result cuDriverGetVersion(int* version) {
   CALL("cuDriverGetVersion");
-  *version = 13'000;
+  const char* const wanted = std::getenv("FAKE_CUDA_VERSION");
+  *version = wanted == nullptr ? 13'000 : std::atoi(wanted);
   return kSuccess;
 }
 Result cuGetErrorName(Result error, const char** name) {
-  *name = error == 719 ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR_OF_THE_FAKE";
+  *name = error == 719            ? "CUDA_ERROR_LAUNCH_FAILED"
+          : error == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                  : "CUDA_ERROR_OF_THE_FAKE";
   return kSuccess;
 }
 Result cuGetErrorString(Result, const char** text) {
@@ -403,7 +408,7 @@ Result cuStreamUpdateCaptureDependencies(Stream stream, GraphNode* nodes, size_t
 }
 Result cuEventCreate(Event* event, unsigned flags) {
   CALL("cuEventCreate");
-  if (flags != kEventDisableTiming) return kInvalidValue;
+  if (flags != kEventDisableTiming && flags != kEventDefault) return kInvalidValue;
   *event = new CUevent_st{0, {true}};
   ++machine().live;
   return kSuccess;
@@ -413,6 +418,12 @@ Result cuEventDestroy_v2(Event event) {
   serve();
   delete event;
   --machine().live;
+  return kSuccess;
+}
+Result cuEventElapsedTime(float* milliseconds, Event from, Event to) {
+  CALL("cuEventElapsedTime");
+  if (!from->done.back() || !to->done.back()) return 600;  // CUDA_ERROR_NOT_READY
+  *milliseconds = 1;
   return kSuccess;
 }
 Result cuEventRecord(Event event, Stream stream) {

@@ -48,7 +48,8 @@ static_assert(offsetof(KernelNodeParams, shared_bytes) == offsetof(CUDA_KERNEL_N
 static_assert(offsetof(KernelNodeParams, arguments) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kernelParams));
 static_assert(offsetof(KernelNodeParams, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
 static_assert(kSuccess == CUDA_SUCCESS && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
-static_assert(kNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU);
+static_assert(kNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU && kNoDevice == CUDA_ERROR_NO_DEVICE);
+static_assert(kUnsupportedPtxVersion == CUDA_ERROR_UNSUPPORTED_PTX_VERSION && kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kMaxDynamicSharedSizeBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kSetCaptureDependencies == CU_STREAM_SET_CAPTURE_DEPENDENCIES);

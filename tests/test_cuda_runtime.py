@@ -98,6 +98,25 @@ def test_executors(example, executor, captured):
     assert fake.fake_cuda_live() == live
 
 
+def test_runs_are_timed_by_the_devices_events(example):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    live, given = fake.fake_cuda_live(), arguments(3)
+    for executor in Executor:
+        run = DeviceRun(graph, code, executor)
+        results, seconds = run.timed(*operands(given), rounds=3)
+        assert is_right(results, given)
+        assert seconds == pytest.approx([1e-4] * 3)  # ten runs between two events, which in the fake are a millisecond apart
+        fake.fake_cuda_fail(b"cuEventElapsedTime", 1, LAUNCH_FAILED)
+        with pytest.raises(EngineError, match="cuEventElapsedTime failed with CUDA_ERROR_LAUNCH_FAILED"):
+            run.timed(*operands(given), rounds=3)
+        del run
+        gc.collect()
+        assert fake.fake_cuda_live() == live
+
+
+# As in cuda.h.
+OUT_OF_MEMORY, NO_DEVICE, UNSUPPORTED_PTX_VERSION, LAUNCH_FAILED = 2, 100, 222, 719
+
 FALLIBLE = {
     (Executor.STREAM, False): ["cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"],
     (Executor.GRAPH, False): ["cuGraphCreate", "cuGraphAddKernelNode", "cuGraphInstantiate", "cuGraphLaunch"],
@@ -121,7 +140,7 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
     live, given = fake.fake_cuda_live(), arguments(1)
     for call in [*AT_LOAD, "cuEventCreate", "cuStreamGetCtx", *FALLIBLE[executor, captured]]:
         for countdown in (0, 3):
-            fake.fake_cuda_fail(call.encode(), countdown)
+            fake.fake_cuda_fail(call.encode(), countdown, LAUNCH_FAILED)
             message = failure(example, given, executor, captured)
             if message is None:
                 assert countdown
@@ -129,7 +148,7 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
                 assert re.match(rf"{call}( for tiles \d+ to \d+ of op '.+')? failed with CUDA_ERROR_LAUNCH_FAILED \(", message)
                 assert ("of op" in message) == (call in ("cuLaunchKernel", "cuGraphAddKernelNode"))
                 assert "start again, or run on the CPU" in message
-            fake.fake_cuda_fail(b"", 0)
+            fake.fake_cuda_fail(b"", 0, 0)
             assert fake.fake_cuda_current() == 0
             run = DeviceRun(graph, code, executor)
             assert is_right(run.run(*operands(given), captured=captured), given)
@@ -138,12 +157,41 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
             assert fake.fake_cuda_live() == live
 
 
+def test_a_lack_of_memory_says_what_to_do(example):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    live, given = fake.fake_cuda_live(), arguments(4)
+    assert graph.workspace_bytes
+    buffers = len(graph.operands) + len(graph.results) + 1
+    # The first operand, the workspace, the boxes of tiles; then what the driver takes for code and CUDA graphs.
+    places = [("cuMemAlloc", 0), ("cuMemAlloc", buffers - 1), ("cuMemAlloc", buffers), ("cuModuleLoadData", 0)]
+    for call, countdown in [*places, ("cuGraphInstantiate", 0), ("cuGraphLaunch", 0)]:
+        fake.fake_cuda_fail(call.encode(), countdown, OUT_OF_MEMORY)
+        message = failure(example, given, Executor.GRAPH, captured=False)
+        assert message is not None
+        assert re.match(
+            rf"{call} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); use a smaller batch or a smaller model, or", message
+        )
+        assert fake.fake_cuda_current() == 0
+        run = DeviceRun(graph, code, Executor.GRAPH)
+        assert is_right(run.run(*operands(given)), given)
+        del run
+        gc.collect()
+        assert fake.fake_cuda_live() == live
+
+
+def test_code_of_a_newer_cuda_says_what_to_do(example):
+    fake_cuda.load().fake_cuda_fail(b"cuModuleLoadData", 0, UNSUPPORTED_PTX_VERSION)
+    message = failure(example, example.arguments(5), Executor.STREAM, captured=False)
+    assert message is not None
+    assert message.endswith("newer CUDA than the driver: install a newer driver, or trace the function on this machine")
+
+
 def test_nodes_are_written_again_after_a_failure(example):
     fake, (graph, code, arguments, operands) = fake_cuda.load(), example
     run = DeviceRun(graph, code, Executor.GRAPH)
     given = arguments(2)
     run.run(*operands(given))
-    fake.fake_cuda_fail(b"cuGraphExecKernelNodeSetParams", 2)
+    fake.fake_cuda_fail(b"cuGraphExecKernelNodeSetParams", 2, LAUNCH_FAILED)
     with pytest.raises(EngineError, match=r"cuGraphExecKernelNodeSetParams for tiles .* of op"):
         run.run(*operands(given))
     assert is_right(run.run(*operands(given)), given)
@@ -168,23 +216,51 @@ def test_what_does_not_belong_together_is_refused(example):
         run.run(*[np.zeros(2)] * 10)
 
 
-def test_without_a_driver(tmp_path):
-    if shutil.which("nvidia-smi") is not None:
-        pytest.skip("there may be a driver")
-    graph = tmp_path / "net.aspen"
-    small_net().save(graph)
-    program = f"""
+WITHOUT_A_DEVICE = """
+from aspen_jax import aspen
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError
 from aspen_jax.tilegraph import TileGraph
 import numpy as np
-graph = TileGraph.load({str(graph)!r})
+import sys
+graph = TileGraph.load(sys.argv[1])
 try:
     DeviceRun(graph, Code(np.zeros(4, np.uint8), np.zeros(graph.num_ops, np.int32)), Executor.STREAM)
 except EngineError as error:
     print(error)
+x = np.ones((64, 64), np.float32)
+assert (aspen(lambda x: x @ x)(x) == 64).all()  # the CPU is no worse off
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "CUDA's driver is not here (libcuda.so.1); install NVIDIA's driver, or run on the CPU" in done.stdout
+
+
+def said_without_a_device(folder, before=""):
+    graph = folder / "net.aspen"
+    small_net().save(graph)
+    command = [sys.executable, "-c", f"{before}\n{WITHOUT_A_DEVICE}", str(graph)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_without_a_driver(tmp_path):
+    if shutil.which("nvidia-smi") is not None:
+        pytest.skip("there may be a driver")
+    said = said_without_a_device(tmp_path)
+    assert said.startswith("CUDA's driver is not here (libcuda.so.1); install NVIDIA's driver, or run on the CPU")
+
+
+@pytest.mark.parametrize("version", ["11.8", "10.2"])
+def test_an_old_driver_is_refused(tmp_path, monkeypatch, version):
+    major, minor = map(int, version.split("."))
+    monkeypatch.setenv("FAKE_CUDA_VERSION", str(1000 * major + 10 * minor))
+    before = f"import ctypes; ctypes.CDLL({fake_cuda.load()._name!r}, mode=ctypes.RTLD_GLOBAL)"
+    said = said_without_a_device(tmp_path, before)
+    assert said == f"CUDA's driver is of CUDA {version}; install one of CUDA 12 or later"
+
+
+def test_a_driver_without_a_gpu(tmp_path):
+    before = f"import ctypes; fake = ctypes.CDLL({fake_cuda.load()._name!r}, mode=ctypes.RTLD_GLOBAL)"
+    said = said_without_a_device(tmp_path, f"{before}; fake.fake_cuda_fail(b'cuInit', 0, {NO_DEVICE})")
+    assert said.endswith("this process may use no GPU: look at CUDA_VISIBLE_DEVICES, or run on the CPU (JAX_PLATFORMS=cpu)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,16 @@ class DeviceRun:
             InputError: the arrays are not those of the graph.
             EngineError: the GPU refuses something; the message names op and tiles.
         """
+        return self._results_and_milliseconds(operands, captured, 0)[0]
+
+    def timed(self, *operands: Any, rounds: int) -> tuple[list[np.ndarray], list[float]]:
+        """The graph's results, and the seconds of a run by the device's events, from each round; for the rest see `run`."""
+        results, milliseconds = self._results_and_milliseconds(operands, False, rounds)
+        return results, [1e-3 * item for item in milliseconds]
+
+    def _results_and_milliseconds(
+        self, operands: Sequence[Any], captured: bool, rounds: int
+    ) -> tuple[list[np.ndarray], list[float]]:
         arrays = []
         given = [*operands, *self._graph.constants]
         if len(given) != len(self._graph.operands):
@@ -50,5 +61,5 @@ class DeviceRun:
                 raise InputError(f"operand {number} is {given_as}, but the graph takes {wanted_as}; pass such an array")
             arrays.append(array)
         results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
-        self._run.run([array.ctypes.data for array in arrays], [result.ctypes.data for result in results], captured)
-        return results
+        addresses = ([array.ctypes.data for array in side] for side in (arrays, results))
+        return results, self._run.run(*addresses, captured, rounds)
