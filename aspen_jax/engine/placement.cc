@@ -63,6 +63,8 @@ int Placement::core_of(int worker) const noexcept {
 namespace {
 
 constexpr pid_t kThisThread = 0;
+// The shortest that Linux gives.
+constexpr uint64_t kSliceNs = 100'000;
 
 // Without binding it there.
 void move(pid_t thread, int core) noexcept {
@@ -73,6 +75,27 @@ void move(pid_t thread, int core) noexcept {
   if (sched_setaffinity(thread, sizeof(wanted), &wanted) == 0) sched_setaffinity(thread, sizeof(allowed), &allowed);
 }
 
+// Linux's struct sched_attr as it was first: glibc has it only from 2.41.
+struct SchedulingAttributes {
+  uint32_t size;
+  uint32_t policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t runtime, deadline, period;
+};
+
+// Of the calling thread. Where the kernel knows no slices (before 6.12) nothing changes.
+void ask_for_short_slices() noexcept {
+#if defined(SYS_sched_getattr) && defined(SYS_sched_setattr)
+  SchedulingAttributes attributes{};
+  if (syscall(SYS_sched_getattr, kThisThread, &attributes, sizeof(attributes), 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER) return;  // somebody's choice
+  attributes.runtime = kSliceNs;
+  syscall(SYS_sched_setattr, kThisThread, &attributes, 0);
+#endif
+}
+
 int64_t nanoseconds(clockid_t clock) noexcept {
   timespec time;
   return clock_gettime(clock, &time) == 0 ? time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec : -1;
@@ -81,6 +104,7 @@ int64_t nanoseconds(clockid_t clock) noexcept {
 }  // namespace
 
 void Placement::enter(int worker) noexcept {
+  ask_for_short_slices();
   clockid_t clock;
   if (__rseq_size == 0 || pthread_getcpuclockid(pthread_self(), &clock) != 0) return;
   const auto* const mine = reinterpret_cast<const struct rseq*>(static_cast<char*>(__builtin_thread_pointer()) + __rseq_offset);
@@ -122,24 +146,30 @@ Placement::Look Placement::look(int worker, int workers) const noexcept {
   return look;
 }
 
-void Placement::make_way(const Look& look) noexcept {
+std::optional<int> Placement::waiting(const Look& look) const noexcept {
   for (int i = 0; i < look.size_; ++i) {
     const auto [worker, ran] = look.seen_[i];
-    if (nanoseconds(seats_[worker].clock.load(std::memory_order_relaxed)) != ran) continue;
-    const Lock lock(*this);
-    if (!lock.held()) return;
-    const int here = sched_getcpu(), there = core_of(worker);
-    if (there < 0) continue;
-    move(seats_[worker].thread.load(std::memory_order_relaxed), here);
-    if (there != here) move(kThisThread, there);
-    return;
+    const Seat& seat = seats_[worker];
+    if (!seat.walking.load(std::memory_order_relaxed)) continue;
+    if (nanoseconds(seat.clock.load(std::memory_order_relaxed)) == ran) return worker;
   }
+  return std::nullopt;
+}
+
+void Placement::make_way(int worker) noexcept {
+  const Lock lock(*this);
+  if (!lock.held()) return;
+  const int here = sched_getcpu(), there = core_of(worker);
+  if (there < 0) return;
+  move(seats_[worker].thread.load(std::memory_order_relaxed), here);
+  if (there != here) move(kThisThread, there);
 }
 #else
 void Placement::enter(int) noexcept {}
 void Placement::spread(int, int) noexcept {}
 Placement::Look Placement::look(int, int) const noexcept { return {}; }
-void Placement::make_way(const Look&) noexcept {}
+std::optional<int> Placement::waiting(const Look&) const noexcept { return std::nullopt; }
+void Placement::make_way(int) noexcept {}
 #endif
 
 }  // namespace aspen

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <ctime>
+#include <optional>
 
 #include "runtime.h"
 
@@ -17,6 +18,9 @@ namespace aspen {
 // - Two workers take turns on one core while the neighbour has another for itself: as fair to the kernel as any other way.
 // So an idle worker changes places with one that waits for its core, and a worker that wakes up on the core of another moves to
 // one where no worker is. No thread is bound: after a move it may use all cores that it might use before.
+//
+// Who comes to a core waits for the slice of whoever is there, mostly 3 to 4 ms, so each move gave a neighbour more than its
+// share. A thread with a shorter slice is let in at once; its share of the core is the same. So workers ask for the shortest.
 //
 // Does nothing where the C library does not say which core a thread is on (glibc does on Linux, from 2.35).
 class Placement {
@@ -49,8 +53,11 @@ class Placement {
   };
   Look look(int worker, int workers) const noexcept;
 
-  // Without work, some time after the look: changes places with one of those seen that has not run since, if there is one.
-  void make_way(const Look& look) noexcept;
+  // Some time after the look: one of those seen that is still in a path and has not run since.
+  std::optional<int> waiting(const Look& look) const noexcept;
+
+  // Without work: changes places with a worker that waits for its core.
+  void make_way(int worker) noexcept;
 
   // For the child of a fork, which has no workers.
   void reset() noexcept;

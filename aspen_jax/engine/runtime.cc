@@ -12,6 +12,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -31,9 +32,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Longer than the gaps between the tiles of a run, shorter than anyone would notice in a profile.
-constexpr auto kSearchTime = std::chrono::microseconds(15);
+constexpr auto kSearchTime = std::chrono::microseconds(30);
 // Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
 constexpr auto kLookTime = std::chrono::microseconds(15);
+// Longer than most tiles: who wakes up a sleeper pays more than who is searching costs, and nobody who sleeps sees a core lost.
+constexpr auto kWatchTime = std::chrono::microseconds(300);
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
 
@@ -238,17 +241,19 @@ Node* Runtime::Impl::search(int self) noexcept {
     }
   };
   search_for(kSearchTime);
-  Placement::Look look;
-  if (node == nullptr) {
-    look = placement_.look(self, target_.load(std::memory_order_relaxed));
+  std::optional<int> waiting;
+  for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !leaving() && Clock::now() < end;) {
+    const Placement::Look look = placement_.look(self, target_.load(std::memory_order_relaxed));
+    if (look.empty()) break;
     search_for(kLookTime);
+    if (node == nullptr) waiting = placement_.waiting(look);
   }
   const bool last = parking_.stop_search();
   if (node != nullptr) {
     if (last && pool_.has_work()) parking_.wake(1);
     return node;
   }
-  placement_.make_way(look);
+  if (waiting) placement_.make_way(*waiting);
   const uint32_t ticket = parking_.prepare();
   if (pool_.has_work() || leaving()) {
     parking_.cancel();
