@@ -108,9 +108,9 @@ const char* run_rows(const TileArgs& args) noexcept {
 
 // ---- the product
 
-// What is multiplied at a time: right factors of so much of the inner dimension stay in half of an L2 cache,
+// What is multiplied at a time: so much of the inner dimension, as longer sums round worse,
 constexpr int64_t kMostDepth = 512;
-// and products of so many pairs of rows leave them room there.
+// and so many pairs of rows that their products stay in the L2 cache beside a right factor.
 constexpr int64_t kMostPairs = 128;
 
 struct Strassen final : OpState {
@@ -129,32 +129,31 @@ constexpr int64_t product_floats(int64_t pair_rows) { return kProducts * pair_ro
 // The seven products of `count` pairs of rows, the first at `left`, with a pair of panels: [7, count, 32].
 void multiply_pairs(const Strassen& op, const float* left, int64_t count, const float* right, const float* next,
                     float* products) noexcept {
-  const int64_t row_stride = op.strides[op.lead + 1];
-  const int64_t blocks = ceil_div(count, kBlockRows), steps = ceil_div(op.half, kMostDepth);
+  const int64_t row_stride = op.strides[op.lead + 1], blocks = ceil_div(count, kBlockRows);
+  const int64_t steps = ceil_div(op.half, kMostDepth);
   Block block;
   block.runs = 1;
   block.out_stride = kStoredPanel;
-  for (int64_t step = 0, begin = 0; step < steps; ++step, begin += block.depth) {
-    block.depth = op.half / steps + (step < op.half % steps);
-    block.accumulate = step > 0;
-    const bool last = step + 1 == steps;
-    const float* const following = last ? next : right + (begin + block.depth) * kStoredPanel;
-    int fetched = last && next == nullptr ? kProducts : 0;
-    Ahead ahead;
-    int64_t row = 0;
-    for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
-      block.rows = static_cast<int>(count / blocks + (i < count % blocks));
-      for (int product = 0; product < kProducts; ++product) {
+  for (int product = 0; product < kProducts; ++product, right += op.factor) {
+    for (int64_t step = 0, begin = 0; step < steps; ++step, begin += block.depth) {
+      block.depth = op.half / steps + (step < op.half % steps);
+      block.accumulate = step > 0;
+      block.out = products + product * count * kStoredPanel;
+      const float* const following = step + 1 < steps          ? right + (begin + block.depth) * kStoredPanel
+                                     : product + 1 < kProducts ? right + op.factor
+                                                               : next;
+      Ahead weights;
+      if (following != nullptr) weights = {following, kStoredPanel, kStoredPanel * 4 / kCacheLine};
+      const float* row = left + product * op.strides[0] + begin;
+      for (int64_t i = 0; i < blocks; ++i) {
+        block.rows = static_cast<int>(count / blocks + (i < count % blocks));
         const float* pointers[kBlockRows];
-        for (int r = 0; r < block.rows; ++r) {
-          pointers[r] = left + product * op.strides[0] + (row + r) * row_stride + begin;
-        }
+        for (int r = 0; r < block.rows; ++r, row += row_stride) pointers[r] = row;
         block.pointers = pointers;
-        block.out = products + (product * count + row) * kStoredPanel;
-        if (ahead.lines == 0 && fetched < kProducts) {
-          ahead = {following + fetched++ * op.factor, kStoredPanel, kStoredPanel * 4 / kCacheLine};
-        }
-        multiply_panels(block, {right + product * op.factor, op.half}, begin, 0, kStoredPanel, ahead);
+        // Once the next right factor is on its way, the next rows: streams so many and so short the hardware does not foresee.
+        Ahead rows{row, kCacheLine / 4, steps == 1};
+        multiply_panels(block, {right, op.half}, begin, 0, kStoredPanel, weights.lines > 0 ? weights : rows);
+        block.out += block.rows * kStoredPanel;
       }
     }
   }
