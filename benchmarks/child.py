@@ -15,19 +15,26 @@ from aspen_jax.errors import AspenError
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+def measure_in_child(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float | None = None
+) -> Any:
     """Run a module that ends in `serve`, and give what it measured.
 
     Args:
         module: such as benchmarks.memory.
         arguments: words on its command line.
         environment: variables to add.
+        timeout: seconds that it may take.
 
     Raises:
-        AspenError: what the child raised, or that it ended otherwise.
+        AspenError: what the child raised, or that it ended otherwise, or was ended.
     """
     command = [sys.executable, "-m", module, *arguments]
-    child = subprocess.run(command, cwd=_ROOT, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, check=False)
+    variables = {**os.environ, **(environment or {})}
+    try:
+        child = subprocess.run(command, cwd=_ROOT, env=variables, stdout=subprocess.PIPE, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise AspenError(f"{' '.join(command)} took longer than {timeout:.0f} s and was ended") from error
     lines = child.stdout.splitlines()
     if child.returncode or not lines:
         raise AspenError(f"{' '.join(command)} ended with status {child.returncode}; its messages are above")

@@ -2,86 +2,132 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
-from collections.abc import Callable, Iterator
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from tqdm import tqdm
 
-from aspen_jax import apu, aspen
+from aspen_jax import apu
 from aspen_jax.choices import Choices
 from aspen_jax.compile import Part, compile_jaxpr
+from aspen_jax.cuda import times
 from aspen_jax.cuda.call import architecture, cuda_options
 from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, Executor
+from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import compile_ops, distinct
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
+from aspen_jax.cuda.tuning import gpu as gpu_device
+from aspen_jax.cuda.tuning import sides
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.program import Op, Operand, Program
 from aspen_jax.reference import evaluate
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import interleaved
+from aspen_jax.report.timing import aligned, duration, interleaved
 from aspen_jax.tuning import random_array
+from benchmarks.child import measure_in_child
+from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import Models, Sizes
 
-Check = Literal["kernels", "executors", "times"]
+Check = Literal["kernels", "executors", "times", "table", "sanitizer"]
 
 # By how much of the largest output a result may be off: products round their inputs to TF32 unless more is asked for.
 _TF32, _FLOAT32, _NARROW = 2e-3, 1e-5, 1e-2
+_DTYPES = ("float32", "bfloat16")
+_TOOLS = ("memcheck", "racecheck")
 
 
 def gpu(
     models: Models = ("resnet50", "mobilenet_v2", "vgg16", "bert-base", "gpt2-decode"),
     size: Sizes = Size(),  # noqa: B008 - immutable
-    only: tuple[Check, ...] = ("kernels", "executors", "times"),
+    only: tuple[Check, ...] = ("kernels", "executors", "times", "table", "sanitizer"),
     rounds: int = 20,
+    minutes: float = 9.5,
     json: Path = Path("gpu_check.json"),
 ) -> int:
-    """Kernels and executors on the first GPU against a reference on the CPU, then models beside jax.jit; results go into a file.
+    """Kernels and executors on the first GPU against a reference on the CPU, then times beside others; results go into a file.
 
-    What the file holds already is not done again, so that it can be interrupted. For the memory checker run it under
-    `compute-sanitizer` with `--only kernels`.
+    What the file holds already is not done again, but for peers that were absent: call it again to go on. Models are timed from
+    call to results on the device, beside jax.jit (XLA's autotuning and command buffers are on by default) and torch.compile
+    (max-autotune, CUDA graphs); kernels by the device's events, beside cuBLAS and cuDNN through PyTorch and CuPy. Medians count.
 
     Args:
         models: names in benchmarks/models/zoo.py.
         size: of the inputs.
         only: what to do.
         rounds: how often each side is timed.
+        minutes: nothing new is begun after so many.
         json: where the results are kept.
     """
-    found = _Results(json)
+    found = _Results(json, time.monotonic() + 60 * minutes)
     for name in models:
-        model = zoo.build(name, size).calibrated()
+        if not {"kernels", "executors", "times"} & {*only}:
+            break
+        model = functools.cache(lambda name=name: zoo.build(name, size).calibrated())
         if "kernels" in only:
-            found.of(f"kernels/{name}/{size.batch}", lambda model=model: _kernels(model))
+            found.of(f"kernels/{name}/{size.batch}", lambda model=model: _kernels(model()))
         if "executors" in only:
-            found.of(f"executors/{name}/{size.batch}", lambda model=model: _executors(model))
+            found.of(f"executors/{name}/{size.batch}", lambda model=model: _executors(model(), rounds))
         if "times" in only:
-            found.of(f"times/{name}/{size.batch}", lambda model=model: _times(model, rounds))
-    return 0 if all(item.get("right", False) for item in found.entries.values()) else 1
+            found.of(f"times/{name}/{size.batch}", lambda model=model: _times(model(), rounds))
+            found.of(
+                f"torch.compile/{name}/{size.batch}",
+                lambda model=model: _torch_compiled(model(), size, rounds, found.seconds_left),
+            )
+    if "table" in only:
+        for dtype in _DTYPES:
+            for library in ("torch", "cupy"):
+                found.of(
+                    f"{library}/{dtype}",
+                    lambda library=library, dtype=dtype: _library(library, dtype, rounds, found.seconds_left),
+                )
+            for case in GPU_CASES:
+                found.of(f"table/{dtype}/{case.name}", lambda case=case, dtype=dtype: _case(case, dtype, rounds))
+        print("\n".join(_table(found.entries)))
+    if "sanitizer" in only:
+        for tool in _TOOLS:
+            found.of(f"sanitizer/{tool}", lambda tool=tool: _sanitizer(tool, found.seconds_left))
+    if found.skipped:
+        print(f"time is over; call it again for {', '.join(found.skipped)}")
+    return 0 if not found.skipped and all(item.get("right", True) for item in found.entries.values()) else 1
 
 
 class _Results:
-    """Entries by name, on disk after each."""
+    """Entries by name, on disk after each; nothing is begun after `end`."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, end: float):
         self._path = path
+        self._end = end
+        self.skipped: list[str] = []
         try:
             self.entries: dict[str, dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else {}
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{str(path)!r} holds no results of this check ({error}); delete it or name another file") from error
 
+    @property
+    def seconds_left(self) -> float:
+        return max(1.0, self._end - time.monotonic())
+
     def of(self, name: str, do: Callable[[], dict[str, Any]]) -> None:
-        if name not in self.entries:
+        if name not in self.entries or "absent" in self.entries[name]:
+            if time.monotonic() > self._end:
+                self.skipped.append(name)
+                return
             try:
                 self.entries[name] = do()
             except (AspenError, UnsupportedOp) as error:
@@ -90,15 +136,18 @@ class _Results:
         print(f"{name}: {json.dumps(self.entries[name])}", flush=True)
 
 
-def _parts(model: Model) -> tuple[Part, ...]:
-    jaxpr = jax.make_jaxpr(functools.partial(model.apply, model.arguments[0]))(*model.arguments[1:])
+def _jaxpr(model: Model) -> ClosedJaxpr:
+    return jax.make_jaxpr(functools.partial(model.apply, model.arguments[0]))(*model.arguments[1:])
+
+
+def _parts(jaxpr: ClosedJaxpr) -> tuple[Part, ...]:
     return compile_jaxpr(jaxpr, cuda_options(Choices(strict=True, device="cuda"))).parts
 
 
 def _kernels(model: Model) -> dict[str, Any]:
     """Each op of a model that has code of its own, alone, on random inputs."""
     wrong = []
-    firsts, _ = distinct([op for part in _parts(model) for op in part.program.ops])
+    firsts, _ = distinct([op for part in _parts(_jaxpr(model)) for op in part.program.ops])
     worst = 0.0
     for op in tqdm(firsts, unit="kernel"):
         values = tuple(dict.fromkeys(operand.value for operand in op.inputs))
@@ -120,11 +169,12 @@ def _tolerance(op: Op) -> float:
     return _TF32 if op.family.name in ("conv2d", "matmul", "attention") and not op.exact else _FLOAT32
 
 
-def _executors(model: Model) -> dict[str, Any]:
-    """Whole graphs, each executor a few times: the same bits every time, and close to the CPU's."""
+def _executors(model: Model, rounds: int) -> dict[str, Any]:
+    """Whole graphs, each executor a few times: the same bits every time, and close to the CPU's. Then timed by events."""
     errors: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     steady = True
-    for part in _parts(model):
+    for part in _parts(_jaxpr(model)):
         arrays = [random_array(value) for value in part.inputs]
         code = compile_ops(part.program.ops, architecture())
         expected = _on_cpu(evaluate, part.program, *arrays)
@@ -137,41 +187,98 @@ def _executors(model: Model) -> dict[str, Any]:
                 steady &= all(np.array_equal(ours, other, equal_nan=True) for ours, other in zip(results, first, strict=True))
                 error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
                 errors[name] = max(error, errors.get(name, 0.0))
-    return {"right": steady and max(errors.values()) <= _NARROW, "steady": steady, "errors": errors}
+            if not captured:
+                seconds[name] = seconds.get(name, 0.0) + statistics.median(run.timed(*arrays, rounds=rounds)[1])
+    return {"right": steady and max(errors.values()) <= _NARROW, "steady": steady, "errors": errors, "seconds": seconds}
 
 
 def _times(model: Model, rounds: int) -> dict[str, Any]:
-    """A model under JAX on the GPU: by XLA and by each executor, in turns, from call to results on the device."""
-    arguments = jax.device_put(model.arguments, jax.local_devices(backend="cuda")[0])
-    sides: dict[str, Callable[[], Any]] = {}
-    for name in ("xla", "stream", "graph"):
-        with _executor(name):
-            function = jax.jit(aspen(functools.partial(model.apply, arguments[0])))
-            compiled = function.lower(*arguments[1:]).compile()
-        sides[name] = functools.partial(lambda compiled: jax.block_until_ready(compiled(*arguments[1:])), compiled)
-    outputs = {name: [np.asarray(item) for item in jax.tree.leaves(run())] for name, run in sides.items()}
+    """A model under JAX on the GPU: by XLA and by each executor, in turns. device="auto" knows of the times from then on."""
+    jaxpr, choices = _jaxpr(model), Choices()
+    functions = sides(jaxpr, choices, jax.device_put(jax.tree.leaves(model.arguments[1:]), gpu_device()))
+    outputs = {name: [np.asarray(item) for item in run()] for name, run in functions.items()}
     errors = {
-        name: max(_error(ours, theirs) for ours, theirs in zip(outputs[name], outputs["xla"], strict=True)) for name in sides
+        name: max(_error(ours, theirs) for ours, theirs in zip(outputs[name], outputs["xla"], strict=True)) for name in functions
     }
-    timings = interleaved(sides, rounds)
-    return {
-        "right": max(errors.values()) <= _NARROW,
-        "errors": errors,
-        "microseconds": {name: {"minimum": 1e6 * item.minimum, "median": 1e6 * item.median} for name, item in timings.items()},
-    }
+    timings = interleaved(functions, rounds)
+    right = max(errors.values()) <= _NARROW
+    if right:
+        times.remember(
+            times.key(compile_jaxpr(jaxpr, cuda_options(choices))), {name: item.median for name, item in timings.items()}
+        )
+    seconds = {name: {"minimum": item.minimum, "median": item.median} for name, item in timings.items()}
+    return {"right": right, "errors": errors, "seconds": seconds}
 
 
-@contextlib.contextmanager
-def _executor(name: str) -> Iterator[None]:
-    before = os.environ.get(EXECUTOR_VARIABLE)
-    os.environ[EXECUTOR_VARIABLE] = name
+def _torch_compiled(model: Model, size: Size, rounds: int, timeout: float) -> dict[str, Any]:
+    """The model by torch.compile, in a process of its own, and whether it gives what XLA gives on the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outputs.npz"
+        words = (model.name, size.batch, size.image_size or 0, size.tokens or 0, rounds, file)
+        found = _peer("network", *words, timeout=timeout)
+        if "absent" in found:
+            return found
+        with np.load(file) as content:
+            theirs = [content[name] for name in content.files]
+    arguments = jax.tree.map(np.asarray, model.arguments)
+    expected = [np.asarray(item) for item in jax.tree.leaves(_on_cpu(jax.jit(model.apply), *arguments))]
+    errors = [_error(item, reference) for item, reference in zip(theirs, expected, strict=True)]
+    return {"right": max(errors) <= _NARROW, "error": max(errors), "seconds": found}
+
+
+def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
+    """Products and convolutions by a vendor's library, in a process of its own."""
+    found = _peer(library, dtype, rounds, timeout=timeout)
+    return found if "absent" in found else {"seconds": found}
+
+
+def _peer(*words: Any, timeout: float) -> dict[str, Any]:
+    """What a peer measured, or why it did not."""
+    environment = {"JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_FREEZING": "1"}
     try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[EXECUTOR_VARIABLE]
-        else:
-            os.environ[EXECUTOR_VARIABLE] = before
+        return measure_in_child("benchmarks.gpu_peers", list(map(str, words)), environment, timeout)
+    except AspenError as error:
+        return {"absent": str(error)}
+
+
+def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
+    """A product or a convolution by our kernels, as a CUDA graph."""
+    jaxpr = jax.make_jaxpr(case.function)(*(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in case.shapes))
+    (part,) = _parts(jaxpr)
+    arrays = [random_array(value) for value in part.inputs]
+    ops = part.program.ops
+    results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
+    expected = _on_cpu(evaluate, part.program, *arrays)
+    error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+    return {"right": error <= max(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds)}
+
+
+def _table(entries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """A line for each product and convolution: ours, theirs, and which share of the best of them ours reaches."""
+    rows: list[tuple[str, ...]] = [("", "ours", "torch", "cupy", "share", "TFLOP/s")]
+    for dtype in _DTYPES:
+        for case in GPU_CASES:
+            ours = entries.get(f"table/{dtype}/{case.name}", {}).get("seconds")
+            theirs = [entries.get(f"{name}/{dtype}", {}).get("seconds", {}).get(case.name) for name in ("torch", "cupy")]
+            best = min((item for item in theirs if item), default=None)
+            rates = (f"{best / ours:.0%}" if ours and best else "-", f"{case.flops / ours / 1e12:.3g}" if ours else "-")
+            rows.append((f"{case.name} {dtype}", *(duration(item) if item else "-" for item in (ours, *theirs)), *rates))
+    return aligned(rows)
+
+
+def _sanitizer(tool: str, timeout: float) -> dict[str, Any]:
+    """The kernels of a small network under one of the tools of compute-sanitizer."""
+    checker = shutil.which("compute-sanitizer")
+    if checker is None:
+        return {"absent": "compute-sanitizer is not on PATH; it comes with the CUDA toolkit"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [checker, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "benchmarks", "gpu"]
+        command += ["--models", "squeezenet1_1", "--image-size", "40", "--only", "kernels", "--json", f"{folder}/small.json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"absent": f"{tool} was ended after {timeout:.0f} s; call it again"}
+    return {"right": done.returncode == 0, "status": done.returncode, "said": (done.stdout + done.stderr)[-4000:]}
 
 
 def _on_cpu(function: Callable[..., Any], *arguments: Any) -> Any:

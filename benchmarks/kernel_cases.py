@@ -112,3 +112,27 @@ CASES = (
     KernelCase("resnet add and relu 56x56x256", _add_relu, (_BIG, _BIG), 2 * math.prod(_BIG)),
     KernelCase("resnet max pool 3x3/2 112x112x64", _max_pool, ((1, 112, 112, 64),), 9 * 56 * 56 * 64),
 )
+
+
+def _in_batches(case: KernelCase, batch: int) -> KernelCase:
+    (_, *rest), *others = case.shapes
+    return dataclasses.replace(case, name=f"{case.name} x{batch}", shapes=((batch, *rest), *others), flops=batch * case.flops)
+
+
+_GPU_CONVOLUTIONS = (
+    _conv("resnet", 224, 3, 64, 7, 2),
+    _conv("resnet", 56, 64, 64, 3),
+    _conv("resnet", 28, 128, 128, 3),
+    _conv("resnet", 14, 1024, 256, 1),
+    _conv("resnet", 7, 512, 512, 3),
+)
+# What kernels of GPUs are compared on with cuBLAS and cuDNN.
+GPU_CASES = (
+    *_GPU_CONVOLUTIONS,
+    *(_in_batches(case, 32) for case in _GPU_CONVOLUTIONS),
+    _matmul("vgg dense", 1, 4096, 4096),
+    _matmul("bert", 128, 768, 768),
+    _matmul("bert", 128, 768, 3072),
+    _matmul("square", 1024, 1024, 1024),
+    _matmul("square", 4096, 4096, 4096),
+)
