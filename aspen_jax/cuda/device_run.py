@@ -61,5 +61,5 @@ class DeviceRun:
                 raise InputError(f"operand {number} is {given_as}, but the graph takes {wanted_as}; pass such an array")
             arrays.append(array)
         results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
-        addresses = ([array.ctypes.data for array in side] for side in (arrays, results))
-        return results, self._run.run(*addresses, captured, rounds)
+        given_at, results_at = ([array.ctypes.data for array in side] for side in (arrays, results))
+        return results, self._run.run(given_at, results_at, captured, rounds)
