@@ -210,6 +210,11 @@ Result cuDriverGetVersion(int* version) {
   *version = wanted == nullptr ? 13'000 : std::atoi(wanted);
   return kSuccess;
 }
+// NVRTC asks a driver that it finds for more than is published, and calls what it gets without a look at whether it is there.
+Result cuGetExportTable(const void** table, const void*) {
+  *table = nullptr;
+  return kInvalidValue;
+}
 Result cuGetErrorName(Result error, const char** name) {
   *name = error == 719            ? "CUDA_ERROR_LAUNCH_FAILED"
           : error == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
