@@ -22,7 +22,7 @@ Driver load() {
     }
   };
 #define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) find(driver.name, symbol);
-  ASPEN_DRIVER_FUNCTIONS(ASPEN_DRIVER_FUNCTION)
+#include "driver_functions.inc"
 #undef ASPEN_DRIVER_FUNCTION
   driver.check(driver.cuInit(0), "cuInit");
   int version = 0;

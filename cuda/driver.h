@@ -67,80 +67,9 @@ class DeviceError : public std::runtime_error {
 };
 
 // Its functions are named as in CUDA's manual.
-#define ASPEN_DRIVER_FUNCTIONS(visit)                                                                                            \
-  visit(cuInit, "cuInit", (unsigned flags)) visit(cuDriverGetVersion, "cuDriverGetVersion", (int* version)) visit(               \
-      cuGetErrorName, "cuGetErrorName", (Result error, const char** name))                                                       \
-      visit(cuGetErrorString, "cuGetErrorString", (Result error, const char** text)) visit(                                      \
-          cuDeviceGet, "cuDeviceGet", (Device * device, int ordinal)) visit(cuDeviceGetCount, "cuDeviceGetCount", (int* count))  \
-          visit(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (Context * context, Device device)) visit(                 \
-              cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (Device device))                                        \
-              visit(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (Context context)) visit(                                           \
-                  cuCtxPopCurrent, "cuCtxPopCurrent_v2", (Context * context)) visit(cuCtxSynchronize, "cuCtxSynchronize", ())    \
-                  visit(cuModuleLoadData, "cuModuleLoadData", (Module * module, const void* image)) visit(                       \
-                      cuModuleUnload, "cuModuleUnload",                                                                          \
-                      (Module module)) visit(cuModuleGetFunction, "cuModuleGetFunction",                                         \
-                                             (Function * function, Module module, const char* name))                             \
-                      visit(cuModuleGetGlobal, "cuModuleGetGlobal_v2",                                                           \
-                            (DevicePointer * data, size_t* bytes, Module module, const char* name))                              \
-                          visit(cuFuncSetAttribute, "cuFuncSetAttribute", (Function function, int attribute, int value)) visit(  \
-                              cuMemAlloc, "cuMemAlloc_v2",                                                                       \
-                              (DevicePointer * data, size_t bytes)) visit(cuMemFree, "cuMemFree_v2", (DevicePointer data))       \
-                              visit(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (DevicePointer to, const void* from, size_t bytes))         \
-                                  visit(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void* to, DevicePointer from, size_t bytes)) visit(    \
-                                      cuMemsetD8,                                                                                \
-                                      "cuMemsetD8_v2", (DevicePointer data, unsigned char value, size_t bytes))                  \
-                                      visit(cuStreamCreate, "cuStreamCreate", (Stream * stream, unsigned flags)) visit(          \
-                                          cuStreamDestroy, "cuStreamDestroy_v2", (Stream stream))                                \
-                                          visit(cuStreamBeginCapture, "cuStreamBeginCapture_v2",                                 \
-                                                (Stream stream, int mode)) visit(cuStreamEndCapture, "cuStreamEndCapture",       \
-                                                                                 (Stream stream, DeviceGraph * graph))           \
-                                              visit(cuStreamGetCtx, "cuStreamGetCtx", (Stream stream, Context * context)) visit( \
-                                                  cuStreamSynchronize, "cuStreamSynchronize",                                    \
-                                                  (Stream stream)) visit(cuStreamWaitEvent, "cuStreamWaitEvent",                 \
-                                                                         (Stream stream, Event event, unsigned flags))           \
-                                                  visit(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                     \
-                                                        (Stream stream, CaptureStatus * status, uint64_t* id,                    \
-                                                         DeviceGraph* graph,                                                     \
-                                                         const GraphNode** nodes, size_t* count))                                \
-                                                      visit(cuStreamUpdateCaptureDependencies,                                   \
-                                                            "cuStreamUpdateCaptureDependencies",                                 \
-                                                            (Stream stream, GraphNode * nodes, size_t count, unsigned flags))    \
-                                                          visit(cuEventCreate, "cuEventCreate", (Event * event, unsigned flags)) \
-                                                              visit(cuEventDestroy, "cuEventDestroy_v2", (Event event)) visit(   \
-                                                                  cuEventElapsedTime, "cuEventElapsedTime",                      \
-                                                                  (float* milliseconds,                                          \
-                                                                   Event from, Event to)) visit(cuEventRecord, "cuEventRecord",  \
-                                                                                                (Event event, Stream stream))    \
-                                                                  visit(cuLaunchKernel, "cuLaunchKernel",                        \
-                                                                        (Function function, unsigned grid_x, unsigned grid_y,    \
-                                                                         unsigned grid_z, unsigned block_x, unsigned block_y,    \
-                                                                         unsigned block_z, unsigned shared_bytes, Stream stream, \
-                                                                         void** arguments,                                       \
-                                                                         void** extra)) visit(cuGraphCreate, "cuGraphCreate",    \
-                                                                                              (DeviceGraph * graph,              \
-                                                                                               unsigned flags))                  \
-                                                                      visit(cuGraphDestroy, "cuGraphDestroy",                    \
-                                                                            (DeviceGraph graph))                                 \
-                                                                          visit(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2", \
-                                                                                (GraphNode * node, DeviceGraph graph,            \
-                                                                                 const GraphNode* parents, size_t count,         \
-                                                                                 const KernelNodeParams* params))                \
-                                                                              visit(cuGraphInstantiate,                          \
-                                                                                    "cuGraphInstantiateWithFlags",               \
-                                                                                    (GraphExec * exec, DeviceGraph graph,        \
-                                                                                     unsigned long long flags))                  \
-                                                                                  visit(cuGraphExecDestroy,                      \
-                                                                                        "cuGraphExecDestroy", (GraphExec exec))  \
-                                                                                      visit(cuGraphExecKernelNodeSetParams,      \
-                                                                                            "cuGraphExecKernelNodeSetParams_v2", \
-                                                                                            (GraphExec exec, GraphNode node,     \
-                                                                                             const KernelNodeParams* params))    \
-                                                                                          visit(cuGraphLaunch, "cuGraphLaunch",  \
-                                                                                                (GraphExec exec, Stream stream))
-
 struct Driver {
 #define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) Result(*name) parameters = nullptr;
-  ASPEN_DRIVER_FUNCTIONS(ASPEN_DRIVER_FUNCTION)
+#include "driver_functions.inc"
 #undef ASPEN_DRIVER_FUNCTION
 
   // Throws DeviceError where there is no driver, or one that is too old.

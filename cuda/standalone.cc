@@ -37,10 +37,7 @@ class Buffers {
   std::vector<DevicePointer> addresses_;
 };
 
-}  // namespace
-
-namespace {
-
+// Of what is given to a stream.
 class Timer {
  public:
   Timer(const Driver& driver, Stream stream) : driver_(driver), stream_(stream) {
