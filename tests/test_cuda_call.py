@@ -152,7 +152,7 @@ def test_what_was_timed_belongs_to_the_code_as_it_is(monkeypatch):
     assert graph_key(network, *SHAPES) != before
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "seconds": {}}', None])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "measured": {}}', None])
 def test_times_that_cannot_be_believed_are_ignored(monkeypatch, content):
     monkeypatch.setattr(times, "card", lambda: "a card")
     file = times.remember("name", dict.fromkeys(EXECUTORS, 1.0))

@@ -1,7 +1,6 @@
 """What was measured on this machine: for an op, the tiles that were fastest. It is kept on disk (Bolt, section 3.2.2).
 
-The file belongs to one processor, one build of the kernels and one number of workers: those are in its name, and inside it once
-more, so that a file that was copied from elsewhere is not believed.
+The file belongs to one processor, one build of the kernels and one number of workers.
 """
 
 from __future__ import annotations
@@ -9,20 +8,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import threading
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import aspen_jax
-from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, write
+from aspen_jax.measurement_file import MeasurementFile
 from aspen_jax.program import Op
 
 _VERSION = 1
-_LARGEST_FILE = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +86,8 @@ def forget() -> None:
         _known.clear()
 
 
-def _path(num_workers: int) -> Path:
-    name = hashlib.sha256(json.dumps(_identity(num_workers)).encode()).hexdigest()[:16]
-    return cache_folder() / f"measured-{name}.json"
+def _file(num_workers: int) -> MeasurementFile:
+    return MeasurementFile("measured", _identity(num_workers))
 
 
 def _identity(num_workers: int) -> dict[str, Any]:
@@ -123,19 +118,7 @@ def processor() -> dict[str, str]:
 
 
 def _read(num_workers: int) -> Measurements:
-    path = _path(num_workers)
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError("it is too large")
-        content = json.loads(path.read_text())
-        if content["machine"] != _identity(num_workers):
-            raise ValueError("it was measured elsewhere")
-        return Measurements({name: _measured(entry) for name, entry in content["measured"].items()})
-    except (FileNotFoundError, NotADirectoryError):
-        return Measurements()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _warn(f"{str(path)!r} is ignored, as if nothing had been measured: {error}; delete it, or tune again")
-        return Measurements()
+    return Measurements(_file(num_workers).read(_measured))
 
 
 def _measured(entry: Any) -> Measured:
@@ -146,15 +129,5 @@ def _measured(entry: Any) -> Measured:
 
 
 def _write(num_workers: int, known: Measurements) -> Path | None:
-    path = _path(num_workers)
     entries = {name: [item.parts, round(item.nanoseconds)] for name, item in sorted(known.entries.items())}
-    try:
-        write(path, json.dumps({"machine": _identity(num_workers), "measured": entries}).encode())
-    except OSError as error:
-        _warn(f"{str(path)!r} cannot be written, so what was measured ends with this process: {error}; set {CACHE_VARIABLE}")
-        return None
-    return path
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return _file(num_workers).write(entries)

@@ -1,16 +1,13 @@
 """What was measured on this GPU: for a function, how long it takes by XLA and by each executor. It is kept on disk.
 
-The file belongs to one kind of GPU and one version of JAX and of this package: those are in its name, and inside it once more, so
-that a file that was copied from elsewhere is not believed. A function is known again by its graphs and their code, which change
-with the cost model and the kernels: what was measured of others does not count.
+The file belongs to one kind of GPU and one version of JAX and of this package. A function is known again by its graphs and their
+code, which change with the cost model and the kernels: what was measured of others does not count.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ import aspen_jax
 from aspen_jax.compile import Compiled, Part
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.cuda.image import code_hash
-from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, write
+from aspen_jax.measurement_file import MeasurementFile
 
 _VERSION = 1
 
@@ -60,19 +57,7 @@ def key(compiled: Compiled) -> str:
 def known() -> dict[str, Times]:
     """What was measured on this process's GPU, by `key`."""
     kind = card()
-    if kind is None:
-        return {}
-    path = _path(kind)
-    try:
-        content = json.loads(path.read_text())
-        if content["machine"] != _identity(kind):
-            raise ValueError("it was measured elsewhere")
-        return {name: _times(entry) for name, entry in content["seconds"].items()}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _warn(f"{str(path)!r} is ignored, as if nothing had been measured: {error}; delete it, or tune again")
-        return {}
+    return {} if kind is None else _file(kind).read(_times)
 
 
 def remember(name: str, times: Times) -> Path | None:
@@ -84,32 +69,18 @@ def remember(name: str, times: Times) -> Path | None:
     kind = card()
     if kind is None:
         return None
-    path = _path(kind)
     with _lock:
-        entries = {**known(), name: _times(times)}
-        try:
-            write(path, json.dumps({"machine": _identity(kind), "seconds": entries}).encode())
-        except OSError as error:
-            _warn(f"{str(path)!r} cannot be written, so what was measured is lost: {error}; set {CACHE_VARIABLE}")
-            return None
-    return path
+        file = _file(kind)
+        return file.write({**file.read(_times), name: _times(times)})
 
 
-def _times(entry: Any) -> dict[str, float]:
+def _times(entry: Any) -> Times:
     times = {name: float(seconds) for name, seconds in entry.items()}
     if times.keys() != EXECUTORS.keys() or not all(0 < seconds < float("inf") for seconds in times.values()):
         raise ValueError(f"an entry is {entry!r}")
     return times
 
 
-def _path(kind: str) -> Path:
-    name = hashlib.sha256(json.dumps(_identity(kind)).encode()).hexdigest()[:16]
-    return cache_folder() / "cuda" / f"times-{name}.json"
-
-
-def _identity(kind: str) -> dict[str, Any]:
-    return {"version": _VERSION, "aspen_jax": aspen_jax.__version__, "jaxlib": jaxlib.__version__, "card": kind}
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+def _file(kind: str) -> MeasurementFile:
+    machine = {"version": _VERSION, "aspen_jax": aspen_jax.__version__, "jaxlib": jaxlib.__version__, "card": kind}
+    return MeasurementFile("cuda/times", machine)
