@@ -63,7 +63,7 @@ def gpu(
     """Kernels and executors on the first GPU against a reference on the CPU, then times beside others; results go into a file.
 
     What the file holds already is not done again, but for peers that were absent: call it again to go on. Models are timed from
-    call to results on the device, beside jax.jit (XLA's autotuning and command buffers are on by default) and torch.compile
+    call to results on the device, beside jax.jit (with XLA's default flags) and torch.compile
     (max-autotune, CUDA graphs); kernels by the device's events, beside cuBLAS and cuDNN through PyTorch and CuPy. Medians count.
 
     Args:

@@ -210,7 +210,7 @@ Result cuDriverGetVersion(int* version) {
   *version = wanted == nullptr ? 13'000 : std::atoi(wanted);
   return kSuccess;
 }
-// NVRTC asks a driver that it finds for more than is published, and calls what it gets without a look at whether it is there.
+// NVRTC calls this of any driver that it finds loaded, and crashes where there is none.
 Result cuGetExportTable(const void** table, const void*) {
   *table = nullptr;
   return kInvalidValue;

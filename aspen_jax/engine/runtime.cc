@@ -35,7 +35,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSearchTime = std::chrono::microseconds(30);
 // Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
 constexpr auto kLookTime = std::chrono::microseconds(15);
-// Longer than most tiles: who wakes up a sleeper pays more than who is searching costs, and nobody who sleeps sees a core lost.
+// While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
 constexpr auto kWatchTime = std::chrono::microseconds(300);
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
