@@ -3,6 +3,9 @@
 // of 6x1 outputs of a 7x1 convolution 12 where it takes 42. toom_cook.h has the transforms of one axis, winograd.h says for which
 // patches they are compiled.
 //
+// With phases, the x that this is said of is another one: the channels of each square of so many pixels side by side. Pixels of
+// it are gathered before they are transformed.
+//
 // Weights [KH,KW,C,O] come as [points, ceil(O/32), C, 32]: one matrix for each element (point) of a transformed patch, in panels
 // of 32 columns. For the patches of its tile the kernel transforms all channels of the input x [N,H,W,C] into scratch, multiplies
 // a panel at a time, and transforms the sums back, a line of patches at a time, for the epilogue.
@@ -26,14 +29,18 @@ constexpr int64_t kColumns = kWinogradPanel;
 // Transformed patches that are multiplied together: enough to read the weights seldom, and few enough to leave an L2 cache room
 // for a matrix of weights and its sums.
 constexpr int64_t kMostPatchFloats = 160 * 1024;
+constexpr int64_t kMostGatheredFloats = 90 * 1024;
+constexpr int64_t kMaxPhases = 64;
 
 enum { kImage, kHeight, kWidth, kChannel };
 
 struct Winograd final : OpState {
   PatchShape patch;
-  int64_t height, width, channels;
-  int64_t pad[2];  // before the first row and column; may be negative
+  int64_t height, width, channels;  // of x, or of its phases
+  int64_t pad[2];                   // before the first row and column; may be negative
   int64_t panels;
+  int64_t x_height, x_width, x_channels;
+  int64_t phases[2];
   int64_t x_strides[4];
   int64_t u_strides[4];
   int64_t patch_stride;  // floats from one element of a transformed patch to the next
@@ -41,6 +48,9 @@ struct Winograd final : OpState {
   Epilogue epilogue;
 
   int64_t points() const { return patch.points(); }
+  bool gathers() const { return phases[0] * phases[1] > 1; }
+  int64_t gathered_pixel() const { return round_up(channels, kLanes); }  // floats
+  int64_t gathered_bytes() const { return gathers() ? patches * points() * gathered_pixel() * 4 : 0; }
   int64_t patch_floats() const { return patch_stride * points(); }
   int64_t transformed_bytes() const { return patches * patch_floats() * 4; }
   int64_t sums_bytes() const { return patches * points() * kColumns * 4; }
@@ -48,9 +58,16 @@ struct Winograd final : OpState {
   int64_t line_bytes() const { return patches * patch.tile[0] * patch.tile[1] * kColumns * 4; }
 };
 
+// An image whose channels are adjacent.
+struct Image {
+  const float* at;
+  int64_t height, width;
+  int64_t row_stride, column_stride;
+};
+
 // The channels [channel, channel + kLanes) of the patch whose first input is (row, column) of the image; zeros outside.
 template <class P, bool kPartial>
-ASPEN_INLINE void transform_patch(const Winograd& op, const float* image, int64_t row, int64_t column, int64_t channel, int lanes,
+ASPEN_INLINE void transform_patch(const Winograd& op, const Image& image, int64_t row, int64_t column, int64_t channel, int lanes,
                                   float* to) {
   using Down = typename P::Down;
   using Across = typename P::Across;
@@ -58,14 +75,14 @@ ASPEN_INLINE void transform_patch(const Winograd& op, const float* image, int64_
 #pragma GCC unroll 16
   for (int i = 0; i < Down::kPatch; ++i) {
     Floats d[Across::kPatch];
-    const bool row_inside = row + i >= 0 && row + i < op.height;
-    const float* from = image + (row + i) * op.x_strides[kHeight] + column * op.x_strides[kWidth] + channel;
+    const bool row_inside = row + i >= 0 && row + i < image.height;
+    const float* from = image.at + (row + i) * image.row_stride + column * image.column_stride + channel;
 #pragma GCC unroll 16
     for (int j = 0; j < Across::kPatch; ++j) {
-      const bool inside = row_inside && column + j >= 0 && column + j < op.width;
+      const bool inside = row_inside && column + j >= 0 && column + j < image.width;
       d[j] = !inside    ? Floats{}
-             : kPartial ? load_partial(from + j * op.x_strides[kWidth], lanes)
-                        : load(from + j * op.x_strides[kWidth]);
+             : kPartial ? load_partial(from + j * image.column_stride, lanes)
+                        : load(from + j * image.column_stride);
     }
     Floats points[Across::kPatch];
     Across::input(d, points);
@@ -91,21 +108,62 @@ struct Part {
   int64_t across() const { return ceil_div(columns, P::Across::kTile); }
 };
 
-template <class P>
-void transform_part(const Winograd& op, const float* image, const Part<P>& part, float* transformed) {
-  for (int64_t line = 0; line < part.lines(); ++line) {
-    for (int64_t patch = 0; patch < part.across(); ++patch, transformed += op.patch_floats()) {
-      const int64_t row = part.row + line * P::Down::kTile - op.pad[0];
-      const int64_t column = part.column + patch * P::Across::kTile - op.pad[1];
-      int64_t channel = 0;
-      for (; channel + kLanes <= op.channels; channel += kLanes) {
-        transform_patch<P, false>(op, image, row, column, channel, kLanes, transformed + channel);
-      }
-      if (channel < op.channels) {
-        transform_patch<P, true>(op, image, row, column, channel, static_cast<int>(op.channels - channel), transformed + channel);
+// Pixels [row, row + rows) x [column, column + columns) of the phases of an image of x, zeros outside and behind the channels.
+void gather_phases(const Winograd& op, const float* x, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to) {
+  const int64_t pixel = op.gathered_pixel(), channels = op.x_channels;
+  // Pixels of x that lie side by side are one run.
+  const int64_t together = op.x_strides[kWidth] == channels ? op.phases[1] : 1;
+  std::fill_n(to, rows * columns * pixel, 0.0f);
+  for (int64_t r = 0; r < rows; ++r, to += columns * pixel) {
+    for (int64_t down = 0; down < op.phases[0]; ++down) {
+      const int64_t y = (row + r) * op.phases[0] + down;
+      if (y < 0 || y >= op.x_height) continue;
+      for (int64_t across = 0; across < op.phases[1]; across += together) {
+        float* out = to + (down * op.phases[1] + across) * channels;
+        int64_t at = column * op.phases[1] + across;
+        for (int64_t c = 0; c < columns; ++c, at += op.phases[1], out += pixel) {
+          if (at < 0 || at >= op.x_width) continue;
+          const float* const from = x + y * op.x_strides[kHeight] + at * op.x_strides[kWidth];
+          const int64_t count = std::min(together, op.x_width - at) * channels;
+          int64_t k = 0;
+          for (; k + kLanes <= count; k += kLanes) store(out + k, load(from + k));
+          if (const int rest = static_cast<int>(count - k); rest > 0) store_partial(out + k, load_partial(from + k, rest), rest);
+        }
       }
     }
   }
+}
+
+// Patches of a part, the first input of the first of them at (row, column) of the image.
+template <class P>
+void transform_part(const Winograd& op, const Image& image, int64_t row, int64_t column, const Part<P>& part, int64_t channels,
+                    float* transformed) {
+  for (int64_t line = 0; line < part.lines(); ++line, row += P::Down::kTile) {
+    for (int64_t patch = 0; patch < part.across(); ++patch, transformed += op.patch_floats()) {
+      const int64_t left = column + patch * P::Across::kTile;
+      int64_t channel = 0;
+      for (; channel + kLanes <= channels; channel += kLanes) {
+        transform_patch<P, false>(op, image, row, left, channel, kLanes, transformed + channel);
+      }
+      if (channel < channels) {
+        transform_patch<P, true>(op, image, row, left, channel, static_cast<int>(channels - channel), transformed + channel);
+      }
+    }
+  }
+}
+
+template <class P>
+void transform_input(const Winograd& op, const float* x, const Part<P>& part, float* gathered, float* transformed) {
+  const int64_t row = part.row - op.pad[0], column = part.column - op.pad[1];
+  if (!op.gathers()) {
+    const Image image{x, op.height, op.width, op.x_strides[kHeight], op.x_strides[kWidth]};
+    return transform_part(op, image, row, column, part, op.channels, transformed);
+  }
+  const int64_t rows = part.lines() * P::Down::kTile + P::Down::kWeights - 1;
+  const int64_t columns = part.across() * P::Across::kTile + P::Across::kWeights - 1;
+  gather_phases(op, x, row, rows, column, columns, gathered);
+  const Image image{gathered, rows, columns, columns * op.gathered_pixel(), op.gathered_pixel()};
+  transform_part(op, image, 0, 0, part, op.gathered_pixel(), transformed);
 }
 
 // sums[patch][point][kColumns] = transformed patches times the panel. Meanwhile each point brings the weights of the next one
@@ -174,10 +232,11 @@ void run_part(const Winograd& op, const TileArgs& args, const Part<P>& part) {
   auto* const transformed = reinterpret_cast<float*>(args.scratch);
   auto* const sums = reinterpret_cast<float*>(args.scratch + op.transformed_bytes());
   auto* const line = reinterpret_cast<float*>(args.scratch + op.transformed_bytes() + op.sums_bytes());
-  std::byte* const epilogue_scratch = args.scratch + op.transformed_bytes() + op.sums_bytes() + op.line_bytes();
-  const float* image = static_cast<const float*>(args.inputs[0]) + part.image * op.x_strides[kImage];
+  auto* const gathered = reinterpret_cast<float*>(args.scratch + op.transformed_bytes() + op.sums_bytes() + op.line_bytes());
+  std::byte* const epilogue_scratch = reinterpret_cast<std::byte*>(gathered) + op.gathered_bytes();
+  const float* x = static_cast<const float*>(args.inputs[0]) + part.image * op.x_strides[kImage];
   const auto* u = static_cast<const float*>(args.inputs[1]);
-  transform_part(op, image, part, transformed);
+  transform_input(op, x, part, gathered, transformed);
   for (int64_t panel = args.lo[kChannel] / kColumns; panel * kColumns < args.hi[kChannel]; ++panel) {
     const float* const weights = u + panel * op.u_strides[1];
     const float* const next = panel + 1 < op.panels ? weights + op.u_strides[1] : nullptr;
@@ -242,25 +301,32 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
     throw GraphError("winograd's output has shape " + describe(out) + ", which is not the number of channels that it gives");
   }
   const auto taps = words.list(2, "winograd's weights along the axes"), tile = words.list(2, "winograd's outputs of a patch");
+  const auto phases = words.list(2, "winograd's phases");
   const PatchShape patch{{tile[0], tile[1]}, {taps[0], taps[1]}};
   const auto run_tile = visit_patch<RunTile>(patch, []<class P>(P) -> RunTile { return run<P>; });
   for (int i = 0; i < 2; ++i) {
-    const int64_t extent = std::max<int64_t>(0, x.shape[kHeight + i] + padding[2 * i] + padding[2 * i + 1] + 1 - patch.taps[i]);
+    if (phases[i] < 1 || phases[i] > kMaxPhases) throw GraphError("winograd has " + std::to_string(phases[i]) + " phases");
+    const int64_t squares = ceil_div(x.shape[kHeight + i], phases[i]);
+    const int64_t extent = std::max<int64_t>(0, squares + padding[2 * i] + padding[2 * i + 1] + 1 - patch.taps[i]);
     if (out.shape[kHeight + i] != extent) {
       throw GraphError("winograd's output has shape " + describe(out) + " where x " + describe(x) + " gives " +
                        std::to_string(extent) + " in dimension " + std::to_string(kHeight + i));
     }
   }
   if (out.shape[kImage] != x.shape[kImage] || u.shape[0] != patch.points() || u.shape[1] != panels_of(out.shape[kChannel]) ||
-      u.shape[2] != x.shape[kChannel] || u.shape[3] != kColumns) {
+      u.shape[2] != phases[0] * phases[1] * x.shape[kChannel] || u.shape[3] != kColumns) {
     throw GraphError("winograd's shapes x " + describe(x) + ", weights " + describe(u) + " and output " + describe(out) +
                      " do not fit together");
   }
   auto op = std::make_unique<Winograd>();
   op->patch = patch;
-  op->height = x.shape[kHeight];
-  op->width = x.shape[kWidth];
-  op->channels = x.shape[kChannel];
+  op->x_height = x.shape[kHeight];
+  op->x_width = x.shape[kWidth];
+  op->x_channels = x.shape[kChannel];
+  std::copy_n(phases.begin(), 2, op->phases);
+  op->height = ceil_div(op->x_height, phases[0]);
+  op->width = ceil_div(op->x_width, phases[1]);
+  op->channels = u.shape[2];
   op->panels = panels_of(out.shape[kChannel]);
   op->pad[0] = padding[0];
   op->pad[1] = padding[2];
@@ -273,13 +339,15 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   }
   // Rows of a patch that lie whole pages apart would share their places in the L1 cache.
   op->patch_stride = round_up(op->channels, kLanes) + kLanes;
+  const int64_t most_floats = op->gathers() ? kMostGatheredFloats : kMostPatchFloats;
   const int64_t of_output = ceil_div(out.shape[kHeight], tile[0]) * ceil_div(out.shape[kWidth], tile[1]);
-  op->patches = std::clamp<int64_t>(kMostPatchFloats / op->patch_floats(), kBlockRows, std::max<int64_t>(of_output, kBlockRows));
+  op->patches = std::clamp<int64_t>(most_floats / op->patch_floats(), kBlockRows, std::max<int64_t>(of_output, kBlockRows));
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run_tile;
   prepared.scratch_bytes =
-      static_cast<size_t>(op->transformed_bytes() + op->sums_bytes() + op->line_bytes()) + op->epilogue.scratch_bytes();
+      static_cast<size_t>(op->transformed_bytes() + op->sums_bytes() + op->line_bytes() + op->gathered_bytes()) +
+      op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;
 }

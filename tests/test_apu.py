@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from unittest import mock
 
@@ -205,17 +206,19 @@ def numbers_of(program: Program, graph: TileGraph) -> dict[Value, int]:
 
 
 @pytest.mark.parametrize(("window", "tile"), [(window, tile) for window in TILES for tile in TILES[window]])
+@pytest.mark.parametrize("phases", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("seed", range(10))
-def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed, window, tile):
+def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed, phases, window, tile):
     """The kernel reads the inputs of each whole patch from the tile's corner on, also for outputs beyond its end."""
     (down, across), (taps_down, taps_across) = tile, window
     points = (down + taps_down - 1) * (across + taps_across - 1)
     rng = np.random.default_rng(seed)
-    height, width = rng.integers(9, 20, 2)
+    height, width = (int(rng.integers(9, 20) * squares - rng.integers(0, squares)) for squares in phases)
+    channels = 5 * math.prod(phases)
     padding = tuple(rng.integers(-1, 3, 4).tolist())
     build_ops = Builder()
-    x, u = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((2, height, width, 5), (points, 3, 5, 32)))
-    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70, window, tile), [x, u])
+    x, u = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((2, height, width, 5), (points, 3, channels, 32)))
+    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70, window, tile, phases), [x, u])
     (op,) = build_ops.ops
     lo = np.array([rng.integers(0, extent) for extent in out.shape])
     hi = np.array([rng.integers(low, extent) + 1 for low, extent in zip(lo, out.shape, strict=True)])
@@ -223,15 +226,20 @@ def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed, window, tile):
     read = np.zeros(x.shape, bool)
     for row in range(lo[1], hi[1], down):
         for column in range(lo[2], hi[2], across):
-            rows = [r - padding[0] for r in range(row, row + down + taps_down - 1) if 0 <= r - padding[0] < height]
-            columns = [c - padding[2] for c in range(column, column + across + taps_across - 1) if 0 <= c - padding[2] < width]
+            rows, columns = (
+                [r for r in range((start - low) * squares, (start - low + extent) * squares) if 0 <= r < size]
+                for start, low, extent, squares, size in (
+                    (row, padding[0], down + taps_down - 1, phases[0], height),
+                    (column, padding[2], across + taps_across - 1, phases[1], width),
+                )
+            )
             read[np.ix_(range(lo[0], hi[0]), rows, columns, range(5))] = True
     (region,) = op.family.region(op, 0, box)
     covered = np.zeros(x.shape, bool)
     covered[tuple(slice(low, high) for low, high in region)] = True
     np.testing.assert_array_equal(covered, read)
     (region,) = op.family.region(op, 1, box)
-    np.testing.assert_array_equal(region, [(0, points), (lo[3] // 32, (hi[3] - 1) // 32 + 1), (0, 5), (0, 32)])
+    np.testing.assert_array_equal(region, [(0, points), (lo[3] // 32, (hi[3] - 1) // 32 + 1), (0, channels), (0, 32)])
 
 
 def conv(shape, weight, strides=(1, 1), padding=(1, 1, 1, 1)):

@@ -240,6 +240,49 @@ def test_winograd(batch, image, channels, outputs, padding, seed, known, patch):
     assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(5, 40), st.integers(5, 40)),
+    st.sampled_from([1, 3, 5, 16, 20]),
+    st.sampled_from([1, 32, 33, 70]),
+    st.tuples(*[st.integers(-2, 5)] * 4),
+    st.sampled_from(
+        [((7, 7), (2, 2)), ((8, 8), (2, 2)), ((5, 5), (2, 2)), ((11, 11), (4, 4)), ((7, 4), (2, 1)), ((9, 13), (3, 4))]
+    ),
+    st.sampled_from(["NHWC", "NCHW"]),
+    st.integers(0, 2**31),
+)
+def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, layout, seed):
+    """Convolutions of other strides, whose windows on the phases are 3x3 or 4x4."""
+    rng = np.random.default_rng(seed)
+    window, strides = shape
+    dimensions = dict(zip("NHWC", (batch, *image, channels), strict=True))
+    x = rng.standard_normal([dimensions[axis] for axis in layout], np.float32)
+    w = rng.standard_normal((*window, channels, outputs), np.float32)
+    top, bottom, left, right = padding
+
+    def function(x, w):
+        numbers = (layout, "HWIO", "NHWC")
+        return jax.nn.relu(lax.conv_general_dilated(x, w, strides, ((top, bottom), (left, right)), dimension_numbers=numbers))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Machine, "are_cheaper", lambda *_: True)
+        (result,) = run_tiled(lambda x: function(x, w), (x,))
+        if result.size > 0:
+            jaxpr = jax.make_jaxpr(lambda x: function(x, w))(x)
+            (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+            ops = [op for op in run_passes(part).ops if op.family.name == "winograd"]
+            squares = tuple(
+                -(-(taps + -low % stride) // stride) for taps, low, stride in zip(window, padding[::2], strides, strict=True)
+            )
+            assert [op.attrs.phases for op in ops] == ([strides] if squares in TILES else [])
+    with jax.enable_x64(True):
+        exact = np.asarray(function(np.asarray(x, np.float64), np.asarray(w, np.float64)))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 3),

@@ -4,6 +4,9 @@ Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: F(4x4
 channels, whose transformed weights are less than half as large, and the like for other windows; where a window has one row or one
 column, that axis is left alone. The transforms lose a decimal digit (up to 2e-5 of the largest output are lost), so the pass that
 chooses one keeps away from convolutions of higher precision.
+
+A convolution of another stride is one of stride 1 on the phases of its input: the channels of each stride x stride square of
+pixels side by side. Its window is then as many squares as the weights touch, with zeros for what they do not.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 # By window: outputs of a patch, down and across; a patch has as many inputs as these and the window together, less one.
 TILES: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {
     (3, 3): ((4, 4), (3, 3), (2, 2)),
+    (4, 4): ((4, 4), (2, 2)),
     (5, 5): ((4, 4), (2, 2)),
     (1, 3): ((1, 4), (1, 2)),
     (3, 1): ((4, 1), (2, 1)),
@@ -58,6 +62,25 @@ def transform_weights(w: Any, tile: Sequence[int], numpy: Any) -> Any:
     points = numpy.einsum("qw,pwco->pqco", across, points)
     points = numpy.pad(points, ((0, 0), (0, 0), (0, 0), (0, -w.shape[3] % COLUMNS)))
     return points.reshape(len(down) * len(across), w.shape[2], -1, COLUMNS).transpose(0, 2, 1, 3)
+
+
+def phased_weights(w: np.ndarray, strides: Sequence[int], low: Sequence[int]) -> np.ndarray:
+    """W [KH,KW,C,O] of a convolution of these strides and padding before as that of stride 1 on the phases of its input."""
+    ahead = [-pad % stride for pad, stride in zip(low, strides, strict=True)]
+    behind = [-(taps + more) % stride for taps, more, stride in zip(w.shape, ahead, strides, strict=False)]
+    w = np.pad(w, (*zip(ahead, behind, strict=True), (0, 0), (0, 0)))
+    down, across = strides
+    w = w.reshape(w.shape[0] // down, down, w.shape[1] // across, across, *w.shape[2:]).transpose(0, 2, 1, 3, 4, 5)
+    return w.reshape(*w.shape[:2], -1, w.shape[5])
+
+
+def phased(x: Any, phases: Sequence[int], numpy: Any) -> Any:
+    """X [N,H,W,C] as [N, ceil(H/down), ceil(W/across), down * across * C], by the functions of `numpy`."""
+    down, across = phases
+    x = numpy.pad(x, ((0, 0), (0, -x.shape[1] % down), (0, -x.shape[2] % across), (0, 0)))
+    images, height, width, channels = x.shape
+    x = x.reshape(images, height // down, down, width // across, across, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(*x.shape[:3], down * across * channels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,25 +130,32 @@ class WinogradAttrs(Attrs):
     """Attributes of winograd.
 
     Attributes:
-        padding: (top, bottom, left, right), may be negative.
+        padding: (top, bottom, left, right) of the phases, may be negative.
         columns: output channels; the last panel of the weights may hold more.
         window: rows and columns of the weights.
         tile: outputs of a patch, down and across.
+        phases: pixels of the input, down and across, whose channels make one pixel.
     """
 
     padding: tuple[int, ...]
     columns: int
     window: tuple[int, ...]
     tile: tuple[int, ...]
+    phases: tuple[int, ...] = (1, 1)
 
     @property
     def points(self) -> int:
         """Elements of a transformed patch."""
         return _points(self.window, self.tile)
 
+    def phased(self, x: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the phases of an input of this shape."""
+        down, across = self.phases
+        return x[0], -(-x[1] // down), -(-x[2] // across), x[3] * down * across
+
 
 class Winograd(OpFamily):
-    """x [N,H,W,C], transformed weights [points, ceil(O/32), C, 32] -> [N,OH,OW,O], float32."""
+    """x [N,H,W,C], transformed weights [points, ceil(O/32), phases * C, 32] -> [N,OH,OW,O], float32."""
 
     name = "winograd"
     kernel = "winograd"
@@ -137,9 +167,10 @@ class Winograd(OpFamily):
 
     def infer(self, attrs: WinogradAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (u, _) = inputs
-        known = attrs.tile in TILES.get(attrs.window, ())
-        if len(x) != 4 or not known or u != (attrs.points, -(-attrs.columns // COLUMNS), x[3], COLUMNS):
+        known = attrs.tile in TILES.get(attrs.window, ()) and len(attrs.phases) == 2 and min(attrs.phases) > 0
+        if len(x) != 4 or not known or u != (attrs.points, -(-attrs.columns // COLUMNS), attrs.phased(x)[3], COLUMNS):
             raise ValueError(f"winograd of {x} by {u} with {attrs}")
+        x = attrs.phased(x)
         (down, across), (top, bottom, left, right) = attrs.window, attrs.padding
         return (x[0], max(0, x[1] + top + bottom + 1 - down), max(0, x[2] + left + right + 1 - across), attrs.columns), dtype
 
@@ -154,10 +185,11 @@ class Winograd(OpFamily):
         region[:, 0] = boxes[:, 0]
         region[:, 3] = (0, x[3])
         # Patches are whole, whatever becomes of their outputs.
-        for axis, low, taps, tile in zip((1, 2), op.attrs.padding[::2], op.attrs.window, op.attrs.tile, strict=True):
+        attrs: WinogradAttrs = op.attrs
+        for axis, low, taps, tile, phases in zip((1, 2), attrs.padding[::2], attrs.window, attrs.tile, attrs.phases, strict=True):
             patches = -(-(boxes[:, axis, 1] - boxes[:, axis, 0]) // tile)
-            region[:, axis, 0] = boxes[:, axis, 0] - low
-            region[:, axis, 1] = boxes[:, axis, 0] - low + patches * tile + taps - 1
+            region[:, axis, 0] = (boxes[:, axis, 0] - low) * phases
+            region[:, axis, 1] = (boxes[:, axis, 0] - low + patches * tile + taps - 1) * phases
             np.clip(region[:, axis], 0, x[axis], out=region[:, axis])
         return region
 
@@ -175,13 +207,14 @@ class Winograd(OpFamily):
         points = extents[:, 0] * op.attrs.points
         for axis, tile in zip((1, 2), op.attrs.tile, strict=True):
             points *= -(-extents[:, axis] // tile)
-        channels, columns = op.inputs[0].shape[3], extents[:, 3]
+        channels, columns = op.inputs[1].shape[2], extents[:, 3]
         flops = points * (2.0 * channels * columns + _INPUT_FLOPS * channels + _OUTPUT_FLOPS * columns)
         x, u = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
         return Work(own.flops + flops, own.bytes + 4 * (box_sizes(x) + box_sizes(u)))
 
     def reference(self, attrs: WinogradAttrs, *inputs: jax.Array) -> jax.Array:
         x, u = inputs
+        x = phased(x, attrs.phases, jnp)
         # The weights from their transform, by least squares, then the plain convolution.
         transforms = [weight_transform(outputs, taps) for outputs, taps in zip(attrs.tile, attrs.window, strict=True)]
         points = u.transpose(0, 2, 1, 3).reshape(*(len(matrix) for matrix in transforms), x.shape[3], -1)

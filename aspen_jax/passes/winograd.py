@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 
 from aspen_jax import storage
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.builder import Builder
-from aspen_jax.ops.conv import CONV2D
-from aspen_jax.ops.winograd import TILES, WINOGRAD, WINOGRAD_WEIGHTS, WinogradAttrs, WinogradWeightsAttrs, transform_weights
-from aspen_jax.program import Op, Program
+from aspen_jax.ops.conv import CONV2D, ConvAttrs
+from aspen_jax.ops.winograd import (
+    TILES,
+    WINOGRAD,
+    WINOGRAD_WEIGHTS,
+    WinogradAttrs,
+    WinogradWeightsAttrs,
+    phased_weights,
+    transform_weights,
+)
+from aspen_jax.program import Op, Operand, Program, Value
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
@@ -21,22 +30,25 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     for op in program.ops:
         best = [op]
         source = constants.source(op.inputs[1]) if op.family is CONV2D else None
-        for tile in TILES.get(op.inputs[1].shape[:2], ()) if _may_be(op) else ():
-            weights, product = _rewritten(op, tile)
+        possible = _may_be(op) and (source is not None or op.attrs.strides == (1, 1))
+        window = _window(op) if possible else (0, 0)
+        for tile in TILES.get(window, ()):
+            weights, product = _rewritten(op, window, tile)
             candidate = [weights, product] if source is None else [product]
             if machine.are_cheaper(candidate, best):
                 best = candidate
         if best[-1].family is WINOGRAD and source is not None:
             (product,) = best
-            tile = product.attrs.tile
-            stored = constants.stored(source, functools.partial(_transformed, tile=tile), tile)
+            strides, low, tile = op.attrs.strides, op.attrs.padding[::2], product.attrs.tile
+            make = functools.partial(_transformed, strides=strides, low=low, tile=tile)
+            stored = constants.stored(source, make, (strides, low, tile))
             best = [product.replace(inputs=(product.inputs[0], stored, *product.inputs[2:]))]
         ops += best
     return program.replace(ops=tuple(ops), constants=constants.all())
 
 
-def _transformed(weights: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
-    return transform_weights(weights.astype(np.float64), tile, np).astype(np.float32)
+def _transformed(weights: np.ndarray, strides: tuple[int, ...], low: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarray:
+    return transform_weights(phased_weights(weights, strides, low).astype(np.float64), tile, np).astype(np.float32)
 
 
 def _may_be(op: Op) -> bool:
@@ -44,19 +56,36 @@ def _may_be(op: Op) -> bool:
     return (
         op.family is CONV2D
         and not op.exact
-        and op.attrs.strides == op.attrs.dilation == (1, 1)
+        and op.attrs.dilation == (1, 1)
         and op.attrs.groups == 1
         and op.output.size > 0
         and all(item.dtype == np.float32 for item in op.main_inputs)
     )
 
 
-def _rewritten(op: Op, tile: tuple[int, ...]) -> tuple[Op, Op]:
-    """The transform of the weights, and the convolution by it."""
+def _window(op: Op) -> tuple[int, int]:
+    """Rows and columns of the weights of the convolution of stride 1 that this one is on the phases of its input."""
+    sides = zip(op.inputs[1].shape, op.attrs.strides, op.attrs.padding[::2], strict=False)
+    down, across = (-(-(taps + -low % stride) // stride) for taps, stride, low in sides)
+    return down, across
+
+
+def _rewritten(op: Op, window: tuple[int, int], tile: tuple[int, int]) -> tuple[Op, Op]:
+    """The transform of the weights, which are known or of stride 1, and the convolution by it."""
     build = Builder()
     build.name, build.source = f"{op.name}/weights", op.source
-    u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [op.inputs[1]])
-    build.op(WINOGRAD, WinogradAttrs(op.attrs.padding, op.output.shape[3], op.inputs[1].shape[:2], tile), [op.inputs[0], u])
+    attrs: ConvAttrs = op.attrs
+    padding: list[int] = []
+    for axis, stride in enumerate(attrs.strides):
+        before = -(-attrs.padding[2 * axis] // stride)
+        squares = -(-op.inputs[0].shape[1 + axis] // stride)
+        padding += before, op.output.shape[1 + axis] + window[axis] - 1 - before - squares
+    channels = op.inputs[0].shape[3] * math.prod(attrs.strides)
+    w = op.inputs[1]
+    if attrs.strides != (1, 1):
+        w = Operand.whole(Value((*window, channels, op.output.shape[3]), w.dtype))
+    u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [w])
+    build.op(WINOGRAD, WinogradAttrs(tuple(padding), op.output.shape[3], window, tile, attrs.strides), [op.inputs[0], u])
     weights, product = build.ops
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
