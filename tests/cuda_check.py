@@ -10,6 +10,7 @@ from jax.extend import core
 from aspen_jax import apu, frontend
 from aspen_jax.cuda import unfused
 from aspen_jax.cuda.call import LEFT_OUT
+from aspen_jax.cuda.machine import Gpu
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Op, Program, Value
 from tests import cuda_host
@@ -24,32 +25,32 @@ def trace_of(function, arguments):
     return trace
 
 
-def prepared(part: Program) -> Program:
+def prepared(part: Program, gpu: Gpu = Gpu()) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
-    return unfused(run_passes(part, LEFT_OUT))
+    return unfused(run_passes(part, LEFT_OUT, gpu))
 
 
-def ops_of(function, arguments) -> list[Op]:
+def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - immutable
     """The ops of a function of these shapes, for CUDA."""
-    return [op for part in trace_of(function, arguments).parts for op in prepared(part).ops]
+    return [op for part in trace_of(function, arguments).parts for op in prepared(part, gpu).ops]
 
 
-def run_on_host(function, arguments, machine=TINY_TILES):
+def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu()):  # noqa: B008 - immutable
     """The function's outputs by the device that the host plays; it must have no fallback."""
     trace = trace_of(function, arguments)
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
     for part in trace.parts:
-        program = prepared(part)
+        program = prepared(part, gpu)
         results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
         values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
 
 
-def check(function, *arguments, tolerance=1e-5):
+def check(function, *arguments, tolerance=1e-5, gpu=Gpu()):  # noqa: B008 - immutable
     """Within `tolerance` of the largest output of XLA's; integers and bools, infinities and NaN exactly."""
     with jax.default_matmul_precision("highest"):
         expected = jax.tree.leaves(jax.jit(function)(*arguments))
-    for ours, theirs in zip(run_on_host(function, arguments), expected, strict=True):
+    for ours, theirs in zip(run_on_host(function, arguments, gpu=gpu), expected, strict=True):
         theirs = np.asarray(theirs)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         if jnp.issubdtype(theirs.dtype, jnp.floating):

@@ -51,7 +51,9 @@ def test_convolutions(dtype, exact, tolerance):
         return outs
 
     weights = [random(channels, 3, 3, channels, 72, dtype=dtype) for channels in (4, 8, 24, 7)]
-    grouped = [random(9, 3, 2, 24 // groups, 24, dtype=dtype) for groups in (2, 24)]
+    # Of 12, 36, 8 and 1 columns a group, and of too few channels for tensor cores.
+    by_groups = ((2, 24), (2, 72), (3, 24), (24, 24), (12, 24))
+    grouped = [random(9, 3, 2, 24 // groups, outputs, dtype=dtype) for groups, outputs in by_groups]
     arguments = (
         random(0, 2, 11, 9, 24, dtype=dtype),
         weights,
@@ -115,12 +117,16 @@ MOST_REGISTERS = 168
 def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
 
-    def function(x, w, depthwise, dense, table, q, index):
+    def function(x, w, depthwise, dense, table, groups, q, index):
         numbers = ("NHWC", "HWIO", "NHWC")
         x = jax.nn.silu(lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=numbers))
         x = lax.conv_general_dilated(x, depthwise, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=64)
         x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         few = jnp.matmul(x.mean((1, 2)), dense, precision="highest") @ dense.T
+        grouped = [
+            lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=64 // w.shape[2])
+            for w in groups
+        ]
         image = x.reshape(-1, 64) @ dense
         image = jnp.matmul(jax.nn.gelu(image), dense, precision="highest").astype(dtype)
         image = (image - image.mean(-1, keepdims=True)) / jnp.sqrt(image.var(-1, keepdims=True) + 1)
@@ -129,13 +135,26 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
             exact = jax.nn.dot_product_attention(q[0], q[0], q[0]) if dtype != jnp.float16 else 0
         moved = jnp.concatenate([table[index], lax.pad(table[:3], table[0, 0], ((0, 1, 0), (0, 0, 0)))])
         moved = moved.at[index].add(1.0) if dtype == jnp.float32 else moved.at[index].set(1)
-        return few, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1)
+        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1)
 
     shapes = ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64), (100, 64))
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    groups = [jax.ShapeDtypeStruct((3, 3, channels, outputs), dtype) for channels, outputs in ((16, 64), (32, 128))]
     heads = [jax.ShapeDtypeStruct((1, 256, 4, width), dtype) for width in (64, 128)]
-    ops = ops_of(function, (*arguments, heads, jax.ShapeDtypeStruct((20,), np.int32)))
-    families = {"conv2d", "pool", "reduce", "rows", "matmul", "attention", "gather", "scatter", "pad", "concatenate"}
+    ops = ops_of(function, (*arguments, groups, heads, jax.ShapeDtypeStruct((20,), np.int32)))
+    families = {
+        "conv2d",
+        "conv2d_slices",
+        "pool",
+        "reduce",
+        "rows",
+        "matmul",
+        "attention",
+        "gather",
+        "scatter",
+        "pad",
+        "concatenate",
+    }
     assert {op.family.name for op in ops} >= {*families, "cumulative", "arg_reduce", "block"}
     log = compile_log(kernels(ops), architecture)
     assert "warning" not in log

@@ -22,8 +22,9 @@ from aspen_jax.choices import Choices
 from aspen_jax.compile import compile_jaxpr
 from aspen_jax.cuda.call import cuda_options
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.dag import unique
+from aspen_jax.dag import expand, unique
 from aspen_jax.errors import GraphFormatError, InputError
+from aspen_jax.program import Value
 from aspen_jax.tilegraph import TileGraph
 from benchmarks.models import zoo
 from benchmarks.network.in_jax import in_jax
@@ -32,6 +33,16 @@ from tests.test_apu import build_with_random_tiles
 from tests.vector_clocks import LAUNCH, RECORD, WAIT, Device
 
 Pairs = tuple[np.ndarray, np.ndarray]
+
+
+def touched(value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Touches:
+    """The bytes of boxes, one index of the first axis at a time: who adds slices up reads a little of each, not all between."""
+    if value.shape:
+        row, position = expand(boxes[:, 0, 1] - boxes[:, 0, 0])
+        tiles, boxes = tiles[row], boxes[row]
+        boxes[:, 0, 0] += position
+        boxes[:, 0, 1] = boxes[:, 0, 0] + 1
+    return touches(value, tiles, boxes)
 
 
 def conflicts(graph: TileGraph) -> Pairs:
@@ -54,10 +65,10 @@ def conflicts(graph: TileGraph) -> Pairs:
     for number, op in enumerate(program.ops):
         buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
         if buffer == workspace and op.output.nbytes:
-            writes = touches(op.output, *tiles[number]).moved(offset)
+            writes = touched(op.output, *tiles[number]).moved(offset)
             users = [
                 writes,
-                *(touches(op.output, read.tiles, read.boxes).moved(offset) for read in reads if read.value is op.output),
+                *(touched(op.output, read.tiles, read.boxes).moved(offset) for read in reads if read.value is op.output),
             ]
             places[op.output] = (offset, offset + op.output.nbytes, writes, Touches.join(users))
     for one, other in itertools.permutations(places.values(), 2):

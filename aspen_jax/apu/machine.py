@@ -26,6 +26,8 @@ class Machine:
         tile_ns: scheduling, starting the kernel and warming its registers and caches.
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
+        places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
+        launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
 
@@ -34,6 +36,8 @@ class Machine:
     tile_ns: float = 1_500.0
     shortest_tile_ns: float = 8_000.0
     tiles_per_worker: int = 4
+    places: int = 1
+    launch_ns: float = 0.0
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Convolutions: products with gathered rows, sliding windows where every channel is a group, else element by element."""
+"""Convolutions: products with gathered rows, for each group; sliding windows where every channel is one; else by element."""
 
 from __future__ import annotations
 
@@ -9,52 +9,103 @@ from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.vectors import ELEMENTS, vector
 from aspen_jax.program import Op
 
+# With fewer channels a group, in or out, most of what tensor cores multiply would be nothing.
+FEWEST_CHANNELS = 4
+
+# Groups of no more columns are multiplied in blocks of so many.
+NARROW = 32
+
 
 @writes("conv2d")
 def _conv2d(op: Op) -> str:
     x, w = op.inputs[:2]
+    if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
+        return depthwise(op)
+    return _products(op) or _by_element(op)
+
+
+@writes("conv2d_slices")
+def _conv2d_slices(op: Op) -> str | None:
+    return _products(op, op.attrs.slices)
+
+
+def _products(op: Op, slices: int = 0) -> str | None:
+    """As products of gathered rows, for each group, or for each slice of the depth; None where strides forbid it."""
+    x, w = op.inputs[:2]
     attrs, element = op.attrs, ELEMENTS[op.inputs[0].dtype.name]
     (_, height, width, _), (kernel_height, kernel_width, channels, outputs) = x.shape, w.shape
-    strides = x.view.strides()
-    if attrs.groups > 1 and channels == 1 and outputs == attrs.groups and x.dtype == w.dtype:
-        return depthwise(op)
+    strides, per_group = x.view.strides(), outputs // attrs.groups
     depth = kernel_height * kernel_width * channels
     # A walk along the depth must find the weights of one column one row after the other.
     expected, follows = outputs, w.view.strides()[3] == 1 or outputs == 1
     for extent, stride in reversed([*zip(w.shape, w.view.strides(), strict=True)][:3]):
         follows = follows and (extent == 1 or stride == expected)
         expected *= extent
-    if attrs.groups > 1 or x.dtype != w.dtype or not follows or (strides[3] != 1 and channels > 1) or not depth:
-        return _by_element(op)
+    if x.dtype != w.dtype or not follows or (strides[3] != 1 and x.shape[3] > 1) or not depth:
+        return None
+    if attrs.groups > 1 and min(channels, per_group) < FEWEST_CHANNELS:
+        return None
     row_vector = vector(x.dtype, channels, *strides[:3], x.view.offset())
-    column_vector = vector(w.dtype, outputs, w.view.offset())
+    column_vector = vector(w.dtype, outputs, per_group, w.view.offset())
     top, _, left, _ = attrs.padding
+    # Axes of the output: the slices, then n, y, x and c.
+    rank = len(op.output.shape)
+    n, y, x_axis, c = range(rank - 4, rank)
+    begin, end, skip = columns_of(c, rank, column_vector)
+    length = attrs.length(depth) if slices else depth
     rows = (
-        f"const ConvRows<{element}, {row_vector}> rows{{static_cast<const {element}*>(buffers.inputs[0]), "
+        f"const ConvRows<{element}, {row_vector}> gathered{{static_cast<const {element}*>(buffers.inputs[0])"
+        f"{f' + group * {channels}' if attrs.groups > 1 else ''}, "
         f"{strides[0]}, {strides[1]}, {strides[2]}, {height}, {width}, {channels}, {kernel_width}, {depth}, "
         f"{attrs.strides[0]}, {attrs.strides[1]}, {attrs.dilation[0]}, {attrs.dilation[1]}, {top}, {left}, "
-        "box[0], box[1], box[2], box[5] - box[1], box[6] - box[2], first_row};"
+        f"box[{n}], box[{y}], box[{x_axis}], height, width, first_row}};"
     )
+    weights = f"static_cast<const {element}*>(buffers.inputs[1]) + first_column"
+    if slices:
+        rows = f"const int first_k = slice * {length}, last_k = min_of(first_k + {length}, {depth});\n      {rows}"
+        rows += "\n      const auto rows = slice_of_rows(gathered, first_k, last_k);"
+        weights += f" + int64_t{{first_k}} * {outputs}"
+    else:
+        rows = rows.replace(" gathered{", " rows{", 1)
     columns = (
-        f"const MatrixColumns<{element}, {column_vector}> columns{{static_cast<const {element}*>(buffers.inputs[1]) + "
-        f"first_column, {outputs}, {depth}}};"
+        f"const MatrixColumns<{element}, {column_vector}> columns{{{weights}, {outputs}, "
+        f"{'last_k - first_k' if slices else depth}}};"
     )
-    begin, end, skip = columns_of(3, 4, column_vector)
     loop = f"""\
-    const int height = box[5] - box[1], width = box[6] - box[2];
-    const int all_rows = (box[4] - box[0]) * height * width;
-    for (int part = 0, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns,
-         blocks = (all_rows + Core::kRows - 1) / Core::kRows; part < parts * blocks; ++part) {{
-      const int first_column = {begin} + part % parts * Core::kColumns, first_row = part / parts * Core::kRows;"""
+    const int height = box[{rank + y}] - box[{y}], width = box[{rank + x_axis}] - box[{x_axis}];
+    const int all_rows = (box[{rank + n}] - box[{n}]) * height * width;
+    const int blocks = (all_rows + Core::kRows - 1) / Core::kRows;
+"""
+    if attrs.groups > 1:
+        loop += f"""\
+    const int first_group = box[{c}] / {per_group}, groups = (box[{rank + c}] + {per_group - 1}) / {per_group} - first_group;
+    const int parts = ({per_group} + Core::kColumns - 1) / Core::kColumns;
+    for (int part = 0; part < parts * blocks * groups; ++part) {{
+      const int group = first_group + part / parts / blocks;
+      const int last_column = min_of({end}, (group + 1) * {per_group}), own_column = group * {per_group};
+      const int first_column = (own_column > {begin} ? own_column : {begin}) + part % parts * Core::kColumns;
+      const int first_row = part / parts % blocks * Core::kRows;
+      if (first_column >= last_column) continue;"""
+        end = "last_column"
+    else:
+        times = f" * (box[{rank}] - box[0])" if slices else ""
+        own = "\n      const int slice = box[0] + part / parts / blocks;" if slices else ""
+        loop += f"""\
+    const int parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns;
+    for (int part = 0; part < parts * blocks{times}; ++part) {{
+      const int first_column = {begin} + part % parts * Core::kColumns;
+      const int first_row = part / parts{" % blocks" if slices else ""} * Core::kRows;{own}"""
+    at = [f"box[{n}] + pixel / (height * width)", f"box[{y}] + pixel / width % height", f"box[{x_axis}] + pixel % width"]
     store = (
         f"{skip}const int pixel = first_row + row;\n"
-        "        const int at[] = {box[0] + pixel / (height * width), box[1] + pixel / width % height, box[2] + pixel % width, "
-        "first_column + column};\n"
+        f"        const int at[] = {{{', '.join([*(['slice'] if slices else []), *at])}, first_column + column}};\n"
         "        finish(buffers, at, as_bits(sum));"
     )
     num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
-    pixels = op.output.size // max(outputs, 1)
-    return tile(core(op, pixels), rows, columns, loop, num_rows, num_columns, depth, store)
+    pixels = op.output.size // max(outputs, 1) // max(slices, 1)
+    narrow = attrs.groups > 1 and per_group <= NARROW
+    multiplies = core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2) if narrow else core(op, pixels)
+    return tile(multiplies, rows, columns, loop, num_rows, num_columns, length, store)
 
 
 def _by_element(op: Op) -> str:

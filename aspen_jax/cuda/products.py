@@ -18,7 +18,7 @@ from aspen_jax.program import Op, Operand
 _STAGES = 3
 
 # So few rows are no work beside reading the columns.
-_FEW_ROWS = 8
+FEW_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _matmul(op: Op) -> str:
     rank, left, right = len(op.output.shape), matrices.left, matrices.right
     dtype = left.operand.dtype.name
     element, across = ELEMENTS[dtype], matrices.columns_vector(op)
-    few = 1 <= matrices.num_rows(op) <= _FEW_ROWS
+    few = 1 <= matrices.num_rows(op) <= FEW_ROWS
     row_vector, line_vector = left.vector_along(matrices.depth), right.vector_along(matrices.depth)
     outer, names = decoded(matrices.outer, "part", rank)
     row_lines, row_names = decoded(matrices.rows, "first_row + row", rank)

@@ -8,6 +8,7 @@ from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_pair import CONV2D_PAIR
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
+from aspen_jax.ops.conv_slices import CONV2D_SLICES
 from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.cumulative import CUMULATIVE
 from aspen_jax.ops.family import OpFamily
@@ -26,6 +27,7 @@ _ALL = (
     CONV2D,
     CONV2D_PAIR,
     CONV2D_PANELS,
+    CONV2D_SLICES,
     MATMUL,
     MATMUL_PANELS,
     POOL,

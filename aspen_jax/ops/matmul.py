@@ -25,7 +25,7 @@ from aspen_jax.program import Operand
 if TYPE_CHECKING:
     from aspen_jax.program import Op
 
-_MAX_RANK = 8
+MAX_RANK = 8
 
 PANEL = 32  # columns of a panel of stored weights, on all targets
 
@@ -210,8 +210,8 @@ MATMUL_PANELS = MatmulPanels()
 @converts("dot_general")
 def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand) -> Operand:
     need_dtypes(equation, (lhs, rhs), *FLOATS)
-    if len(equation.shape) > _MAX_RANK:
-        raise Unsupported(f"dot_general with an output of rank {len(equation.shape)}; kernels take up to {_MAX_RANK}")
+    if len(equation.shape) > MAX_RANK:
+        raise Unsupported(f"dot_general with an output of rank {len(equation.shape)}; kernels take up to {MAX_RANK}")
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
     lhs_free = [d for d in range(len(lhs.shape)) if d not in (*lhs_contract, *lhs_batch)]
     rhs_free = [d for d in range(len(rhs.shape)) if d not in (*rhs_contract, *rhs_batch)]

@@ -25,6 +25,7 @@ from aspen_jax.passes import (
     rows,
     scales,
     simplify,
+    split_depth,
     strassen,
     winograd,
 )
@@ -45,10 +46,11 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "attention": attention.run,
     "conv_panels": conv_panels.run,
     "scales": scales.run,
+    "split_depth": split_depth.run,
 }
 
 # Those that ask the cost model.
-_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run}
+_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run, "split_depth": split_depth.run}
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 

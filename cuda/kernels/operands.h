@@ -92,4 +92,22 @@ struct ConvRows {
   }
 };
 
+// Elements first to last of other rows' depth.
+template <class Rows>
+struct SliceOfRows {
+  static constexpr int kVector = Rows::kVector;
+  using Element = typename Rows::Element;
+  using Line = typename Rows::Line;
+  const Rows& rows;
+  int first, last;
+
+  ASPEN_DEVICE const Element* any() const { return rows.any(); }
+  ASPEN_DEVICE Line line(int row) const { return rows.line(row); }
+  ASPEN_DEVICE const Element* at(const Line& line, int k) const { return first + k < last ? rows.at(line, first + k) : nullptr; }
+};
+template <class Rows>
+ASPEN_DEVICE SliceOfRows<Rows> slice_of_rows(const Rows& rows, int first, int last) {
+  return {rows, first, last};
+}
+
 }  // namespace aspen::cuda

@@ -1,0 +1,114 @@
+"""Splits the depth of products and convolutions that have too few tiles for the device: slices of the sums, and a sum of those.
+
+A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32 and always in the same order.
+What was the epilogue is that of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aspen_jax.apu.machine import Machine
+from aspen_jax.apu.tiling import cheapest
+from aspen_jax.ops import windows
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
+from aspen_jax.ops.matmul import MATMUL, MAX_RANK, MatmulAttrs
+from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
+from aspen_jax.program import Op, Operand, Program, Value
+
+_SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+# A slice that is shorter would be over before its operands have come.
+_SHORTEST = 32
+
+
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+    """Split the ops for which the cost model says so."""
+    if machine.places == 1:
+        return program
+    known: dict[object, int] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        if op.family not in (MATMUL, CONV2D) or op.output.size == 0:
+            ops.append(op)
+            continue
+        views = tuple((item.dtype, item.view) for item in op.inputs)
+        key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
+        if key not in known:
+            known[key] = _cheapest(op, machine)
+        ops += _split(op, known[key]) or (op,)
+    return program.replace(ops=tuple(ops))
+
+
+def _cheapest(op: Op, machine: Machine) -> int:
+    """Into how many slices the op is best cut."""
+    parts, best = cheapest(op, machine.places, machine)
+    found = 1
+    for slices in _SLICES:
+        # More than fill the places would only make partial sums.
+        split = _split(op, slices) if math.prod(parts) * slices <= machine.places else None
+        if split is None:
+            continue
+        price = machine.launch_ns + sum(cheapest(part, machine.places, machine)[1] for part in split)
+        if price < best:
+            best, found = price, slices
+    return found
+
+
+def _split(op: Op, slices: int) -> tuple[Op, Op] | None:
+    """The op as slices and their sum; None where it cannot be cut into so many."""
+    found = None
+    if slices > 1:
+        found = _sliced_product(op, slices) if op.family is MATMUL else _sliced_convolution(op, slices)
+    if found is None:
+        return None
+    total = op.replace(
+        family=REDUCE,
+        attrs=ReduceAttrs(windows.SUM, (0,)),
+        inputs=(Operand.whole(found.output), *op.extra_inputs),
+        name=f"{op.name}/sum",
+    )
+    return found, total
+
+
+def _sliced_product(op: Op, slices: int) -> Op | None:
+    a, b = op.attrs.a, op.attrs.b
+    summed = [label for label in a if label < 0 and op.inputs[0].shape[a.index(label)] > 1]
+    if not summed or max(len(each) for each in (a, b, op.output.shape)) >= MAX_RANK:
+        return None
+    # The one that is walked the slowest: what is left of the depth still has one stride if it had.
+    left = op.inputs[0].view
+    label = max(summed, key=lambda label: abs(left.strides()[a.index(label)]))
+    extent, depth = left.shape[a.index(label)], math.prod(left.shape[a.index(each)] for each in summed)
+    if extent % slices or depth < slices * _SHORTEST:
+        return None
+    operands, labels = [], []
+    for operand, own in zip(op.main_inputs, (a, b), strict=True):
+        place = own.index(label)
+        view = operand.view.reshape((*operand.shape[:place], slices, extent // slices, *operand.shape[place + 1 :]))
+        if view is None:
+            return None
+        operands.append(Operand(operand.value, view))
+        moved = [each + 1 if each >= 0 else each for each in own]
+        labels.append((*moved[:place], 0, *moved[place:]))
+    return _slices(op, op.replace(attrs=MatmulAttrs(*labels), inputs=tuple(operands)), slices)
+
+
+def _sliced_convolution(op: Op, slices: int) -> Op | None:
+    x, w = op.main_inputs
+    depth = math.prod(w.shape[:3])
+    # Taps and channels of the weights must follow each other in memory.
+    if op.attrs.groups > 1 or x.dtype != w.dtype or not w.view.is_dense() or not CONV2D.reads_well(op, 0, x):
+        return None
+    attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices)
+    if attrs.length(depth) * (slices - 1) >= depth:
+        return None
+    return _slices(op, op.replace(family=CONV2D_SLICES, attrs=attrs, inputs=(x, w)), slices)
+
+
+def _slices(op: Op, sliced: Op, slices: int) -> Op:
+    output = Value((slices, *op.output.shape), np.dtype(np.float32))
+    return sliced.replace(output=output, program=None, name=f"{op.name}/slices")

@@ -1,0 +1,113 @@
+"""Products and convolutions whose depth is split: where that is done, and that the sums are right."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aspen_jax.apu import Machine
+from aspen_jax.cuda.machine import Gpu
+from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
+from aspen_jax.passes import run_passes, split_depth
+from aspen_jax.program import Op, Operand, Value
+from aspen_jax.reference import evaluate
+from tests import cuda_host
+from tests.cuda_check import check, exactly, ops_of, random
+from tests.tracing import traced
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+# Arithmetic is dear, and nothing else.
+EAGER = Gpu(flops_per_ns=1e-3, bytes_per_ns=1e6, tile_ns=0.0, launch_ns=0.0, shortest_tile_ns=1.0, places=1 << 20)
+
+
+def kinds(ops):
+    return [op.family.name for op in ops]
+
+
+def network(x, w, b, dense, heads, other):
+    y = jax.nn.relu(lax.conv_general_dilated(x, w, (2, 1), ((1, 2), (0, 3)), rhs_dilation=(1, 2), dimension_numbers=NHWC) + b)
+    z = y.mean((1, 2)) @ dense
+    return y, jax.nn.gelu(z), jnp.einsum("bhmk,bhnk->bmhn", heads, other), jnp.einsum("mkj,jkn->nm", heads[0], heads[0].T)
+
+
+def arguments(dtype=np.float32):
+    shapes = ((2, 9, 8, 24), (3, 2, 24, 70), (70,), (70, 21), (2, 3, 5, 96), (2, 3, 7, 96))
+    return [random(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes)]
+
+
+def test_splitting_keeps_the_meaning():
+    program, inputs = traced(network, *arguments())
+    split = run_passes(program, {"winograd", "strassen", "panels", "conv_panels"}, EAGER)
+    assert kinds(split.ops).count("conv2d_slices") == 1
+    assert not {"conv2d"} & {*kinds(split.ops)}
+    names = [op.name for op in split.ops]
+    assert (
+        len([name for name in names if name.endswith("/slices")]) == len([name for name in names if name.endswith("/sum")]) >= 3
+    )
+    for ours, theirs in zip(evaluate(split, *inputs), evaluate(program, *inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("dtype", "exact", "tolerance"), [(np.float32, True, 1e-5), (np.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
+)
+def test_slices_on_the_host(dtype, exact, tolerance):
+    operands = arguments(dtype)
+    gpu_ops = ops_of(network, operands, EAGER)
+    assert "conv2d_slices" in kinds(gpu_ops)
+    check(exactly(network) if exact else network, *operands, tolerance=tolerance, gpu=EAGER)
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize("channels", [7, 24, 70])
+def test_slices_that_begin_within_a_tap_or_are_cut_short(channels):
+    def function(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)
+
+    x, w = random(0, 1, 5, 6, channels), random(1, 3, 3, channels, 9)
+    (slices, _) = ops_of(exactly(function), (x, w), EAGER)
+    assert slices.family.name == "conv2d_slices"
+    check(exactly(function), x, w, gpu=EAGER)
+
+
+def test_regions_cover_what_slices_read():
+    x, w = np.zeros((1, 3, 4, 40), np.float32), np.zeros((2, 2, 40, 2), np.float32)
+    attrs = ConvSlicesAttrs((1, 2), (1, 0, 0, 1), (1, 1), 1, 3)
+    shape, dtype = CONV2D_SLICES.infer(attrs, [(x.shape, x.dtype), (w.shape, w.dtype)])
+    values = [Value(item.shape, item.dtype) for item in (x, w)]
+    op = Op(CONV2D_SLICES, attrs, tuple(map(Operand.whole, values)), Value(shape, dtype))
+    outputs = np.indices(shape).reshape(len(shape), -1).T
+    boxes = np.stack([outputs, outputs + 1], axis=2)
+    rng = np.random.default_rng(0)
+    for index, item in enumerate((x, w)):
+        region = CONV2D_SLICES.region(op, index, boxes)
+        for element in rng.integers(0, item.size, 40):
+            operands = [np.ones_like(x), np.ones_like(w)]
+            before = np.asarray(CONV2D_SLICES.reference(attrs, *map(jnp.asarray, operands)))
+            operands[index].flat[element] += 1
+            changed = np.not_equal(CONV2D_SLICES.reference(attrs, *map(jnp.asarray, operands)), before)
+            place = np.array(np.unravel_index(element, item.shape))
+            covered = ((region[:, :, 0] <= place) & (place < region[:, :, 1])).all(axis=1)
+            assert changed.any()
+            assert covered[changed.reshape(-1)].all()
+
+
+def test_only_what_leaves_a_gpu_idle_is_split():
+    def product(rows, depth, columns):
+        shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((rows, depth), (depth, columns))]
+        return kinds(ops_of(jnp.matmul, shapes))
+
+    assert product(64, 4096, 64) == ["matmul", "reduce"]
+    assert product(1, 768, 768) == ["matmul", "reduce"]
+    assert product(2048, 4096, 2048) == ["matmul"], "it has tiles enough"
+    assert product(64, 48, 64) == ["matmul"], "it is over sooner than two launches"
+
+
+def test_a_cpu_splits_nothing():
+    program, _ = traced(network, *arguments())
+    assert split_depth.run(program, Machine()) is program
