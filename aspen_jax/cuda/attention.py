@@ -9,7 +9,7 @@ from aspen_jax.cuda.lanes import load, statements
 from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
 from aspen_jax.cuda.softmax import softmax_of
 from aspen_jax.cuda.source import writes
-from aspen_jax.cuda.vectors import ELEMENTS, vector
+from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.program import Op, Program
 
@@ -151,7 +151,7 @@ def _attention(op: Op) -> str | None:
   static ASPEN_DEVICE uint32_t score([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at, uint32_t sum) {{
 {score}
   }}
-  using Own = Attention<{scores_core}, {values_core}, {matrices.depth}>;
+  using Own = Attention<{scores_core}, {values_core}, {matrices.depth}, {str(attrs.reach < length).lower()}>;
   static constexpr int kThreads = Own::kThreads;
   using Memory = Own::Memory;
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
@@ -167,14 +167,16 @@ def _attention(op: Op) -> str | None:
           [](int row) {{ return int64_t{{row}} * {queries.strides[last - 1]}; }}, {queries.step}, {matrices.depth});
       const auto keys = {keys_type};
       const auto values = {values_type};
+      const int num_rows = min_of(box[{rank + row_axis}] - first_row, Own::kRows);
       Own::attend(
-          memory, queries, keys, values, min_of(box[{rank + row_axis}] - first_row, Own::kRows), {length},
-          min_of({end} - first_column, Own::kColumns),
+          memory, queries, keys, values, num_rows, {length}, min_of({end} - first_column, Own::kColumns),
+          Own::Mask{{min_of({length}, first_row + num_rows - 1 + {attrs.reach}), 0x1p{attrs.exponent}f}},
           [&](int row, int key, uint32_t sum) {{
             const int at[] = {{{", ".join([*scores_at[:last], "key"])}}};
             return score(buffers, at, sum);
           }},
           [](float weight) {{ return {_NARROW[dtype]}; }},
+          [](const {element}& element) {{ return as_float({STORED[dtype]}::load(&element, 0)); }},
           [&]({VISITED}) {{
             {skip}const int at[] = {{{", ".join(at[axis] for axis in range(rank))}}};
             store(buffers, at, as_bits(sum));

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax.ops.block import BLOCK
@@ -239,6 +240,8 @@ _RULES: dict[str, Callable[..., _Pair]] = {
     "div_f": _divided,
     "exp_f": _exp,
     "tanh_f": _rising(np.tanh),
+    "as_bf16_f": _rising(lambda x: x.astype(jnp.bfloat16).astype(np.float64)),
+    "as_f16_f": _rising(lambda x: x.astype(np.float16).astype(np.float64)),
     "relu_f": _rising(lambda x: np.maximum(x, 0)),
     "and_b": _rising(np.minimum),
     "or_b": _rising(np.maximum),

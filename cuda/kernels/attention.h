@@ -1,5 +1,8 @@
 // Attention: a block of queries goes through all keys, kKeys at a time, and keeps of the scores only each row's largest and the
 // sum of exponentials so far (online softmax). Both products are those of product.h.
+//
+// A mask may leave no weights but exact zeros from some key on. Those keys are left out where that changes nothing: where no
+// score is so large that it would lift what is masked, and no value is infinite or NaN, whose product with zero is NaN.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +11,12 @@
 #include "product.h"
 #include "scalar.h"
 #include "teams.h"
+#include "tile.h"
 
 namespace aspen::cuda {
 
-// The cores have as many rows and threads. kDepth: of the first product, the queries' width.
-template <class Scores, class Values, int kDepth>
+// The cores have as many rows and threads. kDepth: of the first product, the queries' width. kMasked: keys may be left out.
+template <class Scores, class Values, int kDepth, bool kMasked>
 struct Attention {
   using Element = typename Scores::Element;
   static constexpr int kThreads = Scores::kThreads, kRows = Scores::kRows;
@@ -21,6 +25,7 @@ struct Attention {
   static constexpr int kValueChunks = kKeys / Values::kDepth;
   static_assert(kThreads == Values::kThreads && kRows == Values::kRows && kThreads % kRows == 0);
   using Rows = Team<kThreads, kThreads / kRows, 1>;
+  using All = Team<kThreads, kWarp, kThreads / kWarp>;
 
   struct Memory {
     alignas(16) Element queries[kScoreChunks][kRows * Scores::kRowStride];
@@ -30,13 +35,22 @@ struct Attention {
     float scores[kRows][kKeys + 2];  // two lanes a row read them without meeting in a bank
     float scales[kRows];             // what the sums so far are multiplied with; in the end the sums of weights
     typename Rows::template Memory<float> team;
+    typename All::template Memory<float> all;
+    int is_large;  // whether a score so far is larger than may be
+  };
+
+  // Keys from `end` on have weights of exactly zero, if no score is larger than `most` (kMasked).
+  struct Mask {
+    int end;
+    float most;
   };
 
   // Calls store(row, column, value) for num_rows x num_columns elements. `score(row, key, sum)` is what the softmax takes, of the
-  // sum of products; `narrow` stores a weight as an element.
-  template <class Queries, class Keys, class Columns, class Score, class Narrow, class Store>
+  // sum of products; `narrow` makes an element of a weight, `widen` a float of an element.
+  template <class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Store>
   static ASPEN_DEVICE void attend(Memory& memory, const Queries& queries, const Keys& keys, const Columns& values, int num_rows,
-                                  int num_keys, int num_columns, const Score& score, const Narrow& narrow, const Store& store) {
+                                  int num_keys, int num_columns, [[maybe_unused]] Mask mask, const Score& score,
+                                  const Narrow& narrow, [[maybe_unused]] const Widen& widen, const Store& store) {
     Block<kThreads> block;
     const auto load_keys = [&](int first) {
       block.each_thread([&](int thread) {
@@ -61,6 +75,7 @@ struct Attention {
     sums.clear(block);
     block.each_thread([&](int thread) {
       own[thread] = {nothing(), 0};
+      if (thread == 0) memory.is_large = 0;
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         load_lines<kRows, Scores::kDepth, Scores::kRowStride>(block, thread, memory.queries[chunk], queries,
                                                               chunk * Scores::kDepth, num_rows,
@@ -72,6 +87,12 @@ struct Attention {
     load_values(0);
     block.commit();
     for (int first = 0; first < num_keys; first += kKeys) {
+      if constexpr (kMasked) {
+        if (first >= mask.end && first < mask.end + kKeys &&
+            may_end(block, memory, keys, values, first, num_keys, num_columns, mask.most, widen)) {
+          break;
+        }
+      }
       block.template wait<1>();
       block.sync();
       scores.clear(block);
@@ -80,6 +101,7 @@ struct Attention {
       }
       scores.each(block, [&](int row, int key, float sum) {
         const bool counts = row < num_rows && first + key < num_keys;
+        if (kMasked && counts && !(magnitude(sum) <= mask.most)) memory.is_large = 1;
         memory.scores[row][key] = counts ? as_float(score(row, first + key, as_bits(sum))) : nothing();
       });
       block.sync();
@@ -136,6 +158,56 @@ struct Attention {
   }
 
  private:
+  // Whether keys from `first` on may be left out. What every thread gets is the same.
+  template <class Keys, class Columns, class Widen>
+  static ASPEN_DEVICE bool may_end(Block<kThreads>& block, Memory& memory, const Keys& keys, const Columns& values, int first,
+                                   int num_keys, int num_columns, float most, const Widen& widen) {
+    PerThread<float, kThreads> query, key, value;
+    block.each_thread([&](int thread) {
+      float found = 0;
+      for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
+        for (int i = thread; i < kRows * Scores::kDepth; i += kThreads) {
+          const auto element = memory.queries[chunk][i / Scores::kDepth * Scores::kRowStride + i % Scores::kDepth];
+          found = larger(found, magnitude(widen(element)));
+        }
+      }
+      query[thread] = found;
+      key[thread] = largest<Scores>(thread, keys, first, num_keys, 0, kDepth, widen);
+      value[thread] = largest<Values>(thread, values, 0, num_columns, first, num_keys, widen);
+    });
+    All::reduce(block, memory.all, query, larger);
+    All::reduce(block, memory.all, key, larger);
+    All::reduce(block, memory.all, value, larger);
+    PerThread<int, kThreads> may;
+    block.each_thread([&](int thread) {
+      may[thread] = memory.is_large == 0 && kDepth * query[thread] * key[thread] <= most && value[thread] < -nothing();
+    });
+    return may[0] != 0;
+  }
+
+  // A thread's share of the largest magnitude in columns [first, last) of a Core, elements [begin, end) of the depth.
+  template <class Core, class Columns, class Widen>
+  static ASPEN_DEVICE float largest(int thread, const Columns& columns, int first, int last, int begin, int end,
+                                    const Widen& widen) {
+    constexpr int kVector = Columns::kVector;
+    const int depth = end - begin, count = last - first;
+    const int across = ((Core::kAlongDepth ? depth : count) + kVector - 1) / kVector;
+    float found = 0;
+    for (int i = thread; i < across * (Core::kAlongDepth ? count : depth); i += kThreads) {
+      const Element* from;
+      if constexpr (Core::kAlongDepth) {
+        from = columns.at(columns.line(first + i / across), begin + i % across * kVector);
+      } else {
+        from = columns.at(begin + i / across, first + i % across * kVector);
+      }
+      if (from == nullptr) continue;
+      const auto vector = load_vector<kVector>(from);
+      ASPEN_UNROLL for (int j = 0; j < kVector; ++j) found = larger(found, magnitude(widen(vector.elements[j])));
+    }
+    return found;
+  }
+
+  static ASPEN_DEVICE float magnitude(float value) { return as_float(as_bits(value) & 0x7fffffff); }
   static ASPEN_DEVICE float nothing() { return as_float(0xff800000u); }  // -inf
   static ASPEN_DEVICE float larger(float a, float b) { return a != a || a > b ? a : b; }
 };

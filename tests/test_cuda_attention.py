@@ -1,0 +1,66 @@
+"""Attention in CUDA code under masks that are known beforehand: what they leave out is not computed, and that changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aspen_jax import apu
+from aspen_jax.ops.attention import ATTENTION
+from aspen_jax.program import Operand, Program
+from tests import cuda_host
+from tests.cuda_check import check, exactly, ops_of, random
+from tests.test_attention import MASKS, masked
+
+pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+
+
+def attention_of(function, *arguments):
+    (op,) = (op for op in ops_of(function, arguments) if op.family is ATTENTION)
+    return op
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact", "tolerance"), [(np.float32, True, 1e-5), (np.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
+)
+@pytest.mark.parametrize("how", ["added", "infinite"])
+def test_causal_masks(how, dtype, exact, tolerance):
+    function = functools.partial(masked, MASKS["causal"], how)
+    function = exactly(function) if exact else function
+    arguments = [random(i, 1, 150, 2, 8, dtype=dtype) for i in range(3)]
+    assert attention_of(function, *arguments).attrs.reach == 1
+    check(function, *arguments, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("operand", range(3))
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+@pytest.mark.parametrize("how", ["added", "infinite"])
+def test_what_is_masked_still_spoils_what_it_would(operand, value, how):
+    arrays = [random(i, 1, 150, 2, 8) for i in range(3)]
+    arrays[operand][0, 140, 1, 3] = value
+    check(exactly(functools.partial(masked, MASKS["causal"], how)), *arrays)
+
+
+def test_keys_beyond_the_reach_are_not_computed():
+    """An op without a mask that says it has one shows where keys end: at the first 64 after the last that may count."""
+
+    def attend(q, k, v):
+        return jnp.einsum("qk,kh->qh", jax.nn.softmax(jnp.einsum("qh,kh->qk", q, k), axis=-1), v)
+
+    q, k, v = (random(i, 150, 8) for i in range(3))
+    op = attention_of(exactly(attend), q, k, v)
+    assert op.attrs.reach == 150
+    op = op.replace(attrs=dataclasses.replace(op.attrs, reach=1, exponent=24))
+    values = tuple(item.value for item in op.inputs)
+    program = Program(values, (), (op,), (Operand.whole(op.output),))
+    (ours,) = cuda_host.run(program, apu.build(program, 1, apu.Machine(shortest_tile_ns=1e9)), q, k, v)
+    for rows, keys in ((slice(0, 64), 64), (slice(64, 128), 128), (slice(128, 150), 150)):
+        np.testing.assert_allclose(ours[rows], attend(q[rows], k[:keys], v[:keys]), rtol=1e-4, atol=1e-5)
+    k[149] *= 1e20
+    (ours,) = cuda_host.run(program, apu.build(program, 1, apu.Machine(shortest_tile_ns=1e9)), q, k, v)
+    np.testing.assert_allclose(ours, attend(q, k, v), rtol=1e-4, atol=1e-5)
