@@ -84,16 +84,17 @@ class Part:
         program = run_passes(traced, options.disabled_passes, options.machine)
         if options.fit is not None:
             program = options.fit(program)
+        # What has been packed is held once.
+        program = program.replace(constants=apu.pack(program.constants).constants)
         graph = apu.build(program, options.num_workers, options.machine)
         outputs = tuple(operand.value for operand in traced.outputs)
         return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)
 
     def call(self, *operands: Any) -> list[Any]:
         """The custom call."""
-        constants = [array for _, array in self.program.constants]
         results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
         with jax.named_scope(self.scope):
-            return self.options.call(self, results, *operands, *constants)
+            return self.options.call(self, results, *operands, *self.graph.constants)
 
     def call_partitionable(self, *operands: Any) -> list[Any]:
         """The custom call where more than one device shares the work: each runs its own entries of the batch, if that can be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class TileGraph:
         op_names: a name for each op, for reports and errors.
         values: int64 [V, 4]: buffer, byte offset, dtype number, rank.
         value_shapes: int64, the values' shapes one after the other.
-        operands: int64, the value of each operand of the call: inputs, then constants.
+        operands: int64, the value of each operand of the call: inputs, then constants. Ops read it, or values that lie in it.
         results: int64, the value of each result of the call; an op writes it, or another value in the same buffer.
         ops: int64 [O, 5]: kernel, output value, number of inputs, number of parameter words, depth.
         inputs: int64, for each op input: value, ranks of R and of the view, R, starts, (source, step, extent) per dimension.
@@ -137,17 +137,32 @@ class TileGraph:
                     f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}; {_REMEDY}"
                 ) from error
             ops.append(Op(family, attrs, tuple(operands), values[output], block, self.op_names[number]))
+        inside = self._in_operands(values)
         num_inputs = len(self.operands) - len(self.constants)
         written = {int(self.values[output, 0]): values[output] for output in self.ops[:, 1]}
         results = [(values[number], int(self.values[number, 0])) for number in self.results]
         return Program(
-            inputs=tuple(values[number] for number in self.operands[:num_inputs]),
+            inputs=tuple(value for value, buffer, _ in inside if buffer < num_inputs),
             constants=tuple(
-                (values[number], array) for number, array in zip(self.operands[num_inputs:], self.constants, strict=True)
+                (value, self.constants[buffer - num_inputs].reshape(-1)[start : start + value.size].reshape(value.shape))
+                for value, buffer, start in inside
+                if buffer >= num_inputs
             ),
             ops=tuple(ops),
             outputs=tuple(Operand(written.get(buffer, value), View.identity(value.shape)) for value, buffer in results),
         )
+
+    def _in_operands(self, values: Sequence[Value]) -> list[tuple[Value, int, int]]:
+        """What is read of the operands, by operand: value, operand and its first element there."""
+        own = set(self.operands.tolist())
+        inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(self.values[:, :2].tolist())]
+        inside = [item for item in inside if item[1] < len(self.operands)]
+        shared = {buffer for number, buffer, _ in inside if number not in own}
+        return [
+            (values[number], buffer, offset // values[number].dtype.itemsize)
+            for number, buffer, offset in sorted(inside, key=lambda item: item[1])
+            if number not in own or buffer not in shared
+        ]
 
     def verify(self) -> None:
         """Check everything: each index, view and box, each output element written once, each read after its write.

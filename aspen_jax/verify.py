@@ -122,8 +122,14 @@ def _check_values(graph: TileGraph) -> None:
             _refuse(f"value {number} of shape {list(shape)} has {size} bytes")
         if buffer < len(outside):
             shape_there, dtype_there = graph.value(outside[buffer])
-            may_differ = buffer >= len(graph.operands) and dtype == dtype_there and math.prod(shape) == math.prod(shape_there)
-            if offset or (outside[buffer] != number and not may_differ):
+            size_there = math.prod(shape_there) * dtype_there.itemsize
+            if outside[buffer] == number:
+                fits = offset == 0
+            elif buffer < len(graph.operands):
+                fits = dtype == dtype_there and offset % ALIGNMENT == 0 and offset + size <= size_there
+            else:
+                fits = dtype == dtype_there and offset == 0 and size == size_there
+            if not fits:
                 _refuse(f"value {number} lies at byte {offset} of buffer {buffer}, which is that of value {outside[buffer]}")
         elif offset % ALIGNMENT or offset + size > graph.workspace_bytes:
             _refuse(f"value {number} lies at byte {offset} of a workspace of {graph.workspace_bytes} and has {size} bytes")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from aspen_jax import _engine
+from aspen_jax.apu import pack
 from aspen_jax.cuda import HEADERS, translation_unit
 from aspen_jax.program import Op, Program
 from aspen_jax.tilegraph import TileGraph
@@ -81,12 +82,14 @@ def run(
     buffers += [aligned(int(np.prod(shape)) * dtype.itemsize, 0xFF) for shape, dtype in results]
     buffers.append(aligned(graph.workspace_bytes, 0xFF))
 
-    operands = [*program.inputs, *(value for value, _ in program.constants)]
-    numbers = dict(zip(operands, graph.operands.tolist(), strict=True))
-    numbers.update((op.output, number) for op, number in zip(program.ops, graph.ops[:, 1].tolist(), strict=True))
+    packed = pack(program.constants)
+    places = {value: (number, 0) for number, value in enumerate(program.inputs)}
+    places |= {value: (len(arrays) + number, offset) for value, (number, offset) in packed.places.items()}
+    outputs = zip(program.ops, graph.ops[:, 1].tolist(), strict=True)
+    places |= {op.output: tuple(graph.values[number, :2].tolist()) for op, number in outputs}
 
     def address(value, elements=0):
-        buffer, offset = graph.values[numbers[value], :2].tolist()
+        buffer, offset = places[value]
         return buffers[buffer].ctypes.data + offset + elements * value.dtype.itemsize
 
     launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from aspen_jax import graph_format
-from aspen_jax.apu import Machine, build
+from aspen_jax.apu import Machine, build, pack
 from aspen_jax.apu.dependencies import reads_of
 from aspen_jax.apu.memory import touches
 from aspen_jax.dag import Dag
+from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
@@ -135,6 +136,54 @@ def test_constants_of_every_kind_survive(tmp_path):
     for array, again in zip(arrays, TileGraph.load(tmp_path / "g").constants, strict=True):
         assert again.dtype == array.dtype
         np.testing.assert_array_equal(again, array)
+
+
+def of_small_constants(sizes: list[int]) -> tuple[TileGraph, np.ndarray]:
+    """A vector plus the sums of some constants, and what that is for zeros."""
+    rng = np.random.default_rng(len(sizes))
+    x = Operand.whole(Value((8,), FLOAT))
+    builder, expected, last = Builder(), np.zeros(8, np.float32), x
+    for size in sizes:
+        array = rng.standard_normal((size, 8), np.float32)
+        row = builder.constant(array)
+        view = row.view.slice((size - 1, 0), (size, 8)).reshape((8,))
+        last = builder.block(single("add_f"), [last, Operand(row.value, view)], (8,), FLOAT)
+        expected += array[-1]
+    return build(Program((x.value,), tuple(builder.constants), tuple(builder.ops), (last,)), 1), expected
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 3], [2, 1, 5, 40000, 7, 33000]])
+def test_small_constants_share_an_operand(tmp_path, sizes):
+    graph, expected = of_small_constants(sizes)
+    large = [size for size in sizes if size > 30000]
+    assert len(graph.constants) == len(large) + 1
+    graph.verify()
+    TileGraph.from_bytes(graph.to_bytes()).verify()
+    graph.save(tmp_path / "g")
+    for again in (graph, TileGraph.load(tmp_path / "g"), build(graph.program(), 1)):
+        np.testing.assert_array_equal(again.run(np.zeros(8, np.float32))[0], expected)
+        assert sorted(array.size for array in again.constants) == sorted(array.size for array in graph.constants)
+
+
+def test_constants_that_were_packed_are_not_copied_again():
+    program = of_small_constants([2, 3, 4])[0].program()
+    packed = pack(program.constants)
+    assert all(array.base is packed.operands[0][1] for _, array in packed.constants)
+    assert pack(packed.constants).operands[0][1] is packed.operands[0][1]
+    assert pack(packed.constants[1:]).operands[0][1] is not packed.operands[0][1]
+
+
+@pytest.mark.parametrize(("column", "number"), [(1, 32), (1, 1 << 20), (2, DTYPES.index(np.dtype(np.int32)))])
+def test_values_that_do_not_lie_inside_their_operand_are_refused(column, number):
+    graph, _ = of_small_constants([1, 2])
+    values = graph.values.copy()
+    (part,) = np.flatnonzero((values[:, 0] == 1) & (values[:, 1] > 0))
+    values[part, column] = number
+    broken = dataclasses.replace(graph, values=values)
+    with pytest.raises(GraphFormatError, match=f"value {part} lies at byte"):
+        broken.verify()
+    with pytest.raises(GraphFormatError, match=f"value {part}"):
+        broken.run(np.zeros(8, np.float32))
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):

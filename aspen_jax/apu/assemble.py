@@ -8,6 +8,7 @@ import numpy as np
 
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Memory
+from aspen_jax.apu.packing import pack
 from aspen_jax.dag import Dag
 from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.program import Program, Value
@@ -32,14 +33,17 @@ def assemble(
         memory: where values lie.
         order: all edges between tiles.
     """
-    operands = [*program.inputs, *(value for value, _ in program.constants)]
+    packed = pack(program.constants)
+    operands = [*program.inputs, *(value for value, _ in packed.operands)]
     # A result of another shape than the value written is a second value in the same buffer.
     results = [item.value if item.is_whole else Value(item.shape, item.dtype) for item in program.outputs]
-    values = list(dict.fromkeys([*operands, *(op.output for op in program.ops), *results]))
+    values = list(dict.fromkeys([*operands, *packed.places, *(op.output for op in program.ops), *results]))
     numbers = {value: number for number, value in enumerate(values)}
     buffers = {value: buffer for buffer, value in enumerate([*operands, *results])}
     workspace = len(buffers)
     buffers.update((operand.value, buffers[result]) for operand, result in zip(program.outputs, results, strict=True))
+    buffers.update((value, len(program.inputs) + operand) for value, (operand, _) in packed.places.items())
+    offsets = {**memory.offsets, **{value: offset for value, (_, offset) in packed.places.items()}}
     kernels = tuple(dict.fromkeys(op.family.kernel for op in program.ops))
     params = [op.family.params(op) for op in program.ops]
     inputs: list[int] = []
@@ -53,7 +57,7 @@ def assemble(
         op_names=tuple(op.name for op in program.ops),
         values=_table(
             [
-                (buffers.get(value, workspace), memory.offsets.get(value, 0), DTYPE_NUMBERS[value.dtype], len(value.shape))
+                (buffers.get(value, workspace), offsets.get(value, 0), DTYPE_NUMBERS[value.dtype], len(value.shape))
                 for value in values
             ],
             4,
@@ -77,7 +81,7 @@ def assemble(
         costs=_flat([costs[op.output] for op in program.ops]).astype(np.int64),
         workspace_bytes=memory.size,
         max_depth=max(depths.values(), default=0),
-        constants=tuple(array for _, array in program.constants),
+        constants=tuple(array for _, array in packed.operands),
     )
 
 

@@ -121,21 +121,22 @@ class GraphReader {
       }
       const int64_t bytes = times(stride, size_of(value.dense.dtype), where);
       value.bytes = std::count(value.dense.shape, value.dense.shape + value.dense.rank, 0) ? 0 : bytes;
-      if (value.buffer == num_operands_ + num_results_) check_in_workspace(value, where);
+      if (value.buffer == num_operands_ + num_results_) check_inside(value, graph_.workspace_bytes, where, "the workspace");
     }
     shape.finish("value shapes");
   }
 
-  void check_in_workspace(const Value& value, const std::string& where) const {
+  static void check_inside(const Value& value, int64_t bytes, const std::string& where, const std::string& buffer) {
     if (value.offset % 64 != 0)
       throw GraphError(where + ": its offset " + std::to_string(value.offset) + " is no multiple of 64");
-    if (value.offset > graph_.workspace_bytes || value.bytes > graph_.workspace_bytes - value.offset) {
+    if (value.offset > bytes || value.bytes > bytes - value.offset) {
       throw GraphError(where + ": its " + std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) +
-                       " do not fit the workspace of " + std::to_string(graph_.workspace_bytes) + " bytes");
+                       " do not fit " + buffer + " of " + std::to_string(bytes) + " bytes");
     }
   }
 
-  // The sizes of the call's buffers are those of the values that stand for them; other values there must have the same.
+  // The sizes of the call's buffers are those of the values that stand for them. Other values there have the same, or lie inside
+  // an operand and have its dtype.
   void read_call() {
     const int64_t last_value = static_cast<int64_t>(graph_.values.size()) - 1;
     graph_.operands = wire_.array_of<int32_t>(num_operands_, "operands of the call", 0, last_value);
@@ -154,8 +155,14 @@ class GraphReader {
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const Value& value = graph_.values[i];
       if (value.buffer == graph_.workspace()) continue;
+      const std::string where = "value " + std::to_string(i);
+      if (value.buffer < num_operands_ && graph_.operands[value.buffer] != static_cast<int32_t>(i)) {
+        check_inside(value, buffer_bytes[value.buffer], where, "operand " + std::to_string(value.buffer));
+        if (value.dense.dtype == graph_.values[graph_.operands[value.buffer]].dense.dtype) continue;
+        throw GraphError(where + " has another dtype than operand " + std::to_string(value.buffer) + ", in which it lies");
+      }
       if (value.offset != 0 || value.bytes != buffer_bytes[value.buffer]) {
-        throw GraphError("value " + std::to_string(i) + " does not fill buffer " + std::to_string(value.buffer) +
+        throw GraphError(where + " does not fill buffer " + std::to_string(value.buffer) +
                          " of the call: " + std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) + " of " +
                          std::to_string(buffer_bytes[value.buffer]));
       }

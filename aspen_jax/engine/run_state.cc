@@ -35,8 +35,8 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
     const Input& input = graph.inputs[i];
     const Value& value = graph.values[input.value];
     const bool operand = static_cast<size_t>(value.buffer) < operands.size();
-    const auto* base = operand ? static_cast<const std::byte*>(operands[value.buffer]) : writable(value);
-    inputs_[i] = base + (input.offset - value.offset);
+    inputs_[i] = operand ? static_cast<const std::byte*>(operands[value.buffer]) + input.offset
+                         : writable(value) + (input.offset - value.offset);
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(graph.values[graph.ops[i].output]);
   if (columns_of_ != call.policy) {

@@ -188,8 +188,21 @@ TEST(buffers_of_the_call_that_do_not_fit_are_refused) {
   refuse([](auto& g) { std::swap(g.operands[0], g.operands[1]); }, "stands for buffer 0 of the call but lies in buffer 1");
   refuse([](auto& g) { g.results[0] = 4; }, "value 4 stands for buffer 2 of the call but lies in buffer 3");
   refuse([](auto& g) { g.values[0].offset = 4; }, "does not fill buffer 0 of the call: 96 bytes at 4 of 96");
-  refuse([](auto& g) { g.values[3] = {0, 0, DType::kF32, {23}}; },
-         "value 3 does not fill buffer 0 of the call: 92 bytes at 0 of 96");
+  refuse([](auto& g) { g.values[3] = {2, 0, DType::kF32, {23}}; },
+         "value 3 does not fill buffer 2 of the call: 92 bytes at 0 of 96");
+}
+
+TEST(values_lie_inside_an_operand_or_are_refused) {
+  const auto part = [](int64_t offset, DType dtype, Words shape) {
+    return [=](auto& g) { g.values.push_back({0, offset, dtype, shape}); };
+  };
+  refuse(part(4, DType::kF32, {8}), "value 5: its offset 4 is no multiple of 64");
+  refuse(part(64, DType::kF32, {9}), "value 5: its 36 bytes at 64 do not fit operand 0 of 96 bytes");
+  refuse(part(int64_t{1} << 62, DType::kF32, {1}), "do not fit operand 0");
+  refuse(part(64, DType::kI32, {8}), "value 5 has another dtype than operand 0, in which it lies");
+  GraphBuilder g = small_graph();
+  part(64, DType::kF32, {8})(g);
+  CHECK_EQ(parse_graph(g.encode()).values[5].offset, 64);
 }
 
 TEST(ops_that_are_wrong_are_refused) {
