@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
 
 # How cuda/kernels/tile.h names what converts elements to lanes and back.
-_ELEMENTS = {
+_CONVERSIONS = {
     "bool": "Bool",
     "int8": "Plain<int8_t>",
     "int16": "Plain<int16_t>",
@@ -31,7 +31,7 @@ _ELEMENTS = {
 
 def element(dtype: np.dtype) -> str | None:
     """What loads and stores elements of a dtype, or None where lanes cannot hold it."""
-    return _ELEMENTS.get(dtype.name)
+    return _CONVERSIONS.get(dtype.name)
 
 
 def place(coordinates: Sequence[str], strides: Sequence[int]) -> str:

@@ -66,6 +66,16 @@ ASPEN_DEVICE Vector<Element, kCount> load_vector(const Element* from) {
 #endif
 }
 
+template <int kCount, class Element>
+ASPEN_DEVICE void store_vector(Element* to, const Vector<Element, kCount>& vector) {
+#ifdef __CUDACC__
+  *reinterpret_cast<Vector<Element, kCount>*>(to) = vector;
+#else
+  if (reinterpret_cast<uintptr_t>(to) % sizeof vector != 0) __builtin_trap();
+  std::memcpy(to, &vector, sizeof vector);
+#endif
+}
+
 ASPEN_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 
 // Calls visit(at) for each element of a box, at its coordinates. Threads take neighbours along the last axis.
@@ -83,6 +93,29 @@ ASPEN_DEVICE void each_element(Block<kThreads>& block, const int32_t* box, const
         rest /= extent;
       }
       visit(static_cast<const int*>(at));
+    }
+  });
+}
+
+// The same by runs of kCount elements along the last axis, whose numbers are multiples of kCount: whole(at) for those that lie in
+// the box, at the first of them, and one(at) for each element of those that it cuts.
+template <int kRank, int kCount, int kThreads, class Whole, class One>
+ASPEN_DEVICE void each_run(Block<kThreads>& block, const int32_t* box, const Whole& whole, const One& one) {
+  constexpr int kLast = kRank - 1;
+  int32_t runs[2 * kRank];
+  ASPEN_UNROLL for (int i = 0; i < 2 * kRank; ++i) runs[i] = box[i];
+  runs[kLast] = box[kLast] / kCount;
+  runs[kRank + kLast] = (box[kRank + kLast] + kCount - 1) / kCount;
+  each_element<kRank>(block, runs, [&](const int* run) {
+    int at[kRank];
+    ASPEN_UNROLL for (int d = 0; d < kLast; ++d) at[d] = run[d];
+    at[kLast] = run[kLast] * kCount;
+    if (at[kLast] >= box[kLast] && at[kLast] + kCount <= box[kRank + kLast]) {
+      whole(static_cast<const int*>(at));
+      return;
+    }
+    for (int i = 0; i < kCount; ++i, ++at[kLast]) {
+      if (at[kLast] >= box[kLast] && at[kLast] < box[kRank + kLast]) one(static_cast<const int*>(at));
     }
   });
 }

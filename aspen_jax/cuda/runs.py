@@ -1,0 +1,110 @@
+"""Element-wise work by runs of adjacent elements: a thread loads and stores up to 16 bytes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aspen_jax.cuda.lanes import element, load, place, statements
+from aspen_jax.program import Op
+from aspen_jax.view import View
+
+# Of a run: more would take registers that hide latency better as other threads.
+_MOST_ELEMENTS = 8
+
+# Unsigned integers as wide as the elements.
+_WORDS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t"}
+
+
+class Read(NamedTuple):
+    """What each element of a run is made of.
+
+    Attributes:
+        lines: C++ that comes before the elements.
+        lane: the lane of element `i` of the run.
+    """
+
+    lines: list[str]
+    lane: str
+
+
+def run_length(op: Op, *dtypes: np.dtype) -> int:
+    """Elements of a run: what divides the output's last axis and takes at most 16 bytes of its own and of these dtypes."""
+    widest = max(dtype.itemsize for dtype in (op.output.dtype, *dtypes))
+    count = min(_MOST_ELEMENTS, 16 // widest)
+    while count > 1 and (not op.output.shape or op.output.shape[-1] % count):
+        count //= 2
+    return count
+
+
+def address(op: Op, number: int, coordinates: Sequence[str]) -> str:
+    """Where input `number` has the element at these coordinates of its view."""
+    word = _WORDS[op.inputs[number].dtype.itemsize]
+    own = place(coordinates, op.inputs[number].view.strides())
+    return f"static_cast<const {word}*>(buffers.inputs[{number}]) + {own}"
+
+
+def is_run(op: Op, number: int, axis: int, count: int) -> bool:
+    """Whether `count` elements of input `number` along this axis of its view may be read at once, wherever a run begins."""
+    view = op.inputs[number].view
+    others = [stride for d, stride in enumerate(view.strides()) if d != axis]
+    return view.strides()[axis] == 1 and all(step % count == 0 for step in (*others, view.offset()))
+
+
+def read(op: Op, number: int, coordinates: Sequence[str], axis: int, count: int) -> Read:
+    """Input `number` from these coordinates on along this axis of its view."""
+    operand, name = op.inputs[number], f"v{number}"
+    stride = operand.view.strides()[axis]
+    if stride == 0:
+        return Read([f"const uint32_t {name} = {load(op, number, coordinates)};"], name)
+    if is_run(op, number, axis, count):
+        line = f"const auto {name} = load_vector<{count}>({address(op, number, coordinates)});"
+        return Read([line], f"{element(operand.dtype)}::load({name}.elements, i)")
+    own = place(coordinates, operand.view.strides())
+    return Read([], f"{element(operand.dtype)}::load(buffers.inputs[{number}], {own} + int64_t{{i}} * {stride})")
+
+
+def per_run(op: Op, count: int, own: Callable[[], Read] | None, lane: str) -> str:
+    """A tile function that goes by runs, and single elements where a box cuts them.
+
+    Args:
+        op: the op; its output has an axis.
+        count: elements of a run.
+        own: what the kernel gives; None: all is done by the op's program.
+        lane: the same for a single element, behind a comma, or nothing.
+    """
+    rank, num_main = len(op.output.shape), op.family.num_main(op)
+    at = [f"at[{axis}]" for axis in range(rank)]
+    lines, registers = [], []
+    if own is not None:
+        lines, lane_of_own = own()
+        registers.append(lane_of_own)
+    result, inner = (registers or ["own"])[0], []
+    if op.program is not None:
+        for number in range(num_main, len(op.inputs)):
+            more, item = read(op, number, at, rank - 1, count)
+            lines = [*lines, *more]
+            registers.append(item)
+        inner, result = statements(op.program, registers)
+    word, kind = _WORDS[op.output.dtype.itemsize], element(op.output.dtype)
+    to = f"static_cast<{word}*>(buffers.output) + {place(at, View.identity(op.output.shape).strides())}"
+    before, body = ("\n".join(f"{indent}{line}" for line in text) for indent, text in (("    ", lines), ("      ", inner)))
+    return f"""\
+  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at) {{
+{before}
+    Vector<{word}, {count}> result;
+    ASPEN_UNROLL for (int i = 0; i < {count}; ++i) {{
+{body}
+      {kind}::store(result.elements, i, {result});
+    }}
+    store_vector<{count}>({to}, result);
+  }}
+  static constexpr int kThreads = 256;
+  struct Memory {{}};
+  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
+    Block<kThreads> block;
+    each_run<{rank}, {count}>(
+        block, box, [&](const int* at) {{ run(buffers, at); }}, [&](const int* at) {{ finish(buffers, at{lane}); }});
+  }}"""

@@ -1,0 +1,76 @@
+"""Element-wise CUDA code by runs of adjacent elements: where it goes by runs, and that boxes may cut them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aspen_jax.cuda import translation_unit
+from tests import cuda_host
+from tests.cuda_check import check, ops_of, random
+
+needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+
+
+def elementwise(x, y, row, column, flags):
+    scaled = jax.nn.relu(x * row + column) * 2
+    return (
+        scaled,
+        jnp.where(flags, x, y),
+        x[:, ::-1] + y,
+        x.T.reshape(x.shape) - y,
+        (x[:, 8:] + y[:, :-8]).astype(jnp.float32),  # begins at a multiple
+        x[:, 3:19] * 3,  # does not
+        x.astype(jnp.float32) > 0,
+    )
+
+
+def moves(x, y, table, i):
+    return (
+        jnp.concatenate([x, y[:2], x[1:]]),
+        jnp.concatenate([x[:, :8], y, x[:, 16:]], 1),
+        jnp.concatenate([x[:, :7], y[:, 1:]], 1),
+        table[i],
+        jnp.take(table, i, axis=0, mode="fill", fill_value=7),
+        jnp.take(table, i, axis=1, mode="clip"),
+    )
+
+
+def arguments(dtype):
+    x, y, row = (random(seed, 6, 24, dtype=dtype) for seed in range(3))
+    flags = np.random.default_rng(4).random((6, 24)) > 0.5
+    return x, y, row[0], row[:, :1], flags
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
+def test_elements(dtype):
+    check(elementwise, *arguments(dtype), tolerance=1e-5 if dtype == np.float32 else 2e-2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])
+def test_moves(dtype):
+    x, y, *_ = ((10 * item).astype(dtype) for item in arguments(np.float32))
+    table = (10 * random(9, 11, 16)).astype(dtype)
+    check(moves, x, y, table, np.array([3, 0, 10, -1, 12, 5], np.int32))
+
+
+def runs(function, *operands):
+    """How many elements each op's run has; 0: none."""
+    texts = [translation_unit([op], "") for op in ops_of(function, operands)]
+    return [int(text.split("each_run<")[1].split(",")[1].split(">")[0]) if "each_run" in text else 0 for text in texts]
+
+
+def test_runs_take_up_to_16_bytes():
+    x, narrow = random(0, 5, 64), random(0, 5, 64, dtype=jnp.bfloat16)
+    assert runs(jnp.exp, x) == [4]
+    assert runs(jnp.exp, narrow) == [8]
+    assert runs(lambda x: jnp.exp(x).astype(jnp.bfloat16), x) == [4]
+    assert runs(jnp.exp, x[:, :62]) == [2]
+    assert runs(jnp.exp, x[:, :63]) == [0]
+    assert runs(lambda x, i: x[i], narrow, np.arange(3, dtype=np.int32))[-1:] == [8]
+    assert runs(lambda x: jnp.concatenate([x, x[1:]]), x) == [4]
+    assert runs(lambda x: jnp.concatenate([x[:, :6], x[:, 2:]], 1), x) == [2]
