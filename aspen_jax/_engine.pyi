@@ -115,7 +115,9 @@ class CudaRun:
             EngineError: there is no driver, an old one, or no GPU.
         """
 
-    def run(self, operands: Sequence[int], results: Sequence[int], captured: bool, rounds: int) -> list[float]:
+    def run(
+        self, operands: Sequence[int], results: Sequence[int], captured: bool, rounds: int
+    ) -> tuple[list[float], list[float]]:
         """Run on memory of the host, whose addresses are given; the caller has looked at shapes and dtypes.
 
         Args:

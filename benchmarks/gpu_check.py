@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -36,19 +39,28 @@ from aspen_jax.errors import AspenError, InputError
 from aspen_jax.program import Op, Operand, Program
 from aspen_jax.reference import evaluate
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, duration, interleaved
+from aspen_jax.report.timing import interleaved
 from aspen_jax.tuning import random_array
 from benchmarks.child import measure_in_child
+from benchmarks.gpu_tables import kernels_table, models_table
 from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import Models, Sizes
 
 Check = Literal["kernels", "executors", "times", "table", "sanitizer"]
+DType = Literal["float32", "bfloat16"]
 
 # By how much of the largest output a result may be off: products round their inputs to TF32 unless more is asked for.
 _TF32, _FLOAT32, _NARROW = 2e-3, 1e-5, 1e-2
-_DTYPES = ("float32", "bfloat16")
+# A whole network rounds to 16 bits after every op, and each side after others.
+_NARROW_NETWORK = 6e-2
+
+# XLA's autotuning, and all that it can record in a CUDA graph, however short.
+_XLA_FLAGS = (
+    "--xla_gpu_autotune_level=4 --xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer="
+    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+)
 _TOOLS = ("memcheck", "racecheck")
 
 
@@ -56,6 +68,8 @@ def gpu(
     models: Models = ("resnet50", "mobilenet_v2", "vgg16", "bert-base", "gpt2-decode"),
     size: Sizes = Size(),  # noqa: B008 - immutable
     only: tuple[Check, ...] = ("kernels", "executors", "times", "table", "sanitizer"),
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16"),
+    batches: tuple[int, ...] = (1, 32),
     rounds: int = 20,
     minutes: float = 9.5,
     json: Path = Path("gpu_check.json"),
@@ -63,34 +77,46 @@ def gpu(
     """Kernels and executors on the first GPU against a reference on the CPU, then times beside others; results go into a file.
 
     What the file holds already is not done again, but for peers that were absent: call it again to go on. Models are timed from
-    call to results on the device, beside jax.jit (with XLA's default flags) and torch.compile
-    (max-autotune, CUDA graphs); kernels by the device's events, beside cuBLAS and cuDNN through PyTorch and CuPy. Medians count.
+    call to results on the device, beside jax.jit, with XLA's default flags and with autotuning and all command buffers on, and
+    torch.compile (max-autotune, CUDA graphs); kernels by the device's events, beside cuBLAS and cuDNN through PyTorch and CuPy.
+    Medians count.
 
     Args:
         models: names in benchmarks/models/zoo.py.
         size: of the inputs.
         only: what to do.
+        dtypes: of parameters, inputs and all between them.
+        batches: examples a call, where models are timed.
         rounds: how often each side is timed.
         minutes: nothing new is begun after so many.
         json: where the results are kept.
     """
     found = _Results(json, time.monotonic() + 60 * minutes)
-    for name in models:
-        if not {"kernels", "executors", "times"} & {*only}:
-            break
-        model = functools.cache(lambda name=name: zoo.build(name, size).calibrated())
-        if "kernels" in only:
-            found.of(f"kernels/{name}/{size.batch}", lambda model=model: _kernels(model()))
-        if "executors" in only:
-            found.of(f"executors/{name}/{size.batch}", lambda model=model: _executors(model(), rounds))
-        if "times" in only:
-            found.of(f"times/{name}/{size.batch}", lambda model=model: _times(model(), rounds))
-            found.of(
-                f"torch.compile/{name}/{size.batch}",
-                lambda model=model: _torch_compiled(model(), size, rounds, found.seconds_left),
-            )
+
+    @functools.cache
+    def model(name: str, batch: int, dtype: str) -> Model:
+        if dtype != "float32":
+            return model(name, batch, "float32").cast(dtype)
+        if batch == size.batch:
+            return zoo.build(name, size).calibrated()
+        own = zoo.build(name, dataclasses.replace(size, batch=batch))
+        return dataclasses.replace(own, params=model(name, size.batch, dtype).params)
+
+    for check, do in (("kernels", _kernels), ("executors", functools.partial(_executors, rounds=rounds))):
+        for name, dtype in itertools.product(models, dtypes if check in only else ()):
+            found.of(f"{check}/{name}/{size.batch}/{dtype}", lambda do=do, own=(name, size.batch, dtype): do(model(*own)))
+    for batch, name, dtype in itertools.product(batches, models, dtypes if "times" in only else ()):
+        own, what = dataclasses.replace(size, batch=batch), f"{name}/{batch}/{dtype}"
+        found.of(f"times/{what}", lambda own=(name, batch, dtype): _times(model(*own), rounds))
+        found.of(f"jax.jit/{what}", lambda name=name, own=own, dtype=dtype: _xla(name, own, dtype, rounds, found.seconds_left))
+        found.of(
+            f"torch.compile/{what}",
+            lambda own=own, args=(name, batch, dtype): _torch_compiled(model(*args), own, args[2], rounds, found.seconds_left),
+        )
+    if "times" in only:
+        print("\n".join(models_table(found.entries, models, batches, dtypes)))
     if "table" in only:
-        for dtype in _DTYPES:
+        for dtype in dtypes:
             for library in ("torch", "cupy"):
                 found.of(
                     f"{library}/{dtype}",
@@ -98,7 +124,7 @@ def gpu(
                 )
             for case in GPU_CASES:
                 found.of(f"table/{dtype}/{case.name}", lambda case=case, dtype=dtype: _case(case, dtype, rounds))
-        print("\n".join(_table(found.entries)))
+        print("\n".join(kernels_table(found.entries, GPU_CASES, dtypes)))
     if "sanitizer" in only:
         for tool in _TOOLS:
             found.of(f"sanitizer/{tool}", lambda tool=tool: _sanitizer(tool, found.seconds_left))
@@ -173,6 +199,7 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
     """Whole graphs, each executor a few times: the same bits every time, and close to the CPU's. Then timed by events."""
     errors: dict[str, float] = {}
     seconds: dict[str, float] = {}
+    host: dict[str, float] = {}
     steady = True
     for part in _parts(_jaxpr(model)):
         arrays = [random_array(value) for value in part.inputs]
@@ -188,8 +215,16 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
                 error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
                 errors[name] = max(error, errors.get(name, 0.0))
             if not captured:
-                seconds[name] = seconds.get(name, 0.0) + statistics.median(run.timed(*arrays, rounds=rounds)[1])
-    return {"right": steady and max(errors.values()) <= _NARROW, "steady": steady, "errors": errors, "seconds": seconds}
+                timed = run.timed(*arrays, rounds=rounds)[1]
+                seconds[name] = seconds.get(name, 0.0) + statistics.median(timed.device)
+                host[name] = host.get(name, 0.0) + statistics.median(timed.host)
+    right = steady and max(errors.values()) <= _tolerance_of(model)
+    return {"right": right, "steady": steady, "errors": errors, "seconds": seconds, "host": host}
+
+
+def _tolerance_of(model: Model) -> float:
+    narrow = any(item.dtype.itemsize == 2 for item in jax.tree.leaves(model.params))
+    return _NARROW_NETWORK if narrow else _NARROW
 
 
 def _times(model: Model, rounds: int) -> dict[str, Any]:
@@ -201,7 +236,7 @@ def _times(model: Model, rounds: int) -> dict[str, Any]:
         name: max(_error(ours, theirs) for ours, theirs in zip(outputs[name], outputs["xla"], strict=True)) for name in functions
     }
     timings = interleaved(functions, rounds)
-    right = max(errors.values()) <= _NARROW
+    right = max(errors.values()) <= _tolerance_of(model)
     if right:
         times.remember(
             times.key(compile_jaxpr(jaxpr, cuda_options(choices))), {name: item.median for name, item in timings.items()}
@@ -210,12 +245,20 @@ def _times(model: Model, rounds: int) -> dict[str, Any]:
     return {"right": right, "errors": errors, "seconds": seconds}
 
 
-def _torch_compiled(model: Model, size: Size, rounds: int, timeout: float) -> dict[str, Any]:
+def _xla(name: str, size: Size, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
+    """The model by jax.jit, autotuned and recorded in command buffers, in a process of its own: flags are read once."""
+    flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
+    # Some of the GPU's memory is this process's.
+    environment = {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    found = _peer("xla", *_words(name, size), dtype, rounds, timeout=timeout, environment=environment)
+    return found if "absent" in found else {"seconds": found, "flags": flags}
+
+
+def _torch_compiled(model: Model, size: Size, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
     """The model by torch.compile, in a process of its own, and whether it gives what XLA gives on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outputs.npz"
-        words = (model.name, size.batch, size.image_size or 0, size.tokens or 0, rounds, file)
-        found = _peer("network", *words, timeout=timeout)
+        found = _peer("network", *_words(model.name, size), dtype, rounds, file, timeout=timeout)
         if "absent" in found:
             return found
         with np.load(file) as content:
@@ -223,7 +266,11 @@ def _torch_compiled(model: Model, size: Size, rounds: int, timeout: float) -> di
     arguments = jax.tree.map(np.asarray, model.arguments)
     expected = [np.asarray(item) for item in jax.tree.leaves(_on_cpu(jax.jit(model.apply), *arguments))]
     errors = [_error(item, reference) for item, reference in zip(theirs, expected, strict=True)]
-    return {"right": max(errors) <= _NARROW, "error": max(errors), "seconds": found}
+    return {"right": max(errors) <= _tolerance_of(model), "error": max(errors), "seconds": found}
+
+
+def _words(name: str, size: Size) -> tuple[Any, ...]:
+    return name, size.batch, size.image_size or 0, size.tokens or 0
 
 
 def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
@@ -232,9 +279,10 @@ def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str,
     return found if "absent" in found else {"seconds": found}
 
 
-def _peer(*words: Any, timeout: float) -> dict[str, Any]:
+def _peer(*words: Any, timeout: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What a peer measured, or why it did not."""
-    environment = {"JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_FREEZING": "1"}
+    if environment is None:
+        environment = {"JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_FREEZING": "1"}
     try:
         return measure_in_child("benchmarks.gpu_peers", list(map(str, words)), environment, timeout)
     except AspenError as error:
@@ -250,20 +298,7 @@ def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
     results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
     expected = _on_cpu(evaluate, part.program, *arrays)
     error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
-    return {"right": error <= max(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds)}
-
-
-def _table(entries: Mapping[str, dict[str, Any]]) -> list[str]:
-    """A line for each product and convolution: ours, theirs, and which share of the best of them ours reaches."""
-    rows: list[tuple[str, ...]] = [("", "ours", "torch", "cupy", "share", "TFLOP/s")]
-    for dtype in _DTYPES:
-        for case in GPU_CASES:
-            ours = entries.get(f"table/{dtype}/{case.name}", {}).get("seconds")
-            theirs = [entries.get(f"{name}/{dtype}", {}).get("seconds", {}).get(case.name) for name in ("torch", "cupy")]
-            best = min((item for item in theirs if item), default=None)
-            rates = (f"{best / ours:.0%}" if ours and best else "-", f"{case.flops / ours / 1e12:.3g}" if ours else "-")
-            rows.append((f"{case.name} {dtype}", *(duration(item) if item else "-" for item in (ours, *theirs)), *rates))
-    return aligned(rows)
+    return {"right": error <= max(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds.device)}
 
 
 def _sanitizer(tool: str, timeout: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 #include "python.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -60,8 +61,9 @@ class CudaRun {
     run_ = std::make_unique<Standalone>(std::move(executable));
   }
 
-  std::vector<float> run(const std::vector<uintptr_t>& operands, const std::vector<uintptr_t>& results, bool captured,
-                         int rounds) {
+  // Milliseconds on the device and on the host, from each round.
+  std::pair<std::vector<float>, std::vector<float>> run(const std::vector<uintptr_t>& operands,
+                                                        const std::vector<uintptr_t>& results, bool captured, int rounds) {
     const Graph& graph = run_->graph();
     if (operands.size() != graph.operands.size() || results.size() != graph.results.size()) {
       throw std::invalid_argument("the graph takes " + std::to_string(graph.operands.size()) + " operands and gives " +
@@ -72,7 +74,8 @@ class CudaRun {
     std::vector<void*> to;
     for (const uintptr_t address : results) to.push_back(reinterpret_cast<void*>(address));
     const nb::gil_scoped_release release;
-    return run_->run(from, to, captured, rounds);
+    RunTimes times = run_->run(from, to, captured, rounds);
+    return {std::move(times.device), std::move(times.host)};
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "standalone.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -99,8 +100,7 @@ void Standalone::release() noexcept {
   driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
-std::vector<float> Standalone::run(std::span<const void* const> operands, std::span<void* const> results, bool captured,
-                                   int rounds) {
+RunTimes Standalone::run(std::span<const void* const> operands, std::span<void* const> results, bool captured, int rounds) {
   const Graph& graph = executable_->graph();
   const Current current(driver_, context_);
   Buffers buffers(driver_);
@@ -113,7 +113,7 @@ std::vector<float> Standalone::run(std::span<const void* const> operands, std::s
   for (const int32_t value : graph.results) buffers.take(graph.values[static_cast<size_t>(value)].bytes);
   buffers.take(graph.workspace_bytes);
   driver_.check(driver_.cuCtxSynchronize(), "cuCtxSynchronize");
-  std::vector<float> milliseconds;
+  RunTimes times;
   try {
     give(buffers.all(), captured);
     driver_.check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
@@ -121,8 +121,11 @@ std::vector<float> Standalone::run(std::span<const void* const> operands, std::s
       Timer timer(driver_, stream_);
       for (int round = 0; round < rounds; ++round) {
         timer.start();
+        const auto start = std::chrono::steady_clock::now();
         for (int call = 0; call < kCallsARound; ++call) give(buffers.all(), captured);
-        milliseconds.push_back(timer.milliseconds() / kCallsARound);
+        const std::chrono::duration<float, std::milli> given = std::chrono::steady_clock::now() - start;
+        times.device.push_back(timer.milliseconds() / kCallsARound);
+        times.host.push_back(given.count() / kCallsARound);
       }
     }
   } catch (...) {
@@ -134,7 +137,7 @@ std::vector<float> Standalone::run(std::span<const void* const> operands, std::s
     if (bytes == 0) continue;
     driver_.check(driver_.cuMemcpyDtoH(results[i], buffers.all()[operands.size() + i], bytes), "cuMemcpyDtoH");
   }
-  return milliseconds;
+  return times;
 }
 
 void Standalone::give(std::span<const DevicePointer> buffers, bool captured) {

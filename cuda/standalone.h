@@ -9,6 +9,12 @@
 
 namespace aspen::cuda {
 
+// Milliseconds of a run, from each round.
+struct RunTimes {
+  std::vector<float> device;  // between events of the stream
+  std::vector<float> host;    // until the run was given to the device
+};
+
 class Standalone {
  public:
   // On the first GPU. Throws DeviceError.
@@ -20,9 +26,9 @@ class Standalone {
   const Graph& graph() const { return executable_->graph(); }
 
   // Copies operands to memory of the device that is taken for this run, runs, and copies results back; results and workspace are
-  // NaN before. If `captured` the run is captured into a CUDA graph first, as XLA does. Then it is timed between events of the
-  // stream, with operands where they are; returns the milliseconds of a run, from each round. Throws DeviceError.
-  std::vector<float> run(std::span<const void* const> operands, std::span<void* const> results, bool captured, int rounds);
+  // NaN before. If `captured` the run is captured into a CUDA graph first, as XLA does. Then it is timed, with operands where
+  // they are. Throws DeviceError.
+  RunTimes run(std::span<const void* const> operands, std::span<void* const> results, bool captured, int rounds);
 
  private:
   void release() noexcept;

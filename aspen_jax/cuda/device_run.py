@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,13 @@ from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import InputError
 from aspen_jax.tilegraph import TileGraph
+
+
+class RunTimes(NamedTuple):
+    """Seconds of a run, from each round: by the device's events, and until the host had given it to the device."""
+
+    device: list[float]
+    host: list[float]
 
 
 class DeviceRun:
@@ -40,14 +47,14 @@ class DeviceRun:
         """
         return self._results_and_milliseconds(operands, captured, 0)[0]
 
-    def timed(self, *operands: Any, rounds: int) -> tuple[list[np.ndarray], list[float]]:
-        """The graph's results, and the seconds of a run by the device's events, from each round; for the rest see `run`."""
+    def timed(self, *operands: Any, rounds: int) -> tuple[list[np.ndarray], RunTimes]:
+        """The graph's results, and how long runs took; for the rest see `run`."""
         results, milliseconds = self._results_and_milliseconds(operands, False, rounds)
-        return results, [1e-3 * item for item in milliseconds]
+        return results, RunTimes(*([1e-3 * item for item in side] for side in milliseconds))
 
     def _results_and_milliseconds(
         self, operands: Sequence[Any], captured: bool, rounds: int
-    ) -> tuple[list[np.ndarray], list[float]]:
+    ) -> tuple[list[np.ndarray], tuple[list[float], list[float]]]:
         arrays = []
         given = [*operands, *self._graph.constants]
         if len(given) != len(self._graph.operands):

@@ -56,6 +56,15 @@ class Model:
         """The same model, fit to compare results on."""
         return self if self.calibrate is None else dataclasses.replace(self, params=self.calibrate())
 
+    def cast(self, dtype: Any) -> Model:
+        """The same model with parameters and inputs of another dtype of floats, and so with all between them."""
+
+        def converted(array: Any) -> Any:
+            return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+        params, inputs = jax.tree.map(converted, (self.params, self.inputs))
+        return dataclasses.replace(self, params=params, inputs=inputs, calibrate=None)
+
 
 Build = Callable[[Size], Model]
 Describe = Callable[[Size], Network]

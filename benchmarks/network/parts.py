@@ -52,7 +52,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array |
         [batch, heads, queries, n].
     """
     scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
-    return jax.nn.softmax(scores if bias is None else scores + bias, axis=-1) @ value
+    return jax.nn.softmax(scores if bias is None else scores + bias.astype(scores.dtype), axis=-1) @ value
 
 
 def bias_of(mask: jax.Array) -> jax.Array:
