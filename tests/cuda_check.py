@@ -35,22 +35,29 @@ def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - i
     return [op for part in trace_of(function, arguments).parts for op in prepared(part, gpu).ops]
 
 
-def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu()):  # noqa: B008 - immutable
+def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), **device):  # noqa: B008 - immutable
     """The function's outputs by the device that the host plays; it must have no fallback."""
     trace = trace_of(function, arguments)
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
     for part in trace.parts:
         program = prepared(part, gpu)
-        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs))
+        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs), **device)
         values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
 
 
-def check(function, *arguments, tolerance=1e-5, gpu=Gpu()):  # noqa: B008 - immutable
-    """Within `tolerance` of the largest output of XLA's; integers and bools, infinities and NaN exactly."""
+def check(function, *arguments, tolerance=1e-5, **device):
+    """Within `tolerance` of the largest output of XLA's; integers and bools, infinities and NaN exactly.
+
+    Args:
+        function: of arrays.
+        arguments: its own.
+        tolerance: a share of the largest output.
+        device: what `run_on_host` and `cuda_host.run` take by name.
+    """
     with jax.default_matmul_precision("highest"):
         expected = jax.tree.leaves(jax.jit(function)(*arguments))
-    for ours, theirs in zip(run_on_host(function, arguments, gpu=gpu), expected, strict=True):
+    for ours, theirs in zip(run_on_host(function, arguments, **device), expected, strict=True):
         theirs = np.asarray(theirs)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         if jnp.issubdtype(theirs.dtype, jnp.floating):

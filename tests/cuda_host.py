@@ -40,9 +40,16 @@ extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int
 """
 
 
-def source(ops: Sequence[Op]) -> str:
-    """The C++ of all ops, with an entry for each that runs tiles one after the other."""
+def source(ops: Sequence[Op], *, warpgroups: bool = False) -> str:
+    """The C++ of all ops, with an entry for each that runs tiles one after the other.
+
+    Args:
+        ops: of a program.
+        warpgroups: play a GPU that multiplies by warpgroups, as sm_90a does.
+    """
     includes = ["#include <memory>", *(f'#include "{header}"' for header in HEADERS)]
+    if warpgroups:
+        includes.insert(0, "#define ASPEN_PLAY_WARPGROUPS")
     return "\n".join([*includes, translation_unit(ops, _RUN)])
 
 
@@ -70,10 +77,16 @@ def aligned(nbytes: int, fill: int) -> np.ndarray:
 
 
 def run(
-    program: Program, graph: TileGraph, *arrays: np.ndarray, num_streams: int = 4, fewest_tiles: int = 2, seed: int = 0
+    program: Program,
+    graph: TileGraph,
+    *arrays: np.ndarray,
+    num_streams: int = 4,
+    fewest_tiles: int = 2,
+    seed: int = 0,
+    warpgroups: bool = False,
 ) -> list[np.ndarray]:
     """The results of a program and its graph, launched from streams that are served in a random order."""
-    library = ctypes.CDLL(str(compiled(source(program.ops))))
+    library = ctypes.CDLL(str(compiled(source(program.ops, warpgroups=warpgroups))))
     buffers = []
     for array in (*arrays, *graph.constants):
         buffers.append(aligned(array.nbytes, 0))

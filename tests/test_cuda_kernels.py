@@ -11,9 +11,11 @@ import pytest
 from jax import lax
 
 from aspen_jax.cuda import kernels
-from aspen_jax.cuda.image import compile_log
+from aspen_jax.cuda.image import compile_log, compiled
+from aspen_jax.cuda.machine import Gpu
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
+from tests.test_kernels import TINY_TILES
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
@@ -82,6 +84,25 @@ def test_products(dtype, exact, tolerance):
         return [jnp.einsum(equation, *pair) * 2 for equation, pair in zip(EQUATIONS, operands, strict=True)]
 
     check(exactly(function) if exact else function, operands, tolerance=tolerance)
+
+
+# By columns that lie across the depth and along it, rows that do too, batches, and gathered rows: 64 rows, some 64 of the depth
+# and adjacent eights of them are what warpgroups are worth (BlockCore). Places for how many blocks decides how large these are.
+@pytest.mark.parametrize(("places", "machine"), [(1_000, TINY_TILES), (8, TINY_TILES), (2, Gpu())])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+def test_products_by_warpgroups(monkeypatch, dtype, tolerance, places, machine):
+    monkeypatch.setattr("aspen_jax.cuda.machine.NUM_BLOCKS", places)
+
+    def function(a, b, c, x, w):
+        window = {"window_strides": (1, 2), "padding": ((1, 2), (0, 3)), "rhs_dilation": (1, 2)}
+        image = lax.conv_general_dilated(x, w, **window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(a[0] @ b), a[0] @ c.T, jnp.einsum("bmk,nk->bmn", a, c) + 1, jnp.einsum("bmk,mn->bkn", a, c), image
+
+    operands = [random(i, *shape, dtype=dtype) for i, shape in enumerate(((2, 200, 136), (136, 248), (200, 136)))]
+    image = random(3, 2, 13, 17, 72, dtype=dtype), random(4, 3, 2, 72, 136, dtype=dtype)
+    source = cuda_host.source(ops_of(function, (*operands, *image)))
+    assert {1_000: "64, 64", 8: "64, 128", 2: "128, 128"}[places] in re.findall(r"BlockCore<\w+, (\d+, \d+)", source)
+    check(function, *operands, *image, tolerance=tolerance, machine=machine, warpgroups=True)
 
 
 def test_windows_and_reductions():
@@ -156,8 +177,34 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
         "concatenate",
     }
     assert {op.family.name for op in ops} >= {*families, "cumulative", "arg_reduce", "block"}
+    assemble(ops, architecture)
+
+
+# Warpgroups' instructions where sm_90a has them, for every size of a block.
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("places", [1_000_000, 100, 2])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, architecture, dtype, places):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    monkeypatch.setattr("aspen_jax.cuda.machine.NUM_BLOCKS", places)
+
+    def function(a, x, w, bias):
+        image = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.einsum("bmk,nk->bmn", a, a[0]), jax.nn.gelu(a @ a[0] + bias), jax.nn.relu(image * bias[:128] + x)
+
+    shapes = ((2, 512, 512), (2, 28, 28, 128), (3, 3, 128, 128), (512,))
+    ops = ops_of(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes])
+    assemble(ops, architecture)
+    virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
+    assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")
+
+
+def assemble(ops, architecture):
+    """Compiles ops and refuses whatever the assembler says of waste."""
     log = compile_log(kernels(ops), architecture)
     assert "warning" not in log
+    # Of wgmma that it had to serialise, or to wait for where the code does not, it only informs.
+    assert not re.findall(r"\(C75\d\d\).*", log)
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
     assert len(registers) == len(ops)
     for what in ("stack frame", "spill stores", "spill loads"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.products import columns_of, core, tile
+from aspen_jax.cuda.products import block_core, columns_of, core, tile
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.vectors import ELEMENTS, vector
 from aspen_jax.program import Op
@@ -103,8 +103,10 @@ def _products(op: Op, slices: int = 0) -> str | None:
     )
     num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
     pixels = op.output.size // max(outputs, 1) // max(slices, 1)
-    narrow = attrs.groups > 1 and per_group <= NARROW
-    multiplies = core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2) if narrow else core(op, pixels)
+    if attrs.groups > 1 and per_group <= NARROW:
+        multiplies = core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2)
+    else:
+        multiplies = block_core(op, pixels, length, min(row_vector, column_vector))
     return tile(multiplies, rows, columns, loop, num_rows, num_columns, length, store)
 
 

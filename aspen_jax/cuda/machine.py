@@ -8,15 +8,13 @@ import math
 import numpy as np
 
 from aspen_jax.apu import Machine
+from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW
 from aspen_jax.cuda.products import FEW_ROWS
 from aspen_jax.ops.family import Work
 from aspen_jax.program import Op
 
-# A thread block computes products in squares of so many rows and columns (aspen_jax/cuda/products.py).
-_SQUARE = 64
-
-NUM_BLOCKS = 264
+NUM_BLOCKS = 2 * MULTIPROCESSORS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,43 +30,31 @@ class Gpu(Machine):
     launch_ns: float = 1_500.0
     shortest_tile_ns: float = 1_000.0
     places: int = NUM_BLOCKS
-    tiles_per_worker: int = 0  # the price alone decides: a square is the same time however little of it is asked for
+    tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
-        """Estimated time of tiles; of products that of whole squares."""
+        """Estimated time of tiles; of products that of whole blocks."""
         work = op.family.work(op, boxes)
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)
         extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
         columns = extents[:, -1]
-        rows = extents[:, _row_axes(op)].prod(axis=1)
-        filled = rows * columns / (_whole(rows) * _whole_columns(op, columns))
-        # What a block does not need it does not load, but it waits as long. So no square is cut for nothing.
+        rows = extents[:, row_axes(op)].prod(axis=1)
+        block_rows, block_columns = block(op)
+        filled = rows * columns / (whole(rows, block_rows) * _whole_columns(op, columns, block_columns))
+        # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
         return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
 
 
-def _row_axes(op: Op) -> list[int]:
-    """The axes of the output that are rows of one matrix, as against batches of matrices."""
-    axes = range(len(op.output.shape) - 1)
-    if op.family.name != "matmul":
-        return list(axes[-3:])
-    right = op.attrs.b if len(axes) in op.attrs.b else op.attrs.a
-    return [axis for axis in axes if axis not in right]
-
-
 def _has_few_rows(op: Op) -> bool:
-    return op.family.name == "matmul" and math.prod(op.output.shape[axis] for axis in _row_axes(op)) <= FEW_ROWS
+    return op.family.name == "matmul" and math.prod(op.output.shape[axis] for axis in row_axes(op)) <= FEW_ROWS
 
 
-def _whole(extents: np.ndarray, square: int = _SQUARE) -> np.ndarray:
-    return -(-extents // square) * square
-
-
-def _whole_columns(op: Op, columns: np.ndarray) -> np.ndarray:
+def _whole_columns(op: Op, columns: np.ndarray, unit: int) -> np.ndarray:
     """Of groups each has columns of its own."""
     if op.family.name == "matmul" or op.attrs.groups == 1:
-        return _whole(columns)
+        return whole(columns, unit)
     per_group = op.output.shape[-1] // op.attrs.groups
     if min(op.inputs[1].shape[2], per_group) < FEWEST_CHANNELS:
-        return _whole(columns)
-    return np.maximum(columns // per_group, 1) * _whole(np.minimum(columns, per_group), _SQUARE if per_group > NARROW else NARROW)
+        return whole(columns, unit)
+    return np.maximum(columns // per_group, 1) * whole(np.minimum(columns, per_group), unit if per_group > NARROW else NARROW)

@@ -9,13 +9,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.lanes import load, place
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
 from aspen_jax.ops.matmul import MatmulAttrs
 from aspen_jax.program import Op, Operand
-
-_STAGES = 3
 
 # So few rows are no work beside reading the columns.
 FEW_ROWS = 8
@@ -108,6 +107,23 @@ def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64,
     return f"MmaCore<{KINDS[dtype]}, {rows}, {columns}, {warp_rows}, {warp_columns}, {along}>"
 
 
+def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: bool = False) -> str:
+    """The type that multiplies blocks of `block(op)`.
+
+    Args:
+        op: a product or convolution.
+        num_rows: of the whole op.
+        depth: what is summed.
+        vector: adjacent elements that may be read at once of both operands.
+        along_depth: columns lie along the depth.
+    """
+    dtype = op.inputs[0].dtype
+    if dtype.itemsize != 2 or num_rows <= 32:
+        return core(op, num_rows, along_depth=along_depth)
+    rows, columns = block(op)
+    return f"BlockCore<{KINDS[dtype.name]}, {rows}, {columns}, {vector}, {depth}, {str(along_depth).lower()}>"
+
+
 # What is done with an element of a product is given.
 VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
 
@@ -117,7 +133,7 @@ def tile(core: str, rows: str, columns: str, loop: str, num_rows: str, num_colum
     return f"""\
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
-  using Memory = ProductMemory<Core, {_STAGES}>;
+  using Memory = ProductMemory<Core, Core::kStages>;
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
 {loop}
       {rows}
@@ -236,7 +252,8 @@ def _matmul(op: Op) -> str:
             f"[](int column) {{ return int64_t{{column}} * {column_stride}; }}, {right.step}, {matrices.depth});"
         )
     num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
-    multiplies = core(op, matrices.num_rows(op), along_depth=across is None)
+    shared = min(row_vector, line_vector if across is None else across)
+    multiplies = block_core(op, matrices.num_rows(op), matrices.depth, shared, along_depth=across is None)
     return tile(multiplies, rows, columns, loop, num_rows, num_columns, matrices.depth, store)
 
 

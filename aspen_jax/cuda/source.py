@@ -20,7 +20,7 @@ extern "C" {{
 __device__ int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}};
 }}
 extern "C" __global__ void __launch_bounds__({op}::kThreads) {name}(const {op}::Addresses buffers, const int32_t* boxes) {{
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
 }}
 """

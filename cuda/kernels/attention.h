@@ -77,9 +77,8 @@ struct Attention {
       own[thread] = {nothing(), 0};
       if (thread == 0) memory.is_large = 0;
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
-        load_lines<kRows, Scores::kDepth, Scores::kRowStride>(block, thread, memory.queries[chunk], queries,
-                                                              chunk * Scores::kDepth, num_rows,
-                                                              [&](int, int row) { return queries.line(row); });
+        load_rows<Scores>(block, thread, memory.queries[chunk], queries, chunk * Scores::kDepth, num_rows,
+                          [&](int, int row) { return queries.line(row); });
       }
     });
     load_keys(0);

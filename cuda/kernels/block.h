@@ -3,8 +3,8 @@
 // Kernels are written as phases that all threads (or warps) go through, with `sync` between them, and keep what a thread or a
 // warp holds from one phase to the next in PerThread or PerWarp. Compiled by nvcc, a phase is what the calling thread does.
 // Compiled by a C++ compiler, one thread of the host does it for each in turn, and the instructions of a warp are spelt out: so
-// kernels run, and are tested, where there is no GPU. The host is stricter than the device: an asynchronous copy arrives when it
-// has been waited for and not before, and what a block shares begins as NaN.
+// kernels run, and are tested, where there is no GPU. The host is stricter than the device: where an asynchronous copy goes,
+// there are NaN from its beginning until it has been waited for, and what a block shares begins as NaN.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,21 @@
 
 namespace aspen::cuda {
 
-inline constexpr int kWarp = 32;
+inline constexpr int kWarp = 32, kWarpgroup = 128;
 
 // As in the standard library, which NVRTC does not bring.
 template <class A, class B>
 inline constexpr bool kIsSame = false;
 template <class A>
 inline constexpr bool kIsSame<A, A> = true;
+template <bool kFirst, class A, class B>
+struct Either {
+  using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using Type = B;
+};
 
 // What each thread, or each warp, of a block holds.
 template <class T, int kCount>
@@ -120,6 +128,11 @@ class Block {
   ASPEN_DEVICE void each_warp(const Phase& phase) {
     phase(static_cast<int>(threadIdx.x) / kWarp);
   }
+  template <class Phase>
+  ASPEN_DEVICE void each_warpgroup(const Phase& phase) {
+    // The exchange tells the compiler that a warp has but one.
+    phase(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0));
+  }
   ASPEN_DEVICE void sync() { __syncthreads(); }
 
   // Each lane of a warp gets combine(its own, that of the lane whose number differs in the bit `step`). T is made of 32-bit
@@ -155,6 +168,9 @@ class Block {
   ASPEN_DEVICE void wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
   }
+  // What the calling threads wrote into shared memory, and copies that they waited for: after the next sync, instructions that
+  // read by the asynchronous proxy (warpgroup_mma.h) see it.
+  ASPEN_DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
   template <class Phase>
   void each_thread(const Phase& phase) {
@@ -164,7 +180,13 @@ class Block {
   void each_warp(const Phase& phase) {
     for (int warp = 0; warp < kThreads / kWarp; ++warp) phase(warp);
   }
-  void sync() {}
+  template <class Phase>
+  void each_warpgroup(const Phase& phase) {
+    for (int group = 0; group < kThreads / kWarpgroup; ++group) phase(group);
+  }
+  void sync() {
+    if (copied_ == Copied::kPublished) copied_ = Copied::kSynced;
+  }
 
   template <class T, class Combine>
   void exchange(PerThread<T, kThreads>& values, int step, const Combine& combine) {
@@ -175,6 +197,7 @@ class Block {
   template <int kBytes>
   void copy_async(void* to, const void* from, bool reads) {
     if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) __builtin_trap();
+    std::memset(to, 0xff, kBytes);
     open_.push_back({to, reads ? from : nullptr, kBytes});
   }
   void commit() {
@@ -184,6 +207,7 @@ class Block {
   template <int kLeft>
   void wait() {
     while (groups_.size() > kLeft) {
+      if (!groups_.front().empty()) copied_ = Copied::kArrived;
       for (const Copy& copy : groups_.front()) {
         if (copy.from == nullptr) {
           std::memset(copy.to, 0, copy.bytes);
@@ -194,8 +218,13 @@ class Block {
       groups_.erase(groups_.begin());
     }
   }
+  void publish() {
+    if (copied_ == Copied::kArrived) copied_ = Copied::kPublished;
+  }
+  bool is_published() const { return copied_ == Copied::kSynced; }
 
  private:
+  enum class Copied { kArrived, kPublished, kSynced };
   struct Copy {
     void* to;
     const void* from;
@@ -204,6 +233,7 @@ class Block {
   using Group = std::vector<Copy>;
   Group open_;
   std::vector<Group> groups_;
+  Copied copied_ = Copied::kSynced;
 #endif
 };
 

@@ -2,20 +2,30 @@
 // gathered pixels (operands.h).
 //
 // Chunks of the depth pass through kStages buffers in shared memory: while one is multiplied, the next ones are being copied.
-// What is multiplied how is the Core's: tensor cores (MmaCore), or float32 without rounding of the inputs (FmaCore). In shared
-// memory a column lies across rows of the chunk, or along the depth (kAlongDepth) where it does so in global memory.
+// What is multiplied how is the Core's: tensor cores by warps (MmaCore) or by warpgroups (WgmmaCore, warpgroup_mma.h), or float32
+// without rounding of the inputs (FmaCore). In shared memory a column lies across rows of the chunk, or along the depth
+// (kAlongDepth) where it does so in global memory.
 #pragma once
 
 #include <cstdint>
 
 #include "block.h"
 #include "warp_mma.h"
+#include "warpgroup_mma.h"
 
 namespace aspen::cuda {
 
+// Cores whose work is over when `multiply` returns.
+struct SynchronousCore {
+  static constexpr int kAlignment = 16, kStages = 3;
+  static constexpr int kInFlight = 0;  // chunks that are still being multiplied when the next one is begun
+  template <int kLeft, class Block>
+  ASPEN_DEVICE void wait(Block&) {}
+};
+
 // Warps of kWarpRows x kWarpColumns elements on tensor cores.
 template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns, bool kAlongDepth_ = false>
-struct MmaCore {
+struct MmaCore : SynchronousCore {
   using Element = typename Kind::Element;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr bool kAlongDepth = kAlongDepth_;
@@ -26,9 +36,13 @@ struct MmaCore {
   // lanes of a load meet in a bank.
   static constexpr int kRowStride = kDepth + 16 / sizeof(Element);
   static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
-  static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;  // of a chunk
+  static constexpr int kRowElements = kRows * kRowStride;  // of a chunk
+  static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;
   static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
   static_assert(kColumns % 32 == 0 && kDepth % Kind::kDepth == 0);
+
+  static ASPEN_DEVICE int row_place(int row, int k) { return row * kRowStride + k; }
+  static ASPEN_DEVICE int column_place(int line, int at) { return line * kColumnStride + at; }
 
   struct Held {
     FragmentC c[kWarpRows / 16][kWarpColumns / 8];
@@ -104,7 +118,7 @@ struct MmaCore {
 
 // Threads of 8 x 4 elements, every product in float32.
 template <int kRows_, int kColumns_, bool kAlongDepth_ = false>
-struct FmaCore {
+struct FmaCore : SynchronousCore {
   using Element = float;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr bool kAlongDepth = kAlongDepth_;
@@ -114,10 +128,13 @@ struct FmaCore {
   static constexpr int kDepth = 16;
   static constexpr int kRowStride = kDepth + 4;
   static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
+  static constexpr int kRowElements = kRows * kRowStride;
   static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;
   // Columns of a thread are neighbours, or as far apart as spares lanes from meeting in a bank.
   static constexpr int kNextColumn = kAlongDepth ? kAcross : 1;
 
+  static ASPEN_DEVICE int row_place(int row, int k) { return row * kRowStride + k; }
+  static ASPEN_DEVICE int column_place(int line, int at) { return line * kColumnStride + at; }
   static ASPEN_DEVICE int first_column(int thread) { return thread % kAcross * (kAlongDepth ? 1 : kWide); }
 
   struct Held {
@@ -155,27 +172,41 @@ struct FmaCore {
   }
 };
 
+// Blocks of 64 x 64, 64 x 128 or 128 x 128 of 16-bit elements: by warpgroups where the device has their instructions, a chunk is
+// no deeper than the product, and operands are read in whole units of the swizzle (fewer, larger copies a thread; 2 bytes at a
+// time the lines that a thread remembers would not stay in registers).
+template <class Kind, int kRows, int kColumns, int kVector, int kDepth, bool kAlongDepth>
+using BlockCore = typename Either<kHasWarpgroups && kVector == 8 && kDepth >= Swizzle::kLine,  //
+                                  WgmmaCore<Kind, kRows, kColumns, kAlongDepth>,
+                                  MmaCore<Kind, kRows, kColumns, kRows / 2, kColumns * 32 / kRows, kAlongDepth>>::Type;
+
 template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {
-    alignas(16) typename Core::Element rows[Core::kRows * Core::kRowStride];
-    alignas(16) typename Core::Element columns[Core::kColumnElements];
+    alignas(Core::kAlignment) typename Core::Element rows[Core::kRowElements];
+    alignas(Core::kAlignment) typename Core::Element columns[Core::kColumnElements];
   };
   Stage stages[kStages];
 };
 
-// Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros.
-template <int kLines, int kDepth, int kStride, int kThreads, class Operand, class Line>
+// Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
+// of the chunk go to to[place(line, k)], vectors of them in one piece.
+template <int kLines, int kDepth, int kThreads, class Operand, class Line, class Place>
 ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operand::Element* to, const Operand& operand, int k,
-                             int num_lines, const Line& line_of) {
+                             int num_lines, const Line& line_of, const Place& place) {
   constexpr int kVector = Operand::kVector, kAlong = kDepth / kVector, kVectors = kLines * kAlong;
   ASPEN_UNROLL for (int i = 0; i < (kVectors + kThreads - 1) / kThreads; ++i) {
     const int vector = thread + i * kThreads, line = vector / kAlong, at = vector % kAlong * kVector;
     if (kVectors % kThreads != 0 && vector >= kVectors) continue;
     const typename Operand::Element* const from = line < num_lines ? operand.at(line_of(i, line), k + at) : nullptr;
     block.template copy_async<kVector * sizeof(typename Operand::Element)>(
-        to + line * kStride + at, from == nullptr ? operand.any() : from, from != nullptr);
+        to + place(line, at), from == nullptr ? operand.any() : from, from != nullptr);
   }
+}
+template <class Core, int kThreads, class Rows, class Line>
+ASPEN_DEVICE void load_rows(Block<kThreads>& block, int thread, typename Core::Element* to, const Rows& rows, int k, int num_rows,
+                            const Line& line_of) {
+  load_lines<Core::kRows, Core::kDepth>(block, thread, to, rows, k, num_rows, line_of, Core::row_place);
 }
 
 // The same for a chunk of columns as the Core has them, from column `first` on.
@@ -183,8 +214,9 @@ template <class Core, int kThreads, class Columns>
 ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core::Element* to, const Columns& columns, int k,
                                int first, int num_columns) {
   if constexpr (Core::kAlongDepth) {
-    load_lines<Core::kColumns, Core::kDepth, Core::kColumnStride>(block, thread, to, columns, k, num_columns,
-                                                                  [&](int, int column) { return columns.line(first + column); });
+    load_lines<Core::kColumns, Core::kDepth>(
+        block, thread, to, columns, k, num_columns, [&](int, int column) { return columns.line(first + column); },
+        Core::column_place);
   } else {
     using Element = typename Core::Element;
     constexpr int kVector = Columns::kVector, kAcross = Core::kColumns / kVector, kVectors = Core::kDepth * kAcross;
@@ -192,7 +224,7 @@ ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core
       const int vector = thread + i * kThreads, row = vector / kAcross, column = vector % kAcross * kVector;
       if (kVectors % kThreads != 0 && vector >= kVectors) continue;
       const Element* const from = column < num_columns ? columns.at(k + row, first + column) : nullptr;
-      block.template copy_async<kVector * sizeof(Element)>(to + row * Core::kColumnStride + column,
+      block.template copy_async<kVector * sizeof(Element)>(to + Core::column_place(row, column),
                                                            from == nullptr ? columns.any() : from, from != nullptr);
     }
   }
@@ -208,7 +240,8 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
                                 int num_columns, int depth, const Store& store) {
   constexpr int kThreads = Core::kThreads;
   constexpr int kRowVectors = (Core::kRows * Core::kDepth / Rows::kVector + kThreads - 1) / kThreads;
-  static_assert(kStages >= 2);
+  constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
+  static_assert(kAhead >= 1);
   constexpr int kAlongRow = Core::kDepth / Rows::kVector;
 
   Block<kThreads> block;
@@ -227,23 +260,26 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
     if (chunk < num_chunks) {
       auto& stage = memory.stages[chunk % kStages];
       block.each_thread([&](int thread) {
-        load_lines<Core::kRows, Core::kDepth, Core::kRowStride>(block, thread, stage.rows, rows, chunk * Core::kDepth, num_rows,
-                                                                [&](int i, int) { return lines[thread].lines[i]; });
+        load_rows<Core>(block, thread, stage.rows, rows, chunk * Core::kDepth, num_rows,
+                        [&](int i, int) { return lines[thread].lines[i]; });
         load_columns<Core>(block, thread, stage.columns, columns, chunk * Core::kDepth, 0, num_columns);
       });
     }
     // Empty at the end, so that `wait` always counts alike.
     block.commit();
   };
-  for (int chunk = 0; chunk < kStages - 1; ++chunk) load(chunk);
+  for (int chunk = 0; chunk < kAhead; ++chunk) load(chunk);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    block.template wait<kStages - 2>();
+    block.template wait<kAhead - 1>();
+    if constexpr (Core::kInFlight > 0) block.publish();
+    core.template wait<Core::kInFlight>(block);
     // All see the chunk, and nobody reads any more the buffer that is filled next.
     block.sync();
-    load(chunk + kStages - 1);
+    load(chunk + kAhead);
     core.multiply(block, memory.stages[chunk % kStages].rows, memory.stages[chunk % kStages].columns);
   }
   block.template wait<0>();
+  core.template wait<0>(block);
   block.sync();
   core.each(block, [&](int row, int column, float sum) {
     if (row < num_rows && column < num_columns) store(row, column, sum);

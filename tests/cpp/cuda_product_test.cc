@@ -10,6 +10,7 @@
 
 #include "cuda/kernels/operands.h"
 #include "cuda/kernels/product.h"
+#include "cuda/kernels/warpgroup_mma.h"
 #include "engine_check.h"
 #include "half.h"
 
@@ -95,6 +96,7 @@ void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_
   }
 }
 
+// Columns that lie across the depth or along it, as the Core has them.
 template <class Kind, class Core, int kStages, int kVector>
 void check_matrices() {
   using Element = typename Core::Element;
@@ -102,18 +104,27 @@ void check_matrices() {
     const int num_rows = trial == 0 ? Core::kRows : random_int(1, Core::kRows);
     const int num_columns = trial == 0 ? Core::kColumns : random_int(1, Core::kColumns / kVector) * kVector;
     const int depth = random_int(0, 6 * Core::kDepth / kVector) * kVector;
-    const int row_stride = depth + kVector * random_int(0, 2), column_stride = num_columns + kVector * random_int(0, 2);
+    const int row_stride = depth + kVector * random_int(0, 2);
+    const int lines = Core::kAlongDepth ? num_columns : depth, line = Core::kAlongDepth ? depth : num_columns;
+    const int line_stride = line + kVector * random_int(0, 2);
     const auto a = random_elements<Kind, Element>(std::max(1, (num_rows - 1) * row_stride + depth));
-    const auto b = random_elements<Kind, Element>(std::max(1, (depth - 1) * column_stride + num_columns));
-    check_tile<Core, kStages>(
-        MatrixRows<Element, kVector>{a.get(), row_stride, depth}, MatrixColumns<Element, kVector>{b.get(), column_stride, depth},
-        num_rows, num_columns, depth, [&](int row, int column) {
-          double sum = 0;
-          for (int k = 0; k < depth; ++k) {
-            sum += Numbers<Kind>::multiplied(a[row * row_stride + k]) * Numbers<Kind>::multiplied(b[k * column_stride + column]);
-          }
-          return sum;
-        });
+    const auto b = random_elements<Kind, Element>(std::max(1, (lines - 1) * line_stride + line));
+    const auto expected = [&](int row, int column) {
+      double sum = 0;
+      for (int k = 0; k < depth; ++k) {
+        sum += Numbers<Kind>::multiplied(a[row * row_stride + k]) *
+               Numbers<Kind>::multiplied(b[Core::kAlongDepth ? column * line_stride + k : k * line_stride + column]);
+      }
+      return sum;
+    };
+    const MatrixRows<Element, kVector> rows{a.get(), row_stride, depth};
+    if constexpr (Core::kAlongDepth) {
+      check_tile<Core, kStages>(rows, MatrixRows<Element, kVector>{b.get(), line_stride, depth}, num_rows, num_columns, depth,
+                                expected);
+    } else {
+      check_tile<Core, kStages>(rows, MatrixColumns<Element, kVector>{b.get(), line_stride, depth}, num_rows, num_columns, depth,
+                                expected);
+    }
   }
 }
 
@@ -124,6 +135,34 @@ TEST(matrices_on_tensor_cores) {
   check_matrices<Bf16, MmaCore<Bf16, 64, 32, 32, 16>, 2, 2>();
   check_matrices<F16, MmaCore<F16, 64, 64, 32, 32>, 3, 8>();
   check_matrices<F16, MmaCore<F16, 32, 64, 16, 16>, 5, 4>();
+  check_matrices<Tf32, MmaCore<Tf32, 64, 64, 32, 32, true>, 3, 4>();
+  check_matrices<F16, MmaCore<F16, 64, 64, 32, 32, true>, 3, 8>();
+}
+
+TEST(matrices_by_warpgroups) {
+  check_matrices<Bf16, WgmmaCore<Bf16, 64, 64>, 4, 8>();
+  check_matrices<F16, WgmmaCore<F16, 64, 128>, 3, 8>();
+  check_matrices<Bf16, WgmmaCore<Bf16, 128, 128>, 3, 2>();
+  check_matrices<F16, WgmmaCore<F16, 128, 64, true>, 5, 8>();
+  check_matrices<Bf16, WgmmaCore<Bf16, 64, 128, true>, 4, 1>();
+}
+
+// The bits of a descriptor, and where an element is, from the tables of the PTX manual: the 8 lines of a pattern are 128 bytes
+// apart, and units of 16 bytes change places by the lowest three bits of the line's number.
+TEST(matrix_descriptors) {
+  struct alignas(1024) Memory {
+    uint16_t elements[128 * 64];
+  };
+  const auto memory = std::make_unique<Memory>();
+  for (int i = 0; i < 128 * 64; ++i) memory->elements[i] = static_cast<uint16_t>(i);
+  const auto descriptor = MatrixDescriptor::of(memory.get(), 8192, 1024);
+  const auto address = reinterpret_cast<uintptr_t>(memory.get()) & 0x3ffff;
+  CHECK_EQ(descriptor.bits, address / 16 | uint64_t{512} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62);
+  CHECK_EQ(descriptor.at<false>(0, 9), 9);
+  CHECK_EQ(descriptor.at<false>(1, 9), 64 + 1);                    // unit 1 of line 1 is at unit 0
+  CHECK_EQ((descriptor + 32).at<false>(13, 0), 13 * 64 + 7 * 8);   // unit 2 of line 5 of the second pattern, at unit 7
+  CHECK_EQ(descriptor.at<true>(17, 3), 3 * 64 + 8 + 1);            // unit 2 of line 3, at unit 1
+  CHECK_EQ(descriptor.at<true>(64 + 63, 15), 4096 + 15 * 64 + 7);  // unit 7 of line 7 of the second pattern, at unit 0
 }
 
 TEST(matrices_in_float32) {
@@ -180,6 +219,8 @@ TEST(convolutions) {
   check_convolutions<Exact, FmaCore<64, 64>, 3, 1>();
   check_convolutions<Bf16, MmaCore<Bf16, 64, 64, 32, 32>, 3, 8>();
   check_convolutions<F16, MmaCore<F16, 128, 64, 32, 32>, 4, 2>();
+  check_convolutions<Bf16, WgmmaCore<Bf16, 64, 64>, 4, 8>();
+  check_convolutions<F16, WgmmaCore<F16, 128, 128>, 3, 4>();
 }
 
 // A device that gives what has not been waited for would go unnoticed; the host does not.

@@ -1,0 +1,48 @@
+"""How much of a product a thread block computes at once: for the code that does so, and for what it is thought to cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aspen_jax.program import Op
+
+# Of an H100 or H200.
+MULTIPROCESSORS = 132
+
+# Rows and columns, the largest first. The kernels of 16-bit elements have all of them, those of float32 the last.
+_BLOCKS = ((128, 128), (64, 128), (64, 64))
+
+
+def block(op: Op) -> tuple[int, int]:
+    """The rows and columns of a product or convolution that a thread block computes at once.
+
+    The largest, which reads its operands least often, of which there is still one for each multiprocessor, and of which the last
+    row and column are hardly empty.
+    """
+    grouped = op.family.name != "matmul" and op.attrs.groups > 1
+    if op.inputs[0].dtype.itemsize != 2 or not op.output.size or grouped:
+        return _BLOCKS[-1]
+    rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
+    columns = op.output.shape[-1]
+    smallest = whole(rows, _BLOCKS[-1][0]) * whole(columns, _BLOCKS[-1][1])
+    for shape in _BLOCKS[:-1]:
+        filled = whole(rows, shape[0]) * whole(columns, shape[1])
+        number = op.output.size // (rows * columns) * filled // math.prod(shape)
+        if number >= MULTIPROCESSORS and filled <= 9 / 8 * smallest:
+            return shape
+    return _BLOCKS[-1]
+
+
+def row_axes(op: Op) -> list[int]:
+    """The axes of the output that are rows of one matrix, as against batches of matrices."""
+    axes = range(len(op.output.shape) - 1)
+    if op.family.name != "matmul":
+        return list(axes[-3:])
+    right = op.attrs.b if len(axes) in op.attrs.b else op.attrs.a
+    return [axis for axis in axes if axis not in right]
+
+
+def whole(extents: Any, unit: int) -> Any:
+    """Extents, ints or arrays of them, in whole units."""
+    return -(-extents // unit) * unit

@@ -1,0 +1,270 @@
+// The matrix instructions of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; sm_90a), and
+// what they do on the host: there the bits of a matrix descriptor are taken apart and followed through the swizzle.
+//
+// Both operands are read from shared memory, by the asynchronous proxy, while threads go on. So what threads wrote must be made
+// visible to it (Block::publish), buffers may be filled again only after `wait`, and sums may be looked at only then.
+#pragma once
+
+#include "block.h"
+#include "warp_mma.h"
+
+namespace aspen::cuda {
+
+// Whether code is compiled for them. The host plays either kind of device.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ASPEN_PLAY_WARPGROUPS)
+inline constexpr bool kHasWarpgroups = true;
+#else
+inline constexpr bool kHasWarpgroups = false;
+#endif
+
+// Lines of 64 elements of 16 bits, 128 bytes, in shared memory: of 8 lines each, unit u of 16 bytes of line l is at unit u ^ l.
+// Then neither 8 lines at one unit nor the units of one line meet in a bank. Begins at a multiple of 1024 bytes, which is where
+// the pattern begins in the addresses that the hardware permutes.
+struct Swizzle {
+  static constexpr int kLine = 64, kAlignment = 1024;
+  static ASPEN_DEVICE int place(int line, int at) { return line * kLine + ((at / 8 ^ line % 8) * 8 + at % 8); }
+};
+
+// Where a matrix of 16 elements along the depth is in shared memory, in such lines.
+struct MatrixDescriptor {
+  uint64_t bits;
+#ifndef __CUDACC__
+  const unsigned char* matrix;  // for the upper bits of addresses, which have 18 bits on the device
+#endif
+
+  // `leading`: bytes from 64 elements across the depth to the next 64, where lines lie across it. `stride`: bytes from 8 lines to
+  // the next 8. Bits 0-13, 16-29 and 32-45 are address, leading and stride in units of 16 bytes; 62-63 say 128 bytes of swizzle.
+  static ASPEN_DEVICE MatrixDescriptor of(const void* matrix, int leading, int stride) {
+#ifdef __CUDACC__
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(matrix));
+#else
+    const auto address = reinterpret_cast<uintptr_t>(matrix);
+    if (address % Swizzle::kAlignment != 0) __builtin_trap();
+#endif
+    MatrixDescriptor descriptor;
+    descriptor.bits = (address & 0x3ffff) >> 4 | static_cast<uint64_t>(leading >> 4) << 16 |
+                      static_cast<uint64_t>(stride >> 4) << 32 | uint64_t{1} << 62;
+#ifndef __CUDACC__
+    descriptor.matrix = static_cast<const unsigned char*>(matrix);
+#endif
+    return descriptor;
+  }
+
+  // The same, so many bytes further.
+  ASPEN_DEVICE MatrixDescriptor operator+(int bytes) const {
+    MatrixDescriptor further = *this;
+    further.bits += static_cast<uint64_t>(bytes >> 4);
+    return further;
+  }
+
+#ifndef __CUDACC__
+  // Element (line, k) across and along the depth; kAcross: lines of memory lie across the depth.
+  template <bool kAcross>
+  uint16_t at(int line, int k) const {
+    const uint64_t start = (bits & 0x3fff) << 4, leading = (bits >> 16 & 0x3fff) << 4, stride = (bits >> 32 & 0x3fff) << 4;
+    if (bits >> 62 != 1 || (bits >> 49 & 7) != 0) __builtin_trap();
+    const auto l = static_cast<uint64_t>(line), d = static_cast<uint64_t>(k);
+    const uint64_t linear =
+        start + (kAcross ? l / 64 * leading + l % 64 * 2 + d / 8 * stride + d % 8 * 128 : l / 8 * stride + l % 8 * 128 + d * 2);
+    const uint64_t address = linear ^ (linear >> 7 & 7) << 4;
+    uint16_t element;
+    std::memcpy(&element, matrix + ((address - reinterpret_cast<uintptr_t>(matrix)) & 0x3ffff), sizeof element);
+    return element;
+  }
+#endif
+};
+
+// Sums of 64 x kColumns products of a warpgroup; of B, lines of memory lie across the depth where kAcross.
+template <class Kind, int kColumns, bool kAcross>
+class WarpgroupSums {
+ public:
+  static_assert(sizeof(typename Kind::Element) == 2 && (kColumns == 64 || kColumns == 128));
+
+  // Calls visit(row, column, sum), every thread for its own; they lie as those of `mma` do, in 16 rows a warp.
+  template <class Visit>
+  ASPEN_DEVICE void each(const Visit& visit) {
+#ifdef __CUDACC__
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    ASPEN_UNROLL for (int i = 0; i < kColumns / 2; ++i) visit(row_of(thread, i), column_of(thread, i), own_[i]);
+#else
+    if (!issued_.empty() || !open_.empty()) __builtin_trap();
+    fenced_ = false;
+    for (int thread = 0; thread < kWarpgroup; ++thread) {
+      for (int i = 0; i < kColumns / 2; ++i) visit(row_of(thread, i), column_of(thread, i), all_[thread][i]);
+    }
+#endif
+  }
+
+  // Between whatever else was done with the sums, and multiply_add.
+  ASPEN_DEVICE void fence() {
+#ifdef __CUDACC__
+    keep();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+    fenced_ = true;
+#endif
+  }
+  // Ends a group of multiply_add; `wait<n>` waits for all groups but the last n.
+  ASPEN_DEVICE void commit() {
+#ifdef __CUDACC__
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#else
+    issued_.push_back(std::move(open_));
+    open_.clear();
+#endif
+  }
+  template <int kLeft>
+  ASPEN_DEVICE void wait() {
+#ifdef __CUDACC__
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+    if constexpr (kLeft == 0) keep();
+#else
+    while (issued_.size() > kLeft) {
+      for (const Product& product : issued_.front()) product.add_to(all_);
+      issued_.erase(issued_.begin());
+    }
+#endif
+  }
+
+  // Begins sums += a * b, 16 along the depth.
+  ASPEN_DEVICE void multiply_add(const MatrixDescriptor& a, const MatrixDescriptor& b) {
+#ifdef __CUDACC__
+#define ASPEN_FOUR(at) "+f"(own_[at]), "+f"(own_[at + 1]), "+f"(own_[at + 2]), "+f"(own_[at + 3])
+#define ASPEN_SIXTEEN(at) ASPEN_FOUR(at), ASPEN_FOUR(at + 4), ASPEN_FOUR(at + 8), ASPEN_FOUR(at + 12)
+// Sums are added to (the predicate); neither operand is negated; A is not transposed.
+#define ASPEN_WGMMA_64(type)                                                                                                     \
+  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type         \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+               ",%30,%31}, %32, %33, adds, 1, 1, 0, %34;\n}"                                                                     \
+               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
+               : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
+#define ASPEN_WGMMA_128(type)                                                                                                    \
+  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type        \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+               ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
+               ",%57,%58,%59,%60,%61,%62,%63}, %64, %65, adds, 1, 1, 0, %66;\n}"                                                 \
+               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
+               : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
+    if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
+      ASPEN_WGMMA_64("bf16");
+    } else if constexpr (kIsSame<Kind, Bf16>) {
+      ASPEN_WGMMA_128("bf16");
+    } else if constexpr (kColumns == 64) {
+      ASPEN_WGMMA_64("f16");
+    } else {
+      ASPEN_WGMMA_128("f16");
+    }
+#undef ASPEN_WGMMA_128
+#undef ASPEN_WGMMA_64
+#undef ASPEN_SIXTEEN
+#undef ASPEN_FOUR
+#else
+    if (!fenced_) __builtin_trap();
+    open_.push_back(Product(a, b));
+#endif
+  }
+
+ private:
+  static ASPEN_DEVICE int row_of(int thread, int i) { return thread / kWarp * 16 + thread % kWarp / 4 + i / 2 % 2 * 8; }
+  static ASPEN_DEVICE int column_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
+
+#ifdef __CUDACC__
+  // The compiler does not see that sums are written until `wait` returns: it must not move them beyond.
+  ASPEN_DEVICE void keep() { ASPEN_UNROLL for (float& sum : own_) asm volatile("" : "+f"(sum)::"memory"); }
+  float own_[kColumns / 2];
+#else
+  // Operands may be read at any time between multiply_add and wait: what they are then must not differ.
+  class Product {
+   public:
+    Product(const MatrixDescriptor& a, const MatrixDescriptor& b) : a_(a), b_(b), read_(read()) {}
+    void add_to(float (&sums)[kWarpgroup][kColumns / 2]) const {
+      if (read() != read_) __builtin_trap();
+      std::vector<float> numbers;
+      for (const uint16_t bits : read_) numbers.push_back(widened(Kind(), bits));
+      for (int thread = 0; thread < kWarpgroup; ++thread) {
+        for (int i = 0; i < kColumns / 2; ++i) {
+          const float* const row = &numbers[static_cast<size_t>(16 * row_of(thread, i))];
+          const float* const column = &numbers[static_cast<size_t>(16 * (64 + column_of(thread, i)))];
+          float sum = 0;
+          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
+          sums[thread][i] += sum;
+        }
+      }
+    }
+
+   private:
+    std::vector<uint16_t> read() const {
+      std::vector<uint16_t> elements;
+      for (int line = 0; line < 64 + kColumns; ++line) {
+        for (int k = 0; k < 16; ++k) {
+          elements.push_back(line < 64 ? a_.template at<false>(line, k) : b_.template at<kAcross>(line - 64, k));
+        }
+      }
+      return elements;
+    }
+    MatrixDescriptor a_, b_;
+    std::vector<uint16_t> read_;
+  };
+  float all_[kWarpgroup][kColumns / 2];
+  bool fenced_ = false;
+  std::vector<Product> open_;
+  std::vector<std::vector<Product> > issued_;
+#endif
+};
+
+// Warpgroups of 64 rows and all columns. Of the same kind as the Cores of product.h, for 16-bit elements only: of float32 the
+// instruction would cut bits off that we round, and rounding them in shared memory first takes as much of its bandwidth as `mma`
+// needs more instructions.
+template <class Kind, int kRows_, int kColumns_, bool kAlongDepth_ = false>
+struct WgmmaCore {
+  using Element = typename Kind::Element;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr bool kAlongDepth = kAlongDepth_;
+  static constexpr int kGroups = kRows / 64, kThreads = kGroups * kWarpgroup;
+  static constexpr int kDepth = Swizzle::kLine, kAlignment = Swizzle::kAlignment;
+  static constexpr int kRowElements = kRows * kDepth, kColumnElements = kColumns * kDepth;
+  static constexpr int kStages = 4;  // one is multiplied, one perhaps still, two are being copied
+  static constexpr int kInFlight = 1;
+  static_assert(kRows % 64 == 0);
+
+  static ASPEN_DEVICE int row_place(int row, int k) { return Swizzle::place(row, k); }
+  // Columns across the depth: 64 of all lines, then the next 64.
+  static ASPEN_DEVICE int column_place(int line, int at) {
+    return kAlongDepth ? Swizzle::place(line, at) : at / 64 * (64 * kDepth) + Swizzle::place(line, at % 64);
+  }
+
+  PerThread<WarpgroupSums<Kind, kColumns, !kAlongDepth>, kGroups> held;
+
+  ASPEN_DEVICE void clear(Block<kThreads>& block) {
+    block.each_warpgroup([&](int group) { held[group].each([](int, int, float& sum) { sum = 0; }); });
+  }
+
+  // Begins to; `wait` ends it.
+  ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
+#ifndef __CUDACC__
+    if (!block.is_published()) __builtin_trap();
+#endif
+    constexpr int kStep = 16, kEight = 8 * Swizzle::kLine * 2;  // elements along the depth, and the bytes of 8 lines
+    block.each_warpgroup([&](int group) {
+      const auto a = MatrixDescriptor::of(rows + group * 64 * kDepth, 0, kEight);
+      const auto b = MatrixDescriptor::of(columns, kAlongDepth ? 0 : 64 * kDepth * 2, kEight);
+      held[group].fence();
+      ASPEN_UNROLL for (int k = 0; k < kDepth; k += kStep) {
+        held[group].multiply_add(a + k * 2, b + (kAlongDepth ? k * 2 : k / 8 * kEight));
+      }
+      held[group].commit();
+    });
+  }
+  template <int kLeft>
+  ASPEN_DEVICE void wait(Block<kThreads>& block) {
+    block.each_warpgroup([&](int group) { held[group].template wait<kLeft>(); });
+  }
+
+  template <class Visit>
+  ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
+    block.each_warpgroup(
+        [&](int group) { held[group].each([&](int row, int column, float& sum) { visit(64 * group + row, column, sum); }); });
+  }
+};
+
+}  // namespace aspen::cuda
