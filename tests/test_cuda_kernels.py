@@ -87,22 +87,31 @@ def test_products(dtype, exact, tolerance):
 
 
 # By columns that lie across the depth and along it, rows that do too, batches, and gathered rows: 64 rows, some 64 of the depth
-# and adjacent eights of them are what warpgroups are worth (BlockCore). Places for how many blocks decides how large these are.
-@pytest.mark.parametrize(("places", "machine"), [(1_000, TINY_TILES), (8, TINY_TILES), (2, Gpu())])
+# and adjacent eights of them are what warpgroups are worth (BlockCore). How many blocks a GPU wants decides how large these are,
+# and whether the depth is split.
+@pytest.mark.parametrize(
+    ("wanted", "block", "depth", "machine", "gpu"),
+    [
+        (1_000, "64, 64", 136, TINY_TILES, Gpu(places=1)),
+        (4, "64, 128", 136, TINY_TILES, Gpu(places=1)),
+        (1, "128, 128", 136, Gpu(), Gpu(places=1)),
+        (1, "128, 128", 256, TINY_TILES, Gpu(places=24)),
+    ],
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
-def test_products_by_warpgroups(monkeypatch, dtype, tolerance, places, machine):
-    monkeypatch.setattr("aspen_jax.cuda.machine.NUM_BLOCKS", places)
+def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, depth, machine, gpu):
+    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
 
     def function(a, b, c, x, w):
         window = {"window_strides": (1, 2), "padding": ((1, 2), (0, 3)), "rhs_dilation": (1, 2)}
         image = lax.conv_general_dilated(x, w, **window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
         return jax.nn.relu(a[0] @ b), a[0] @ c.T, jnp.einsum("bmk,nk->bmn", a, c) + 1, jnp.einsum("bmk,mn->bkn", a, c), image
 
-    operands = [random(i, *shape, dtype=dtype) for i, shape in enumerate(((2, 200, 136), (136, 248), (200, 136)))]
+    operands = [random(i, *shape, dtype=dtype) for i, shape in enumerate(((2, 200, depth), (depth, 248), (200, depth)))]
     image = random(3, 2, 13, 17, 72, dtype=dtype), random(4, 3, 2, 72, 136, dtype=dtype)
-    source = cuda_host.source(ops_of(function, (*operands, *image)))
-    assert {1_000: "64, 64", 8: "64, 128", 2: "128, 128"}[places] in re.findall(r"BlockCore<\w+, (\d+, \d+)", source)
-    check(function, *operands, *image, tolerance=tolerance, machine=machine, warpgroups=True)
+    source = cuda_host.source(ops_of(function, (*operands, *image), gpu))
+    assert re.findall(rf"BlockCore<\w+, {block}, 8, ", source)
+    check(function, *operands, *image, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
 
 
 def test_windows_and_reductions():
@@ -182,29 +191,52 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
 
 # Warpgroups' instructions where sm_90a has them, for every size of a block.
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("places", [1_000_000, 100, 2])
+@pytest.mark.parametrize("wanted", [1_000_000, 50, 1])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, architecture, dtype, places):
+def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, architecture, dtype, wanted):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
-    monkeypatch.setattr("aspen_jax.cuda.machine.NUM_BLOCKS", places)
+    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
 
     def function(a, x, w, bias):
         image = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         return jnp.einsum("bmk,nk->bmn", a, a[0]), jax.nn.gelu(a @ a[0] + bias), jax.nn.relu(image * bias[:128] + x)
 
     shapes = ((2, 512, 512), (2, 28, 28, 128), (3, 3, 128, 128), (512,))
-    ops = ops_of(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes])
+    ops = ops_of(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], Gpu(places=1))
     assemble(ops, architecture)
     virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
     assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")
+
+
+# Of wgmma that it had to serialise, or to wait for where the code does not, the assembler only informs.
+WAITS = r"\(C75\d\d\).*"
+
+
+def test_the_assembler_tells_of_sums_that_are_used_too_early():
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    source = """\
+#include "cuda/kernels/warpgroup_mma.h"
+using namespace aspen::cuda;
+extern "C" __global__ void __launch_bounds__(128) kernel(float* out) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  WarpgroupSums<Bf16, 64, false> sums;
+  sums.each([](int, int, float& sum) { sum = 0; });
+  sums.fence();
+  sums.multiply_add(MatrixDescriptor::of(shared, 0, 1024), MatrixDescriptor::of(shared + 8192, 0, 1024));
+  sums.commit();
+  WAIT
+  sums.each([&](int row, int column, float& sum) { out[64 * row + column] = sum; });
+}
+"""
+    assert re.findall(WAITS, compile_log(source.replace("WAIT", ""), "sm_90a"))
+    assert not re.findall(WAITS, compile_log(source.replace("WAIT", "sums.wait<0>();"), "sm_90a"))
 
 
 def assemble(ops, architecture):
     """Compiles ops and refuses whatever the assembler says of waste."""
     log = compile_log(kernels(ops), architecture)
     assert "warning" not in log
-    # Of wgmma that it had to serialise, or to wait for where the code does not, it only informs.
-    assert not re.findall(r"\(C75\d\d\).*", log)
+    assert not re.findall(WAITS, log)
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
     assert len(registers) == len(ops)
     for what in ("stack frame", "spill stores", "spill loads"):
