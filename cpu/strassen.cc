@@ -116,9 +116,11 @@ constexpr int64_t kMostPairs = 128;
 struct Strassen final : OpState {
   int lead;
   int64_t half;                   // of the inner dimension
+  int64_t rows;                   // of a matrix of the output
   int64_t pairs;                  // of panels
   int64_t columns;                // of the output
   int64_t strides[kMaxRank + 1];  // of the left factors: that of a factor, of the leading dimensions, of a pair of rows
+  bool lines_adjacent;            // the left factors of two indices of the last leading dimension follow each other
   int64_t factor;                 // from a right factor to the next,
   int64_t panel;                  // and from a pair of panels to the next
   Epilogue epilogue;
@@ -159,6 +161,15 @@ void multiply_pairs(const Strassen& op, const float* left, int64_t count, const 
   }
 }
 
+constexpr int kPairsAhead = 6;
+
+// Brings two rows of a pair of panels into the L2 cache.
+ASPEN_INLINE void fetch_rows(const float* from, int64_t stride) {
+  for (int row = 0; row < 2; ++row) {
+    for (int64_t c = 0; c < kColumns; c += kCacheLine / 4) __builtin_prefetch(from + row * stride + c, 0, 2);
+  }
+}
+
 // The result's rows from the products of `count` pairs of rows, those from `first` on until `last`, each in registers taken
 // through `finish` and stored to out.
 void add_products(const float* products, int64_t count, int64_t first, int64_t last, const Finish& finish, float* out,
@@ -167,6 +178,12 @@ void add_products(const float* products, int64_t count, int64_t first, int64_t l
   const int64_t plane = count * kStoredPanel;
   const auto get = [](const float* from, int) __attribute__((always_inline)) { return load(from); };
   for (int64_t pair = first; pair < last; ++pair, out += 2 * out_stride) {
+    // What is written, and read to finish it, mostly lies beyond the L2 cache, and no row near the one before it.
+    const int64_t ahead = 2 * (pair - first + kPairsAhead);
+    fetch_rows(out + 2 * kPairsAhead * out_stride, out_stride);
+    for (const Finish::Step* step = finish.steps; step != finish.steps + finish.length; ++step) {
+      if (step->row_stride != 0) fetch_rows(step->operand + ahead * step->row_stride, step->row_stride);
+    }
     for (int64_t c = 0; c < kStoredPanel; c += kVectors * kLanes) {
       Floats left[2][kVectors], right[2][kVectors];
 #pragma GCC unroll 2
@@ -193,12 +210,13 @@ void add_products(const float* products, int64_t count, int64_t first, int64_t l
   }
 }
 
-// What becomes of the products of a tile's pairs of rows [begin, begin + count) with a pair of panels.
+// What becomes of the products of a tile's pairs of rows from `begin` on with a pair of panels.
 struct Finishing {
   const Strassen& op;
   const TileArgs& args;
   const float* products;
-  int64_t begin, count;
+  int64_t plane;  // pairs of rows of one of the seven products
+  int64_t begin;
   int64_t column;  // of the pair of panels
   float* sums;
   std::byte* scratch;
@@ -214,11 +232,11 @@ struct Finishing {
     Finish finish;
     if (whole) {
       op.epilogue.finish(args, at, row_axis, finish);
-      add_products(products, count, first, last, finish, reinterpret_cast<float*>(op.epilogue.output_at(args, at)), op.columns);
+      add_products(products, plane, first, last, finish, reinterpret_cast<float*>(op.epilogue.output_at(args, at)), op.columns);
       if (!finish.completes) op.epilogue.complete(args, at, row_axis, rows, columns, scratch);
       return;
     }
-    add_products(products, count, first, last, finish, sums, kColumns);
+    add_products(products, plane, first, last, finish, sums, kColumns);
     const float* const from = sums + (at[row_axis] - 2 * (begin + first)) * kColumns + at[column_axis] - column;
     op.epilogue.apply(args, at, row_axis, rows, columns, from, kColumns, scratch);
   }
@@ -233,6 +251,11 @@ const char* run(const TileArgs& args) noexcept {
   const int64_t first_pair = args.lo[row_axis] / 2, last_pair = ceil_div(args.hi[row_axis], 2);
   const int64_t bands = ceil_div(last_pair - first_pair, kMostPairs);
   const int64_t band = ceil_div(last_pair - first_pair, bands);
+  // Short matrices whose left factors follow each other, as the lines of an image, are multiplied together.
+  const bool joins = op.lead > 0 && op.lines_adjacent && args.lo[row_axis] == 0 && args.hi[row_axis] == op.rows;
+  const int64_t all_lines = joins ? args.hi[op.lead - 1] - args.lo[op.lead - 1] : 1;
+  const int64_t parts = ceil_div(all_lines, std::max<int64_t>(kMostPairs / band, 1));
+  const int64_t most_lines = ceil_div(all_lines, parts);
   auto* const products = reinterpret_cast<float*>(args.scratch);
   float* const sums = products + product_floats(kMostPairs);
   std::byte* const epilogue_scratch = reinterpret_cast<std::byte*>(sums + 2 * kMostPairs * kColumns);
@@ -241,27 +264,34 @@ const char* run(const TileArgs& args) noexcept {
   for (;;) {
     const float* left = static_cast<const float*>(args.inputs[0]);
     for (int d = 0; d < op.lead; ++d) left += at[d] * op.strides[d + 1];
+    const int64_t lines = joins ? std::min(most_lines, args.hi[op.lead - 1] - at[op.lead - 1]) : 1;
     for (int64_t panels = args.lo[column_axis] / kColumns; panels * kColumns < args.hi[column_axis]; ++panels) {
       const float* const right = static_cast<const float*>(args.inputs[1]) + panels * op.panel;
       const int64_t column = panels * kColumns;
       for (int64_t pair = first_pair; pair < last_pair; pair += band) {
         const int64_t count = std::min(band, last_pair - pair);
         const float* const next = pair + count < last_pair ? right : panels + 1 < op.pairs ? right + op.panel : nullptr;
-        multiply_pairs(op, left + pair * op.strides[op.lead + 1], count, right, next, products);
         // Pairs of which the tile has both rows, and all columns, need not be stored in between.
         const bool whole =
             op.epilogue.begins_in_registers() && column >= args.lo[column_axis] && column + kColumns <= args.hi[column_axis];
+        multiply_pairs(op, left + pair * op.strides[op.lead + 1], lines * count, right, next, products);
         const int64_t begin = whole ? (2 * pair < args.lo[row_axis] ? 1 : 0) : count;
         const int64_t end = whole && 2 * (pair + count) > args.hi[row_axis] ? count - 1 : count;
-        const Finishing finishing{op, args, products, pair, count, column, sums, epilogue_scratch};
-        finishing.run(0, begin, false, at);
-        finishing.run(begin, end, true, at);
-        finishing.run(std::max(begin, end), count, false, at);
+        for (int64_t line = 0; line < lines; ++line) {
+          int64_t place[kMaxRank];
+          std::copy_n(at, op.lead, place);
+          if (line > 0) place[op.lead - 1] += line;
+          const float* const of_line = products + line * count * kStoredPanel;
+          const Finishing finishing{op, args, of_line, lines * count, pair, column, sums, epilogue_scratch};
+          finishing.run(0, begin, false, place);
+          finishing.run(begin, end, true, place);
+          finishing.run(std::max(begin, end), count, false, place);
+        }
       }
     }
     int d = op.lead - 1;
-    for (; d >= 0; --d) {
-      if (++at[d] < args.hi[d]) break;
+    for (int64_t step = lines; d >= 0; --d, step = 1) {
+      if ((at[d] += step) < args.hi[d]) break;
       at[d] = args.lo[d];
     }
     if (d < 0) return nullptr;
@@ -335,9 +365,11 @@ PreparedOp prepare_strassen(const OpSpec& spec) {
   auto op = std::make_unique<Strassen>();
   op->lead = lead;
   op->half = half;
+  op->rows = out.shape[lead];
   op->pairs = right.shape[1];
   op->columns = out.shape[lead + 1];
   for (int d = 0; d <= lead + 1; ++d) op->strides[d] = used_stride(left, d);
+  op->lines_adjacent = lead > 0 && op->strides[lead] == left.shape[lead + 1] * op->strides[lead + 1];
   op->factor = used_stride(right, 0);
   op->panel = used_stride(right, 1);
   if ((half > 1 && !is_empty(left) && left.strides[lead + 2] != 1) || (!is_empty(right) && used_stride(right, 3) != 1) ||

@@ -119,7 +119,57 @@ def test_weights_are_read_in_any_order():
     assert np.abs(result - exact).max() <= 3e-6 * np.abs(exact).max()
 
 
+def pointwise(x, w, strides=(1, 1), precision=None):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, strides, "VALID", dimension_numbers=numbers, precision=precision)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(1, 30), st.integers(1, 40)),
+    st.sampled_from([2, 34, 130]),
+    st.sampled_from([61, 64, 128, 190]),
+    st.sampled_from([(1, 1), (2, 2), (1, 3)]),
+    st.booleans(),
+    st.sampled_from([TINY_TILES, Machine()]),
+    st.integers(0, 2**31),
+)
+def test_pointwise_convolutions_against_float64(batch, image, inner, columns, strides, finished, machine, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, inner), np.float32)
+    w = rng.standard_normal((1, 1, inner, columns), np.float32) / np.float32(np.sqrt(inner))
+    bias = rng.standard_normal(columns, np.float32)
+    residual = rng.standard_normal(jax.eval_shape(lambda x: pointwise(x, w, strides), x).shape, np.float32)
+
+    def function(x, residual, w, bias):
+        y = pointwise(x, w, strides)
+        return jax.nn.relu(y + bias + residual) if finished else y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "are_cheaper", lambda *_: True)
+        (result,) = run_tiled(lambda x, residual: function(x, residual, w, bias), (x, residual), machine=machine)
+        assert "strassen" in kinds(lambda x, residual: function(x, residual, w, bias), x, residual)
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*(np.asarray(item, np.float64) for item in (x, residual, w, bias))))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max() <= TOLERANCE * max(1.0, np.abs(exact).max())
+
+
+def test_pixels_mix_with_their_neighbours_only():
+    x, w = normal(2, 14, 14, 1024), normal(1, 1, 1024, 512)
+    changed = x.copy()
+    changed[0, 3, 5] = np.nan
+    before, after = (run_tiled(lambda x: pointwise(x, w), (item,), machine=Machine())[0] for item in (x, changed))
+    assert kinds(lambda x: pointwise(x, w), x) == ["strassen_rows", "strassen"]
+    differs = (before != after).any(axis=3)
+    assert np.argwhere(differs).tolist() == [[0, 3, 4], [0, 3, 5]]
+    exact = x.astype(np.float64) @ w[0, 0]
+    assert np.abs(before - exact).max() <= 3e-6 * np.abs(exact).max()
+
+
 W = normal(768, 768)
+V = normal(1, 1, 1024, 512)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +177,8 @@ W = normal(768, 768)
     [
         (lambda x: jnp.matmul(x, W, precision="highest"), [normal(1, 128, 768)]),
         (lambda x: jnp.matmul(x, W, precision=lax.Precision.HIGH), [normal(1, 128, 768)]),
+        (lambda x: pointwise(x, V, precision="highest"), [normal(1, 14, 14, 1024)]),
+        (lambda x: pointwise(x, V), [normal(1, 7, 7, 1024)]),
         (lambda x: x @ W[:767], [normal(1, 128, 767)]),
         (lambda x: x @ W[:, :40], [normal(1, 128, 768)]),
         (lambda x: x @ W, [normal(1, 2, 768)]),
@@ -139,6 +191,8 @@ W = normal(768, 768)
     ids=[
         "highest",
         "high",
+        "pointwise highest",
+        "lines of odd length",
         "odd inner",
         "few columns",
         "few rows",

@@ -1,4 +1,4 @@
-"""Chooses Strassen's algorithm for the products with known weights that it makes cheaper (ops/strassen.py).
+"""Chooses Strassen's algorithm for the products and 1x1 convolutions with known weights that it makes cheaper (ops/strassen.py).
 
 The weights' factors are made once, 7/4 of what the weights take. Products of the same rows share their left factors.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from aspen_jax import storage
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.strassen import (
     COLUMNS,
@@ -36,8 +37,9 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     lefts: dict[tuple[Operand, int], Op] = {}
     ops: list[Op] = []
     for op in program.ops:
-        source = constants.source(op.inputs[1]) if op.family is MATMUL else None
-        found = None if source is None else _rewritten(op)
+        rewrite = _REWRITTEN.get(op.family)
+        source = None if rewrite is None else constants.source(op.inputs[1])
+        found = None if rewrite is None or source is None else rewrite(op)
         if source is None or found is None or not machine.are_cheaper([found.left, found.product], [op]):
             ops.append(op)
             continue
@@ -60,14 +62,23 @@ class _Rewritten(NamedTuple):
     order: tuple[int, ...]
 
 
-def _rewritten(op: Op) -> _Rewritten | None:
-    """The product by Strassen's algorithm; None where it is none of matrices, or the user's precision forbids it."""
-    if op.exact or any(item.dtype != np.float32 for item in (*op.main_inputs, op.output)):
-        return None
+def _may_be(op: Op) -> bool:
+    """Whether the user's precision allows it, and enough columns of the last pair of panels exist."""
+    columns = op.output.shape[-1] if op.output.size > 0 else 0
+    return (
+        not op.exact
+        and columns > 0
+        and -columns % COLUMNS <= _MOST_MISSING * columns
+        and all(item.dtype == np.float32 for item in (*op.main_inputs, op.output))
+    )
+
+
+def _product(op: Op) -> _Rewritten | None:
+    """A product by Strassen's algorithm; None where it is none of matrices."""
     a, b, shape = op.attrs.a, op.attrs.b, op.output.shape
     lead = tuple(range(len(shape) - 1))
     # Rows of a single matrix may be the examples of a batch, and none may see its neighbour's rounding errors and NaNs.
-    if len(shape) < 3 or op.output.size == 0 or -shape[-1] % COLUMNS > _MOST_MISSING * shape[-1]:
+    if len(shape) < 3 or not _may_be(op):
         return None
     if b[-1] != len(lead) or any(label >= 0 for label in b[:-1]) or {label for label in a if label >= 0} != set(lead):
         return None
@@ -77,15 +88,36 @@ def _rewritten(op: Op) -> _Rewritten | None:
     inner = sorted((label for label in a if label < 0), key=lambda label: -strides[a.index(label)])
     size = math.prod(weights.shape[:-1])
     view = rows.view.transpose([a.index(label) for label in (*lead, *inner)]).reshape((*shape[:-1], size))
-    if size == 0 or size % 2 or view is None or view.strides()[-1] != 1:
+    if view is None:
+        return None
+    return _rewritten(op, Operand(rows.value, view), tuple(b.index(label) for label in (*inner, b[-1])))
+
+
+def _pointwise(op: Op) -> _Rewritten | None:
+    """A convolution of 1x1 by Strassen's algorithm: the pixels of each line of an image are the rows of a matrix."""
+    x, w = op.main_inputs
+    attrs: ConvAttrs = op.attrs
+    if w.shape[:2] != (1, 1) or any(attrs.padding) or attrs.groups > 1 or not _may_be(op):
+        return None
+    starts, strides = (0,) * 4, (1, *attrs.strides, 1)
+    return _rewritten(op, Operand(x.value, x.view.slice(starts, x.shape, strides)), (0, 1, 2, 3))
+
+
+_REWRITTEN = {MATMUL: _product, CONV2D: _pointwise}
+
+
+def _rewritten(op: Op, rows: Operand, order: tuple[int, ...]) -> _Rewritten | None:
+    """The op as the product of `rows` [..., M, K]; None where they do not suit it."""
+    size, shape = rows.shape[-1], op.output.shape
+    if size == 0 or size % 2 or rows.view.strides()[-1] != 1:
         return None
     build = Builder()
     build.name, build.source = f"{op.name}/rows", op.source
-    left = build.op(STRASSEN_ROWS, StrassenRowsAttrs(padding_for(size)), [Operand(rows.value, view)])
-    right = Value(right_shape(size, shape[-1]), weights.dtype)
+    left = build.op(STRASSEN_ROWS, StrassenRowsAttrs(padding_for(size)), [rows])
+    right = Value(right_shape(size, shape[-1]), rows.dtype)
     build.op(STRASSEN, StrassenAttrs(*shape[-2:]), [left, Operand.whole(right)])
     left_op, product = build.ops
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
     )
-    return _Rewritten(left_op, product, tuple(b.index(label) for label in (*inner, b[-1])))
+    return _Rewritten(left_op, product, order)
