@@ -192,7 +192,7 @@ def _kernels(model: Model) -> dict[str, Any]:
 def _tolerance(op: Op) -> float:
     if any(operand.dtype.itemsize == 2 for operand in op.inputs):
         return _NARROW
-    return _TF32 if op.family.name in ("conv2d", "matmul", "attention") and not op.exact else _FLOAT32
+    return _TF32 if op.family.name in ("conv2d", "conv2d_slices", "matmul", "attention") and not op.exact else _FLOAT32
 
 
 def _executors(model: Model, rounds: int) -> dict[str, Any]:
