@@ -156,6 +156,11 @@ bool is_bound(const Draft& draft, int reg) {
   return draft.is_constant(reg) && !std::isnan(std::bit_cast<float>(draft.constants[reg - draft.num_inputs]));
 }
 
+// Whether the register is this constant.
+bool is_value(const Draft& draft, int reg, float value) {
+  return draft.is_constant(reg) && std::bit_cast<float>(draft.constants[reg - draft.num_inputs]) == value;
+}
+
 }  // namespace
 
 Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
@@ -217,6 +222,28 @@ void fuse(Draft& draft) {
     } else if (reg.opcode == k_mul_f) {
       if (is(b, k_logistic_f)) std::swap(a, b);
       if (is_only_use(a, k_logistic_f) && draft.registers[a].args[0] == b) become(k_fused_silu, {b});
+      // x * ((1 + tanh(u)) / 2), multiplied in any order, is x times the logistic function of 2 u.
+      for (const auto& [outer, inner] : {std::pair(a, b), std::pair(b, a)}) {
+        if (reg.opcode != k_mul_f || !is_only_use(inner, k_mul_f)) continue;
+        int factors[] = {outer, draft.registers[inner].args[0], draft.registers[inner].args[1]};
+        const auto take = [&](int place, auto fits) {
+          const auto found = std::find_if(factors + place, std::end(factors), fits);
+          if (found == std::end(factors)) return false;
+          std::swap(factors[place], *found);
+          return true;
+        };
+        const auto tanh_of = [&](int sum) {
+          if (!is_only_use(sum, k_add_f)) return -1;
+          const auto& terms = draft.registers[sum].args;
+          const int tanh = is_value(draft, terms[0], 1.0f) ? terms[1] : is_value(draft, terms[1], 1.0f) ? terms[0] : -1;
+          return tanh >= 0 && is_only_use(tanh, k_tanh_f) ? tanh : -1;
+        };
+        if (take(0, [&](int factor) { return is_value(draft, factor, 0.5f); }) &&
+            take(1, [&](int factor) { return tanh_of(factor) >= 0; })) {
+          become(k_fused_tanh_gate, {factors[2], draft.registers[tanh_of(factors[1])].args[0]});
+        }
+      }
+      if (reg.opcode != k_mul_f) continue;
       // x * b * erfc(-x * c) is the exact GELU.
       if (is(a, k_erfc_f)) std::swap(a, b);
       if (is_only_use(a, k_mul_f) && is_only_use(b, k_erfc_f) && is_only_use(draft.registers[b].args[0], k_mul_f)) {

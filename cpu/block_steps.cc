@@ -83,6 +83,7 @@ constinit const std::array<Instruction, kNumOpcodes> kInstructions = [] {
   ASPEN_BLOCK_OP(fused_clamp, k_fused_clamp, 3)
   ASPEN_BLOCK_OP(fused_silu, k_fused_silu, 1)
   ASPEN_BLOCK_OP(fused_gelu, k_fused_gelu, 3)
+  ASPEN_BLOCK_OP(fused_tanh_gate, k_fused_tanh_gate, 2)
 #undef ASPEN_BLOCK_OP
   return table;
 }();

@@ -38,6 +38,7 @@ enum Opcode : int {
   k_fused_clamp,
   k_fused_silu,
   k_fused_gelu,
+  k_fused_tanh_gate,
   kNumOpcodes,
 };
 

@@ -133,7 +133,7 @@ void Epilogue::finish(const TileArgs& args, const int64_t* at, int row_axis, Fin
 
 void Epilogue::complete(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
                         std::byte* scratch) const noexcept {
-  run(rest_, args, at, row_axis, rows, cols, output_at(args, at), out_strides_[row_axis], scratch);
+  complete(args, at, row_axis, rows, cols, output_at(args, at), out_strides_[row_axis], scratch);
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -41,9 +41,13 @@ class Epilogue {
   // What is done in registers to a block whose first element is at output coordinate `at`, with rows along `row_axis`.
   void finish(const TileArgs& args, const int64_t* at, int row_axis, Finish& finish) const noexcept;
 
-  // The rest of the epilogue on such a block, in the output.
+  // The rest of the epilogue on such a block, in the output, or on what `acc` holds of it as `apply` describes it.
   void complete(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,
                 std::byte* scratch) const noexcept;
+  void complete(const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols, const void* acc,
+                int64_t acc_row_stride, std::byte* scratch) const noexcept {
+    run(rest_, args, at, row_axis, rows, cols, acc, acc_row_stride, scratch);
+  }
 
   // Whether rows that walk `axis` may run on past its last index, to index 0 of `axis` and the next index of `axis - 1`,
   // because the output and all extra inputs are laid out so (dense tensors and per-channel vectors are).

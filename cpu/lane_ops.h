@@ -188,5 +188,6 @@ inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floa
 inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return at_most(at_least(a, c), d); };
 inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
 inline constexpr auto fused_gelu = [](Floats a, Floats b, Floats c) { return (a * b) * erfc(-a * c); };
+inline constexpr auto fused_tanh_gate = [](Floats a, Floats b) { return a / (1.0f + exp(b * -2.0f)); };
 
 }  // namespace aspen::cpu::ASPEN_TARGET::lane_ops

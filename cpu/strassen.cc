@@ -113,6 +113,9 @@ constexpr int64_t kMostDepth = 512;
 // and so many pairs of rows that their products stay in the L2 cache beside a right factor.
 constexpr int64_t kMostPairs = 128;
 
+// Pairs of rows whose sums stay in the L1 cache.
+constexpr int64_t kFinishedPairs = 16;
+
 struct Strassen final : OpState {
   int lead;
   int64_t half;                   // of the inner dimension
@@ -232,8 +235,19 @@ struct Finishing {
     Finish finish;
     if (whole) {
       op.epilogue.finish(args, at, row_axis, finish);
-      add_products(products, plane, first, last, finish, reinterpret_cast<float*>(op.epilogue.output_at(args, at)), op.columns);
-      if (!finish.completes) op.epilogue.complete(args, at, row_axis, rows, columns, scratch);
+      if (finish.completes) {
+        auto* const out = reinterpret_cast<float*>(op.epilogue.output_at(args, at));
+        return add_products(products, plane, first, last, finish, out, op.columns);
+      }
+      // The rest is worked out in the L1 cache: rows of the output may be so far apart that they share places in it.
+      for (int64_t pair = first; pair < last; pair += kFinishedPairs) {
+        const int64_t end = std::min(pair + kFinishedPairs, last);
+        at[row_axis] = 2 * (begin + pair);
+        Finish piece;
+        op.epilogue.finish(args, at, row_axis, piece);
+        add_products(products, plane, pair, end, piece, sums, kColumns);
+        op.epilogue.complete(args, at, row_axis, 2 * (end - pair), columns, sums, kColumns, scratch);
+      }
       return;
     }
     add_products(products, plane, first, last, finish, sums, kColumns);
