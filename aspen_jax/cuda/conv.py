@@ -54,7 +54,8 @@ def _products(op: Op, slices: int = 0) -> str | None:
     begin, end, skip = columns_of(c, rank, column_vector)
     length = attrs.length(depth) if slices else depth
     rows = (
-        f"const ConvRows<{element}, {row_vector}> gathered{{static_cast<const {element}*>(buffers.inputs[0])"
+        f"const ConvRows<{element}, {row_vector}> {'gathered' if slices else 'rows'}"
+        f"{{static_cast<const {element}*>(buffers.inputs[0])"
         f"{f' + group * {channels}' if attrs.groups > 1 else ''}, "
         f"{strides[0]}, {strides[1]}, {strides[2]}, {height}, {width}, {channels}, {kernel_width}, {depth}, "
         f"{attrs.strides[0]}, {attrs.strides[1]}, {attrs.dilation[0]}, {attrs.dilation[1]}, {top}, {left}, "
@@ -65,8 +66,6 @@ def _products(op: Op, slices: int = 0) -> str | None:
         rows = f"const int first_k = slice * {length}, last_k = min_of(first_k + {length}, {depth});\n      {rows}"
         rows += "\n      const auto rows = slice_of_rows(gathered, first_k, last_k);"
         weights += f" + int64_t{{first_k}} * {outputs}"
-    else:
-        rows = rows.replace(" gathered{", " rows{", 1)
     columns = (
         f"const MatrixColumns<{element}, {column_vector}> columns{{{weights}, {outputs}, "
         f"{'last_k - first_k' if slices else depth}}};"
