@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,15 +25,25 @@ def _read(operand: Operand, values: dict[Value, np.ndarray]) -> np.ndarray:
 
 
 def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
-    inputs = [jnp.asarray(_read(operand, values)) for operand in op.inputs]
+    return np.asarray(result_of(op, *(jnp.asarray(item) for item in op_inputs(op, values))))
+
+
+def op_inputs(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
+    """What the op reads of the values, in the shapes of its operands."""
+    return [_read(operand, values) for operand in op.inputs]
+
+
+def result_of(op: Op, *inputs: jax.Array) -> jax.Array:
+    """The op's output in jax.lax, of inputs as `op_inputs` gives them; can be traced."""
+    values = list(inputs)
     if op.family is not BLOCK:
         count = op.family.num_main(op)
-        main = inputs[:count]
+        main = values[:count]
         if op.family.takes_epilogue and lane_of(main[0].dtype) == "f":  # computed in float32, stored as the output's dtype
             main = [item.astype(np.float32) for item in main]
-        inputs = [op.family.reference(op.attrs, *main), *inputs[count:]]
+        values = [op.family.reference(op.attrs, *main), *values[count:]]
     if op.program is None:
-        return np.asarray(inputs[0].astype(op.output.dtype))
+        return values[0].astype(op.output.dtype)
     if op.program.is_copy and op.family is BLOCK:
-        return np.asarray(inputs[0])
-    return np.asarray(op.program.reference(*inputs, shape=op.output.shape, dtype=op.output.dtype))
+        return values[0]
+    return op.program.reference(*values, shape=op.output.shape, dtype=op.output.dtype)

@@ -216,9 +216,9 @@ def _fastest(functions: Sequence[Callable[[], object]], budget: float) -> list[f
     raise AssertionError
 
 
-def random_array(value: Value) -> np.ndarray:
-    """Numbers that no kernel is slow at; indices into the first rows of what they index."""
-    random = np.random.default_rng(value.size)
+def random_array(value: Value, number: int = 0) -> np.ndarray:
+    """Numbers that no kernel is slow at, others for each number; indices into the first rows of what they index."""
+    random = np.random.default_rng((value.size, number))
     if np.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_:
         return random.integers(0, 2, value.shape).astype(value.dtype)
     return (random.random(value.shape, np.float32) - 0.5).astype(value.dtype)

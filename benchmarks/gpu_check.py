@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,13 +37,17 @@ from aspen_jax.cuda.source import UnsupportedOp
 from aspen_jax.cuda.tuning import gpu as gpu_device
 from aspen_jax.cuda.tuning import sides
 from aspen_jax.errors import AspenError, InputError
-from aspen_jax.program import Op, Operand, Program
-from aspen_jax.reference import evaluate
+from aspen_jax.ops.attention import ATTENTION, parts_of
+from aspen_jax.ops.opcodes import narrowing
+from aspen_jax.ops.rows import RowsAttrs
+from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.reference import evaluate, op_inputs, result_of
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import interleaved
 from aspen_jax.tuning import random_array
 from benchmarks.child import measure_in_child
 from benchmarks.gpu_tables import kernels_table, models_table
+from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
@@ -51,10 +56,16 @@ from benchmarks.options import Models, Sizes
 Check = Literal["kernels", "executors", "times", "table", "sanitizer"]
 DType = Literal["float32", "bfloat16"]
 
-# By how much of the largest output a result may be off: products round their inputs to TF32 unless more is asked for.
-_TF32, _FLOAT32, _NARROW = 2e-3, 1e-5, 1e-2
-# A whole network rounds to 16 bits after every op, and each side after others.
-_NARROW_NETWORK = 6e-2
+# By how much of the largest output a whole network may be off in float32, whose products round their inputs to TF32 unless more
+# is asked for, and in 16 bits, to which it rounds after every op, and each side after others.
+_NETWORK, _NARROW_NETWORK = 1e-2, 6e-2
+# What rounding to nearest adds at most, as a share of the number. Adding in float32 is counted double, because tensor cores cut
+# off.
+_UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+_TF32, _ADDING = 2.0**-11, 2.0**-23
+# How far the largest of many sums of roundings may be from a usual one.
+_MARGIN = 2.0
+_PRODUCTS = ("conv2d", "conv2d_slices", "matmul", "attention")
 
 # XLA's autotuning, and all that it can record in a CUDA graph, however short.
 _XLA_FLAGS = (
@@ -171,28 +182,57 @@ def _parts(jaxpr: ClosedJaxpr) -> tuple[Part, ...]:
 
 
 def _kernels(model: Model) -> dict[str, Any]:
-    """Each op of a model that has code of its own, alone, on random inputs."""
+    return ops_against_float64([op for part in _parts(_jaxpr(model)) for op in part.program.ops])
+
+
+def ops_against_float64(ops: Sequence[Op]) -> dict[str, Any]:
+    """Each op that has code of its own, alone, on random inputs: how far off at most, also as a share of what is allowed."""
     wrong = []
-    firsts, _ = distinct([op for part in _parts(_jaxpr(model)) for op in part.program.ops])
-    worst = 0.0
+    firsts, _ = distinct(ops)
+    worst = nearest = 0.0
     for op in tqdm(firsts, unit="kernel"):
         values = tuple(dict.fromkeys(operand.value for operand in op.inputs))
         alone = Program(values, (), (op,), (Operand.whole(op.output),))
-        arrays = [random_array(value) for value in values]
+        arrays = [random_array(value, number) for number, value in enumerate(values)]
         graph = apu.build(alone, NUM_BLOCKS, Gpu())
         (ours,) = DeviceRun(graph, compile_ops([op], architecture()), Executor.STREAM).run(*arrays)
-        (theirs,) = _on_cpu(evaluate, alone, *arrays)
-        error = _error(ours, theirs)
-        worst = max(worst, error)
-        if not error <= _tolerance(op):
-            wrong.append(f"{op.family.name} {op.name} {list(op.output.shape)}: {error:.1e}")
-    return {"right": not wrong, "kernels": len(firsts), "worst": worst, "wrong": wrong}
+        error, allowed = _error(ours, _exact(op, dict(zip(values, arrays, strict=True)))), _tolerance(op)
+        worst, nearest = max(worst, error), max(nearest, error / allowed)
+        if not error <= allowed:
+            wrong.append(f"{op.family.name} {op.name} {list(op.output.shape)}: {error:.1e}, where {allowed:.1e} is allowed")
+    return {"right": not wrong, "kernels": len(firsts), "worst": worst, "of_allowed": nearest, "wrong": wrong}
+
+
+def _exact(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
+    return in_float64(functools.partial(result_of, op), *op_inputs(op, values))
 
 
 def _tolerance(op: Op) -> float:
-    if any(operand.dtype.itemsize == 2 for operand in op.inputs):
-        return _NARROW
-    return _TF32 if op.family.name in ("conv2d", "conv2d_slices", "matmul", "attention") and not op.exact else _FLOAT32
+    """By how much of the largest output a kernel may be off, from float64: what its roundings come to, and a margin.
+
+    Inputs are rounded where tensor cores multiply float32 in TF32, and attention's weights to the dtype of its values; sums of n
+    terms round n times, as often up as down; what is rounded in the end, or on the way, may fall on the other side.
+    """
+    whole = np.array([[(0, extent) for extent in op.output.shape]], np.int64).reshape(1, -1, 2)
+    terms = max(1.0, float(np.sum(op.family.work(op, whole).flops)) / max(op.output.size, 1))
+    inputs = 0.0
+    if op.family.name in _PRODUCTS:
+        narrow = op.inputs[0].dtype.name
+        if narrow == "float32":
+            inputs = 0.0 if op.exact else _TF32
+        elif op.family.name == "attention":
+            inputs = _UNITS[narrow]
+    rounded = max(_UNITS.get(name, 0.0) for name in (op.output.dtype.name, *_roundings(op)))
+    return _MARGIN * (inputs + _ADDING * math.sqrt(terms)) + 2 * rounded
+
+
+def _roundings(op: Op) -> Iterator[str]:
+    """Dtypes that the op's programs round to."""
+    parts = parts_of(op) if op.family is ATTENTION else (op,)
+    programs = [part.program for part in parts]
+    programs += [stage.program for part in parts if isinstance(part.attrs, RowsAttrs) for stage in part.attrs.rows.stages]
+    names = {instruction.opcode for program in programs if program is not None for instruction in program.instructions}
+    yield from (dtype for dtype in ("bfloat16", "float16") if narrowing(np.dtype(dtype)) in names)
 
 
 def _executors(model: Model, rounds: int) -> dict[str, Any]:
@@ -224,7 +264,7 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
 
 def _tolerance_of(model: Model) -> float:
     narrow = any(item.dtype.itemsize == 2 for item in jax.tree.leaves(model.params))
-    return _NARROW_NETWORK if narrow else _NARROW
+    return _NARROW_NETWORK if narrow else _NETWORK
 
 
 def _times(model: Model, rounds: int) -> dict[str, Any]:
@@ -293,12 +333,11 @@ def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
     """A product or a convolution by our kernels, as a CUDA graph."""
     jaxpr = jax.make_jaxpr(case.function)(*(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in case.shapes))
     (part,) = _parts(jaxpr)
-    arrays = [random_array(value) for value in part.inputs]
+    arrays = [random_array(value, number) for number, value in enumerate(part.inputs)]
     ops = part.program.ops
     results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
-    expected = _on_cpu(evaluate, part.program, *arrays)
-    error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
-    return {"right": error <= max(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds.device)}
+    error = _error(results[0], in_float64(case.function, *arrays))
+    return {"right": error <= sum(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds.device)}
 
 
 def _sanitizer(tool: str, timeout: float) -> dict[str, Any]:

@@ -13,12 +13,15 @@ import pytest
 from aspen_jax import frontend
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.errors import AspenError
+from aspen_jax.ops.block_program import BlockProgram, Instruction, single
 from aspen_jax.program import Program
 from benchmarks import gpu_check, gpu_peers, gpu_tables
+from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from tests import cuda_host, fake_cuda
+from tests.cuda_check import exactly, ops_of, random
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
@@ -50,10 +53,80 @@ def test_the_check_for_gpus(tmp_path, monkeypatch):
     assert len(compiled) == done  # what the file holds is not done again
     assert compiled[-1] > 10
 
-    # The reference is replaced by zeros: results that differ from it must not go unnoticed.
-    monkeypatch.setattr(gpu_check, "evaluate", lambda program, *arrays: [np.zeros(program.outputs[0].shape, np.float32)])
-    assert gpu_check.gpu(**options | {"json": tmp_path / "other.json"}, only=("kernels",)) == 1
-    assert json.loads((tmp_path / "other.json").read_text())["results"]["kernels/squeezenet1_1/1/float32"]["wrong"]
+
+def small_block(x, y, w, b):
+    """A product with all that transformers do around it."""
+    heads = (x @ w).reshape(*x.shape[:2], 2, -1)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", heads, heads) * 0.25
+    x = x + jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), heads).reshape(x.shape)
+    x = jax.nn.gelu(jax.nn.standardize(x) @ w + b)
+    return jnp.concatenate([x - y, jnp.sum(x * y, axis=1, keepdims=True)], axis=1), jnp.argmax(x, axis=-1)
+
+
+def code_of(ops, _architecture):
+    return fake_cuda.code_of(Program((), (), tuple(ops), ()))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_every_kernel_against_float64(monkeypatch, dtype):
+    fake_cuda.load()
+    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
+    shapes = (2, 20, 32), (2, 20, 32), (32, 32), (32,)
+    ops = ops_of(small_block, [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)])
+    assert {"matmul", "attention", "rows", "concatenate"} <= {op.family.name for op in ops}
+    found = gpu_check.ops_against_float64(ops)
+    assert found["right"], found
+    assert found["worst"] > 0
+    assert 0 < found["of_allowed"] < 1
+
+
+def biased(x, y, w, b):
+    return x @ w + b
+
+
+def difference(x, y, w, b):
+    return x - y
+
+
+EXCHANGED = BlockProgram(2, (), (Instruction("sub_f", (1, 0)),), 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "fault"),
+    [
+        (biased, jnp.float32, lambda op: op.replace(exact=False)),  # TF32 where float32 was asked for
+        (biased, jnp.bfloat16, lambda op: op.replace(program=single("sub_f"))),  # the bias subtracted
+        (difference, jnp.float32, lambda op: op.replace(program=EXCHANGED)),  # sides of one shape
+    ],
+)
+def test_a_kernel_that_is_wrong_is_reported(monkeypatch, function, dtype, fault):
+    fake_cuda.load()
+    shapes = (20, 48), (20, 48), (48, 24), (24,)
+    (op,) = ops_of(exactly(function), [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)])
+    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
+    assert gpu_check.ops_against_float64([op])["right"]
+    monkeypatch.setattr(gpu_check, "compile_ops", lambda ops, _: code_of([fault(op)], None))
+    found = gpu_check.ops_against_float64([op])
+    assert not found["right"]
+    assert [text.split()[0] for text in found["wrong"]] == [op.family.name]
+
+
+def test_in_float64():
+    x = random(0, 3, 5)
+
+    def function(x):
+        count = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] / 3), (0, x))[1]
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32) + 1
+        return jax.nn.relu(count) + jnp.cumsum(x, axis=1) + jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+    wide = x.astype(np.float64)
+    expected = np.maximum(wide / 27, 0) + np.cumsum(wide, axis=1) + (x.view(np.int32) + 1).view(np.float32)
+    np.testing.assert_allclose(in_float64(function, x), expected, rtol=1e-15)
+    (narrow,) = in_float64(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32) / 3, x[:1])
+    np.testing.assert_allclose(narrow, x[0].astype(jnp.bfloat16).astype(np.float64) / 3, rtol=1e-15)
+    assert in_float64(lambda x: jnp.argmax(x, axis=1), x).dtype == np.int32
+    updated = in_float64(lambda x: x.at[jnp.array([0, 0])].add(x[1] / 3), x)
+    np.testing.assert_allclose(updated[0], wide[0] + 2 * (wide[1] / 3), rtol=1e-15)
 
 
 def test_times_beside_others(tmp_path, monkeypatch):

@@ -1,0 +1,93 @@
+"""What a function of float32 and narrower computes, in float64: the reference that says how far off a kernel is, not a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+_WIDE = np.dtype(np.float64)
+
+# Calls whose body is all that they do, by the parameter that holds it.
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint")
+
+# What these do depends on how many bits a float has.
+_OF_BITS = ("bitcast_convert_type", "nextafter")
+
+
+def in_float64(function: Callable[..., jax.Array], *arrays: Any) -> np.ndarray:
+    """The function's result where every float in it has 64 bits, on the CPU; float64 where the function gives floats.
+
+    What the function itself rounds to 16 bits is rounded so too. Integers and bools are as they were.
+
+    Args:
+        function: of arrays, traceable by JAX.
+        *arrays: its arguments.
+    """
+    closed = jax.make_jaxpr(function)(*arrays)
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        (result,) = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))(*map(_widened, arrays))
+        return np.asarray(result)
+
+
+def _is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, np.floating)
+
+
+def _widened(item: Any) -> Any:
+    array = item if isinstance(item, jax.Array) else np.asarray(item)
+    return array.astype(_WIDE) if _is_float(array.dtype) else array
+
+
+def _run(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(_widened, constants), strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return _widened(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        results = _equation(equation, [read(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _equation(equation: Any, inputs: list[Any]) -> list[Any]:
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in _CALLS:
+        body = next(params[name] for name in _BODIES if name in params)
+        return _run(*((body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())), inputs)
+    if primitive.name == "convert_element_type" and _is_float(params["new_dtype"]):
+        wide = lax.convert_element_type(inputs[0], _WIDE)
+        kept = jnp.finfo(params["new_dtype"])
+        return [wide if kept.bits > 16 else lax.reduce_precision(wide, kept.nexp, kept.nmant)]
+    if primitive.name in _OF_BITS:
+        avals: list[Any] = [atom.aval for atom in equation.invars]
+        narrow = [
+            lax.convert_element_type(item, aval.dtype) if _is_float(aval.dtype) else item
+            for item, aval in zip(inputs, avals, strict=True)
+        ]
+        return [_widened(primitive.bind(*narrow, **params))]
+    results = primitive.bind(*inputs, **{name: _widened_parameter(value) for name, value in params.items()})
+    return list(results) if primitive.multiple_results else [results]
+
+
+def _widened_parameter(value: Any) -> Any:
+    """A parameter of a primitive for inputs of 64 bits: dtypes of floats, and functions, which are traced again for such."""
+    if isinstance(value, np.dtype) and _is_float(value):
+        return _WIDE
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        jaxpr, constants = (value.jaxpr, value.consts) if isinstance(value, ClosedJaxpr) else (value, ())
+        narrow: list[Any] = [var.aval for var in jaxpr.invars]
+        avals = [jax.ShapeDtypeStruct(item.shape, _WIDE if _is_float(item.dtype) else item.dtype) for item in narrow]
+        traced = jax.make_jaxpr(lambda *inputs: _run(jaxpr, constants, inputs))(*avals)
+        return traced if isinstance(value, ClosedJaxpr) else traced.jaxpr
+    if isinstance(value, tuple):
+        return tuple(map(_widened_parameter, value)) if type(value) is tuple else value
+    return value
