@@ -40,6 +40,10 @@ def _is_float(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.floating)
 
 
+def _dtype(atom: Any) -> np.dtype:
+    return atom.aval.dtype
+
+
 def _widened(item: Any) -> Any:
     array = item if isinstance(item, jax.Array) else np.asarray(item)
     return array.astype(_WIDE) if _is_float(array.dtype) else array
@@ -50,7 +54,7 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> li
     known.update(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return _widened(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else known[atom]
+        return _widened(np.asarray(atom.val, _dtype(atom))) if isinstance(atom, Literal) else known[atom]
 
     for equation in jaxpr.eqns:
         results = _equation(equation, [read(atom) for atom in equation.invars])
@@ -68,10 +72,9 @@ def _equation(equation: Any, inputs: list[Any]) -> list[Any]:
         kept = jnp.finfo(params["new_dtype"])
         return [wide if kept.bits > 16 else lax.reduce_precision(wide, kept.nexp, kept.nmant)]
     if primitive.name in _OF_BITS:
-        avals: list[Any] = [atom.aval for atom in equation.invars]
         narrow = [
-            lax.convert_element_type(item, aval.dtype) if _is_float(aval.dtype) else item
-            for item, aval in zip(inputs, avals, strict=True)
+            lax.convert_element_type(item, dtype) if _is_float(dtype) else item
+            for item, dtype in zip(inputs, map(_dtype, equation.invars), strict=True)
         ]
         return [_widened(primitive.bind(*narrow, **params))]
     results = primitive.bind(*inputs, **{name: _widened_parameter(value) for name, value in params.items()})

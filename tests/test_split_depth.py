@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,21 @@ def test_only_what_leaves_a_gpu_idle_is_split():
     assert product(1, 768, 768) == ["matmul", "reduce"]
     assert product(2048, 4096, 2048) == ["matmul"], "it has tiles enough"
     assert product(64, 48, 64) == ["matmul"], "it is over sooner than two launches"
+
+
+@pytest.mark.parametrize(("dtype", "shortest"), [(np.float32, 32), (jnp.bfloat16, 64), (jnp.float16, 64)])
+def test_no_slice_is_shorter_than_a_line_of_shared_memory(dtype, shortest):
+    def function(a, b, x, w):
+        return a @ b, lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)
+
+    shapes = ((64, 256), (256, 64), (1, 8, 8, 64), (2, 2, 64, 64))
+    ops = ops_of(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], EAGER)
+    lengths = [
+        op.attrs.length(256) if op.family is CONV2D_SLICES else math.prod(op.inputs[0].shape) // 64 // op.output.shape[0]
+        for op in ops
+        if op.name.endswith("/slices")
+    ]
+    assert lengths == [shortest, shortest]
 
 
 def test_a_cpu_splits_nothing():

@@ -21,8 +21,9 @@ from aspen_jax.program import Op, Operand, Program, Value
 
 _SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-# A slice that is shorter would be over before its operands have come.
-_SHORTEST = 32
+# A slice of fewer bytes would be over before its operands have come, and is no line of what warpgroups multiply: 32 elements of
+# float32, 64 of 16 bits.
+_SHORTEST_BYTES = 128
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
@@ -83,7 +84,7 @@ def _sliced_product(op: Op, slices: int) -> Op | None:
     left = op.inputs[0].view
     label = max(summed, key=lambda label: abs(left.strides()[a.index(label)]))
     extent, depth = left.shape[a.index(label)], math.prod(left.shape[a.index(each)] for each in summed)
-    if extent % slices or depth < slices * _SHORTEST:
+    if extent % slices or depth < slices * _shortest(op):
         return None
     operands, labels = [], []
     for operand, own in zip(op.main_inputs, (a, b), strict=True):
@@ -104,9 +105,13 @@ def _sliced_convolution(op: Op, slices: int) -> Op | None:
     if op.attrs.groups > 1 or x.dtype != w.dtype or not w.view.is_dense() or not CONV2D.reads_well(op, 0, x):
         return None
     attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices)
-    if attrs.length(depth) * (slices - 1) >= depth:
+    if attrs.length(depth) < _shortest(op) or attrs.length(depth) * (slices - 1) >= depth:
         return None
     return _slices(op, op.replace(family=CONV2D_SLICES, attrs=attrs, inputs=(x, w)), slices)
+
+
+def _shortest(op: Op) -> int:
+    return _SHORTEST_BYTES // op.inputs[0].dtype.itemsize
 
 
 def _slices(op: Op, sliced: Op, slices: int) -> Op:
