@@ -44,6 +44,13 @@ const char* remedy(Result result) {
       return "; the code is of a newer CUDA than the driver: install a newer driver, or trace the function on this machine";
     case kNoBinaryForGpu:
       return "; the code was compiled for another GPU: trace the function on this machine";
+    case kInvalidImage:
+    case kInvalidPtx:
+      return "; the code is damaged: delete what is in ASPEN_CACHE_DIR, and trace the function again";
+    case kNotFound:
+      return "; the code lacks a kernel of the graph: trace the function again, by one build of aspen_jax";
+    case kSystemDriverMismatch:
+      return "; the driver has been replaced while it was in use: restart the machine, or run on the CPU (JAX_PLATFORMS=cpu)";
     default:
       return "; the run is lost, and perhaps the device: start again, or run on the CPU (JAX_PLATFORMS=cpu)";
   }

@@ -99,7 +99,7 @@ struct CUstream_st {
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kInvalidHandle = 400, kIllegalState = 401, kNotFound = 500, kStreamCaptureInvalid = 901;
+constexpr Result kInvalidValue = 1, kInvalidHandle = 400, kIllegalState = 401, kStreamCaptureInvalid = 901;
 
 struct Machine {
   std::recursive_mutex mutex;
@@ -113,6 +113,8 @@ struct Machine {
   std::string failing;
   int countdown = 0;
   Result failure = kSuccess;
+  bool is_for_good = false;  // what fails, and all after it
+  bool is_lost = false;
 };
 // Never destroyed: others may still call at the end of the process.
 Machine& machine() {
@@ -122,8 +124,10 @@ Machine& machine() {
 
 #define CALL(name)                                               \
   const std::lock_guard lock(machine().mutex);                   \
+  if (machine().is_lost) return machine().failure;               \
   if (machine().failing == name && machine().countdown-- == 0) { \
     machine().failing.clear();                                   \
+    machine().is_lost = machine().is_for_good;                   \
     return machine().failure;                                    \
   }
 
@@ -198,6 +202,12 @@ void fake_cuda_fail(const char* name, int countdown, int failure) {
   machine().failing = name;
   machine().countdown = countdown;
   machine().failure = failure;
+  machine().is_for_good = machine().is_lost = false;
+}
+// Likewise, and so does every call after it, until a test says otherwise: the device is lost.
+void fake_cuda_lose(const char* name, int countdown, int failure) {
+  fake_cuda_fail(name, countdown, failure);
+  machine().is_for_good = true;
 }
 
 Result cuInit(unsigned) {

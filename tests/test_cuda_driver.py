@@ -49,6 +49,8 @@ static_assert(offsetof(KernelNodeParams, arguments) == offsetof(CUDA_KERNEL_NODE
 static_assert(offsetof(KernelNodeParams, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
 static_assert(kSuccess == CUDA_SUCCESS && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(kNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU && kNoDevice == CUDA_ERROR_NO_DEVICE);
+static_assert(kInvalidImage == CUDA_ERROR_INVALID_IMAGE && kInvalidPtx == CUDA_ERROR_INVALID_PTX);
+static_assert(kNotFound == CUDA_ERROR_NOT_FOUND && kSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
 static_assert(kUnsupportedPtxVersion == CUDA_ERROR_UNSUPPORTED_PTX_VERSION && kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kMaxDynamicSharedSizeBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);

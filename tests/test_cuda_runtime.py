@@ -17,11 +17,14 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import apu, frontend
+from aspen_jax import apu, aspen, frontend
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError, InputError
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import single
+from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared
@@ -82,6 +85,11 @@ def is_right(results, arguments):
     return all(np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max() for ours, theirs in zip(results, expected, strict=True))
 
 
+def the_cpu_is_no_worse_off():
+    x = np.ones((64, 64), np.float32)
+    return (aspen(lambda x: x @ x)(x) == 64).all()
+
+
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_executors(example, executor, captured):
     fake, (graph, code, arguments, operands) = fake_cuda.load(), example
@@ -119,7 +127,8 @@ def test_runs_are_timed_on_the_device_and_on_the_host(example):
 
 
 # As in cuda.h.
-OUT_OF_MEMORY, NO_DEVICE, UNSUPPORTED_PTX_VERSION, LAUNCH_FAILED = 2, 100, 222, 719
+OUT_OF_MEMORY, NO_DEVICE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 2, 100, 200, 209, 218
+UNSUPPORTED_PTX_VERSION, LAUNCH_FAILED, SYSTEM_DRIVER_MISMATCH = 222, 719, 803
 
 FALLIBLE = {
     (Executor.STREAM, False): ["cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"],
@@ -154,6 +163,7 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
                 assert "start again, or run on the CPU" in message
             fake.fake_cuda_fail(b"", 0, 0)
             assert fake.fake_cuda_current() == 0
+            assert the_cpu_is_no_worse_off()
             run = DeviceRun(graph, code, executor)
             assert is_right(run.run(*operands(given), captured=captured), given)
             del run
@@ -176,6 +186,7 @@ def test_a_lack_of_memory_says_what_to_do(example):
             rf"{call} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); use a smaller batch or a smaller model, or", message
         )
         assert fake.fake_cuda_current() == 0
+        assert the_cpu_is_no_worse_off()
         run = DeviceRun(graph, code, Executor.GRAPH)
         assert is_right(run.run(*operands(given)), given)
         del run
@@ -183,11 +194,55 @@ def test_a_lack_of_memory_says_what_to_do(example):
         assert fake.fake_cuda_live() == live
 
 
-def test_code_of_a_newer_cuda_says_what_to_do(example):
-    fake_cuda.load().fake_cuda_fail(b"cuModuleLoadData", 0, UNSUPPORTED_PTX_VERSION)
+@pytest.mark.parametrize(
+    ("result", "remedy"),
+    [
+        (NO_BINARY_FOR_GPU, "the code was compiled for another GPU: trace the function on this machine"),
+        (UNSUPPORTED_PTX_VERSION, "newer CUDA than the driver: install a newer driver, or trace the function on this machine"),
+        (INVALID_IMAGE, "the code is damaged: delete what is in ASPEN_CACHE_DIR, and trace the function again"),
+        (INVALID_PTX, "the code is damaged: delete what is in ASPEN_CACHE_DIR, and trace the function again"),
+        (SYSTEM_DRIVER_MISMATCH, "restart the machine, or run on the CPU (JAX_PLATFORMS=cpu)"),
+    ],
+)
+def test_code_that_does_not_load_says_what_to_do(example, result, remedy):
+    fake_cuda.load().fake_cuda_fail(b"cuModuleLoadData", 0, result)
     message = failure(example, example.arguments(5), Executor.STREAM, captured=False)
     assert message is not None
-    assert message.endswith("newer CUDA than the driver: install a newer driver, or trace the function on this machine")
+    assert message.endswith(remedy)
+    assert the_cpu_is_no_worse_off()
+
+
+def test_code_without_a_kernel_says_what_to_do(example):
+    graph, code, arguments, operands = example
+    fake_cuda.load()
+    (x, y) = (Value((8,), np.dtype(np.float32)) for _ in range(2))
+    op = Op(BLOCK, None, (Operand.whole(x),), y, single("neg_f"))
+    image = fake_cuda.code_of(Program((x,), (), (op,), (Operand.whole(y),))).image
+    missing = np.arange(len(code.kernels), dtype=np.int32)[::-1].copy()
+    with pytest.raises(
+        EngineError, match=r"cuModuleGet\w+ failed with .*; the code lacks a kernel of the graph: trace the function"
+    ):
+        DeviceRun(graph, Code(image, missing), Executor.STREAM).run(*operands(arguments(0)))
+    assert the_cpu_is_no_worse_off()
+
+
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_a_device_that_is_lost_in_mid_run(example, executor, captured):
+    """Where errors of kernels come out, and where the host is in the middle of giving commands."""
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
+    given = arguments(6)
+    for call in ("cuStreamSynchronize", FALLIBLE[executor, captured][-1], "cuMemcpyDtoH"):
+        run = DeviceRun(graph, code, executor)
+        assert is_right(run.run(*operands(given), captured=captured), given)
+        fake.fake_cuda_lose(call.encode(), 0, LAUNCH_FAILED)
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"failed with CUDA_ERROR_LAUNCH_FAILED .*: start again, or run on the CPU"):
+                run.run(*operands(given), captured=captured)
+            assert the_cpu_is_no_worse_off()
+        del run
+        gc.collect()
+        fake.fake_cuda_fail(b"", 0, 0)
+        assert is_right(DeviceRun(graph, code, executor).run(*operands(given), captured=captured), given)
 
 
 def test_nodes_are_written_again_after_a_failure(example):
