@@ -39,7 +39,7 @@ void finish_block(const Finish& finish, int64_t row, int64_t column, int lanes, 
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) x[r][v] = get(from + r * from_stride + v * kLanes, v);
   }
-  finish_in_registers(finish, row, column, x, get);
+  finish_in_registers(finish, 0, row, column, x, get);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2

@@ -82,11 +82,7 @@ void micro(const Steps& steps, const Window& window, const Finish& finish, int64
   float* out = place.out;
   for (int64_t group = 0; group < groups; ++group, corner += kPixels * steps.x_pixel) {
     Floats sum[kPixels][kVectors];
-#pragma GCC unroll 16
-    for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[p][v] = Floats{};
-    }
+    const int begun = begin_in_registers(&finish, place.channel, sum, get);
     for (int64_t k = 0; k < window.depth; ++k) {
       const float* x_row = corner + k * steps.x_plane;
       const float* w_row = window.w + k * steps.w_plane;
@@ -106,7 +102,7 @@ void micro(const Steps& steps, const Window& window, const Finish& finish, int64
         }
       }
     }
-    finish_in_registers(finish, place.pixel + group * kPixels, place.channel, sum, get);
+    finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
 #pragma GCC unroll 16
     for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
 #pragma GCC unroll 16

@@ -26,12 +26,38 @@ struct Finish {
   Step steps[kMaxSteps];
 };
 
-// Takes sum[r][v] through all steps, which is row `row` + r and the vector of columns from `column` + v * kLanes on. `get` loads
-// vector v of an operand from an address, or what exists of it.
+inline constexpr struct {
+  alignas(kVectorBytes) float lanes[kLanes] = {};
+} kZeros;
+
+// What sum[r][v] begins with, as below: zero, or what the first step adds where that is the same for all rows, which saves the
+// addition. Gives the number of steps that this has done. `finish` may be null.
 template <int kRows, int kVectors, class Get>
-ASPEN_INLINE void finish_in_registers(const Finish& finish, int64_t row, int64_t column, Floats (&sum)[kRows][kVectors],
-                                      Get get) {
-  for (const Finish::Step* step = finish.steps; step != finish.steps + finish.length; ++step) {
+ASPEN_INLINE int begin_in_registers(const Finish* finish, int64_t column, Floats (&sum)[kRows][kVectors], Get get) {
+  const float* from = kZeros.lanes;
+  int64_t across = 0;
+  int done = 0;
+  if (finish != nullptr && finish->length > 0 && finish->steps[0].kind == Finish::kAdd && finish->steps[0].row_stride == 0) {
+    const int64_t step = finish->steps[0].column_stride;
+    from = finish->steps[0].operand + column * step;
+    across = step * kLanes;
+    done = 1;
+  }
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) {
+    const Floats first = get(from + v * across, v);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sum[r][v] = first;
+  }
+  return done;
+}
+
+// Takes sum[r][v] through the steps from `begin` on, which is row `row` + r and the vector of columns from `column` + v * kLanes
+// on. `get` loads vector v of an operand from an address, or what exists of it.
+template <int kRows, int kVectors, class Get>
+ASPEN_INLINE void finish_in_registers(const Finish& finish, int begin, int64_t row, int64_t column,
+                                      Floats (&sum)[kRows][kVectors], Get get) {
+  for (const Finish::Step* step = finish.steps + begin; step != finish.steps + finish.length; ++step) {
     const float* const operand = step->operand + row * step->row_stride + column * step->column_stride;
     const int64_t down = step->row_stride, across = step->column_stride * kLanes;
     const auto each = [&](auto apply) __attribute__((always_inline)) {

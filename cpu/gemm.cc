@@ -44,12 +44,12 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
   float* const first_out = block.out + at;
   const int64_t column = block.column + at;
   Floats sum[kRows][kVectors];
+  const int begun = begin_in_registers(block.finish, column, sum, load_columns);
+  [[maybe_unused]] HalfFloats half[kRows];
+  if constexpr (kHalf) {
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = Floats{};
+    for (int r = 0; r < kRows; ++r) half[r] = low_half(sum[r][kLast]);
   }
-  [[maybe_unused]] HalfFloats half[kRows] = {};
   // What is written, and read to finish it, mostly lies beyond the L2 cache: ask for it while the sums are worked out.
   if (block.finish != nullptr || block.exact) {
     prefetch_rows<kRows, kVectors>(first_out, block.out_stride);
@@ -102,7 +102,7 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) sum[r][kLast] = widened(half[r]);
   }
-  if (block.finish != nullptr) finish_in_registers(*block.finish, 0, column, sum, load_columns);
+  if (block.finish != nullptr) finish_in_registers(*block.finish, begun, 0, column, sum, load_columns);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     float* out = first_out + r * block.out_stride;

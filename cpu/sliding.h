@@ -58,11 +58,7 @@ void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, i
     const auto last = static_cast<unsigned>(std::clamp<int64_t>(line.width - left, first, kColumns));
     const unsigned present = (1u << last) - (1u << first);
     Floats sum[kPixels][kVectors];
-#pragma GCC unroll 16
-    for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[p][v] = Floats{};
-    }
+    const int begun = begin_in_registers(&finish, place.channel, sum, get);
     for (int64_t k = 0; k < line.depth; ++k) {
       const float* x_row = corner + k * steps.x_plane;
       const float* w_row = line.w + k * steps.w_plane;
@@ -95,7 +91,7 @@ void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, i
         }(std::make_integer_sequence<int, kColumns>());
       }
     }
-    finish_in_registers(finish, place.pixel + group * kPixels, place.channel, sum, get);
+    finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
 #pragma GCC unroll 16
     for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
 #pragma GCC unroll 16

@@ -199,8 +199,8 @@ void add_products(const float* products, int64_t count, int64_t first, int64_t l
         left[1][v] = u + p4 + p(6);
         right[1][v] = w + p4;
       }
-      finish_in_registers(finish, 2 * (pair - first), c, left, get);
-      finish_in_registers(finish, 2 * (pair - first), kStoredPanel + c, right, get);
+      finish_in_registers(finish, 0, 2 * (pair - first), c, left, get);
+      finish_in_registers(finish, 0, 2 * (pair - first), kStoredPanel + c, right, get);
       for (int row = 0; row < 2; ++row) {
         float* const to = out + row * out_stride + c;
 #pragma GCC unroll 2

@@ -90,8 +90,16 @@ def convolutions(draw):
     return draw(st.integers(1, 2)), image, channels * groups, window, outputs, groups, stride, dilation, padding
 
 
+# None, one that begins with a factor, and one that the sums can begin with.
+CONV2D_EPILOGUES = (
+    lambda y, scale, shift: y,
+    lambda y, scale, shift: jax.nn.relu6(y * scale + shift),
+    lambda y, scale, shift: jax.nn.relu6(y + shift) * scale,
+)
+
+
 @settings(max_examples=90, deadline=None)
-@given(convolutions(), st.integers(0, 2**31), st.booleans(), st.sampled_from([np.float32, *NARROW]))
+@given(convolutions(), st.integers(0, 2**31), st.sampled_from(CONV2D_EPILOGUES), st.sampled_from([np.float32, *NARROW]))
 def test_conv2d(shape, seed, epilogue, dtype):
     batch, image, channels, window, outputs, groups, stride, dilation, padding = shape
     rng = np.random.default_rng(seed)
@@ -103,7 +111,7 @@ def test_conv2d(shape, seed, epilogue, dtype):
             x, w, stride, padding, rhs_dilation=dilation, dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups, precision=lax.Precision.HIGHEST,
         )  # fmt: skip
-        return jax.nn.relu6(y * scale + shift) if epilogue else y
+        return epilogue(y, scale, shift)
 
     def padded_first(x, *rest):
         """XLA's convolution on CPU reads outside of the image where it crops one side and pads the other."""
@@ -168,6 +176,7 @@ def test_depthwise_windows_that_slide(window, stride, channels, outputs):
 EPILOGUES = {
     "all that registers can do": lambda y, s, r: jnp.clip((y - s) * r + s, -0.5, 0.7),
     "residual": lambda y, s, r: jax.nn.relu(y + s + r),
+    "a constant first": lambda y, s, r: jax.nn.relu(y + 0.5) * s + r,
     "residual first": lambda y, s, r: jnp.minimum(r + y, 2.0) * 0.25,
     "a rest": lambda y, s, r: jax.nn.silu(y + s) * r,
     "nothing in registers": lambda y, s, r: s - y,
