@@ -130,6 +130,17 @@ void multiply_row(const float* x, const float* y, int64_t count, float* to) noex
   }
 }
 
+// Points the rows of one run at floats that are `step` apart. A whole block takes vectors of pointers: as many single stores
+// would have to wait in the store queue, behind sums on their way to memory.
+void point_evenly(const float* at, int64_t step, int rows, const float** pointers) {
+  if (rows == kBlockRows) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kBlockRows; ++r) pointers[r] = at + r * step;
+  } else {
+    for (int r = 0; r < rows; ++r) pointers[r] = at + r * step;
+  }
+}
+
 // The output pixels of one tile in one image and one group, in row-major order.
 template <class T>
 struct Pixels {
@@ -151,48 +162,63 @@ struct Pixels {
     if constexpr (!Narrow<T>) {
       if (op.in_line && across == s.width) {
         const T* at = x + args.lo[kHeight] * s.x_strides[kHeight] + pixel * s.x_strides[kWidth] + chunk.begin;
-        for (int r = 0; r < rows; ++r, at += s.x_strides[kWidth]) {
-          pointers[r] = floats(at, chunk, scale == nullptr ? nullptr : gathered + r * chunk.depth);
+        if (scale == nullptr) {
+          point_evenly(at, s.x_strides[kWidth], rows, pointers);
+        } else {
+          for (int r = 0; r < rows; ++r, at += s.x_strides[kWidth]) pointers[r] = floats(at, chunk, gathered + r * chunk.depth);
         }
         return;
       }
     }
-    // Where the window of each pixel starts.
-    int64_t top[kBlockRows], left[kBlockRows];
-    int64_t row = row_of(pixel) * s.stride[0] - s.pad[0];
-    int64_t column = column_of(pixel) * s.stride[1] - s.pad[1];
-    const int64_t end = args.hi[kWidth] * s.stride[1] - s.pad[1];
-    const int64_t rewind = across * s.stride[1];
-    bool inside = true;
+    // Pixels of one row of the output at a time: their windows begin equally far apart.
     const int64_t last_top = s.height - 1 - (s.kernel[0] - 1) * s.dilation[0];
     const int64_t last_left = s.width - 1 - (s.kernel[1] - 1) * s.dilation[1];
-    for (int r = 0; r < rows; ++r) {
-      top[r] = row;
-      left[r] = column;
-      inside = inside && row >= 0 && row <= last_top && column >= 0 && column <= last_left;
-      column += s.stride[1];
-      if (column >= end) {
-        column -= rewind;
-        row += s.stride[0];
+    const bool in_place = s.x_strides[kChannel] == 1 && scale == nullptr;
+    int64_t row = row_of(pixel), column = column_of(pixel);
+    for (int first = 0; first < rows;) {
+      const int64_t top = row * s.stride[0] - s.pad[0], left = column * s.stride[1] - s.pad[1];
+      // Those that begin in the padding are looked at by themselves.
+      const int64_t end = left < 0 ? std::min<int64_t>(column + ceil_div(-left, s.stride[1]), args.hi[kWidth]) : args.hi[kWidth];
+      const int last = static_cast<int>(std::min<int64_t>(rows, first + end - column));
+      const bool inside = top >= 0 && top <= last_top && left >= 0 && left + (last - 1 - first) * s.stride[1] <= last_left;
+      bool done = false;
+      if constexpr (!Narrow<T>) {
+        done = in_place && inside;
+        if (done) point_inside(top, left, first, last, chunk, pointers);
       }
+      if (!done) point_anywhere(top, left, first, last, chunk, pointers, gathered);
+      column += last - first;
+      first = last;
+      if (column == args.hi[kWidth]) column = args.lo[kWidth], ++row;
     }
-    const int64_t begin = chunk.begin * s.x_strides[kChannel];
-    if (!Narrow<T> && inside && s.x_strides[kChannel] == 1 && scale == nullptr) {
-      const T* corner[kBlockRows];
-      for (int r = 0; r < rows; ++r) corner[r] = x + top[r] * s.x_strides[kHeight] + left[r] * s.x_strides[kWidth] + begin;
-      int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
-      for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
-        const int64_t tap = down * s.dilation[0] * s.x_strides[kHeight] + right * s.dilation[1] * s.x_strides[kWidth];
-        for (int r = 0; r < rows; ++r) pointers[r] = floats(corner[r] + tap, chunk, nullptr);
-        if (++right == op.taps_across) right = 0, ++down;
-      }
-      return;
-    }
+  }
+
+  // Pixels [first, last) of a block, side by side, whose windows lie inside x, where their floats are read in place; the first
+  // one's window begins at row `top` and column `left` of x.
+  void point_inside(int64_t top, int64_t left, int first, int last, const Chunk& chunk, const float** pointers) const
+    requires(!Narrow<T>)
+  {
+    const ConvShape& s = op.shape;
+    const T* const corner = x + top * s.x_strides[kHeight] + left * s.x_strides[kWidth] + chunk.begin;
+    const int64_t step = s.stride[1] * s.x_strides[kWidth];
     int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
     for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
-      for (int r = 0; r < rows; ++r) {
-        const int64_t h = top[r] + down * s.dilation[0];
-        const int64_t v = left[r] + right * s.dilation[1];
+      const T* const tap = corner + down * s.dilation[0] * s.x_strides[kHeight] + right * s.dilation[1] * s.x_strides[kWidth];
+      point_evenly(tap, step, last - first, pointers + first);
+      if (++right == op.taps_across) right = 0, ++down;
+    }
+  }
+
+  // The same wherever the windows lie and however x does.
+  void point_anywhere(int64_t top, int64_t left, int first, int last, const Chunk& chunk, const float** pointers,
+                      float* gathered) const {
+    const ConvShape& s = op.shape;
+    const int64_t begin = chunk.begin * s.x_strides[kChannel];
+    int64_t down = chunk.run / op.taps_across, right = chunk.run % op.taps_across;
+    for (int64_t run = 0; run < chunk.runs; ++run, pointers += kBlockRows) {
+      const int64_t h = top + down * s.dilation[0];
+      int64_t v = left + right * s.dilation[1];
+      for (int r = first; r < last; ++r, v += s.stride[1]) {
         if (h < 0 || h >= s.height) {
           pointers[r] = op.zeros.data();
         } else if (op.merged) {
