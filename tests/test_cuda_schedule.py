@@ -132,6 +132,14 @@ def test_networks_are_safe_on_streams(name):
         assert issue.is_safe()
 
 
+def test_attention_whose_keys_are_shared_out_is_safe_on_streams():
+    shapes = [jax.ShapeDtypeStruct((1, count, 12, 64), np.float32) for count in (4, 1000, 1000)]
+    (part,) = compile_jaxpr(jax.make_jaxpr(jax.nn.dot_product_attention)(*shapes), cuda_options(Choices())).parts
+    assert [op.family.name for op in part.program.ops][:2] == ["matmul", "rows"]
+    for num_streams in (1, 4, 8):
+        assert Issue(part.graph, num_streams).is_safe()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs_are_safe_on_streams(seed):
     graph = build_with_random_tiles(random_program(seed), seed, reuse=True)

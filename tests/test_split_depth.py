@@ -16,8 +16,10 @@ from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
 from aspen_jax.passes import run_passes, split_depth
 from aspen_jax.program import Op, Operand, Value
 from aspen_jax.reference import evaluate
+from benchmarks.in_float64 import in_float64
 from tests import cuda_host
-from tests.cuda_check import check, exactly, ops_of, random
+from tests.cuda_check import check, exactly, ops_of, random, run_on_host
+from tests.test_cuda_kernels import assemble
 from tests.tracing import traced
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -123,6 +125,62 @@ def test_no_slice_is_shorter_than_a_line_of_shared_memory(dtype, shortest):
         if op.name.endswith("/slices")
     ]
     assert lengths == [shortest, shortest]
+
+
+def attend(q, k, v, hidden):
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) * 0.3
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.where(hidden, -jnp.inf, scores), axis=-1), v)
+
+
+def few_queries(batch, queries, heads, keys, width, dtype=np.float32):
+    """Arguments of `attend`, by shape; what is hidden is all keys of the first query, and those after each other one."""
+    rows = [random(i, batch, count, heads, width, dtype=dtype) for i, count in enumerate((queries, keys, keys))]
+    hidden = np.arange(keys) > np.arange(queries)[:, None] + keys - queries
+    hidden[0] = queries > 2
+    return *rows, hidden
+
+
+def test_attention_of_few_queries_shares_its_keys_out_where_tiles_are_few():
+    def taken_apart(*sizes, dtype):
+        found = kinds(ops_of(attend, few_queries(*sizes, dtype=dtype)))
+        assert ("attention" in found) != ("rows" in found)
+        return "rows" in found
+
+    for dtype in (np.float32, jnp.bfloat16):
+        assert taken_apart(1, 4, 12, 1024, 64, dtype=dtype)
+        assert taken_apart(1, 8, 12, 1023, 64, dtype=dtype)
+        assert not taken_apart(32, 4, 12, 256, 64, dtype=dtype), "it has tiles enough"
+        assert not taken_apart(1, 4, 12, 64, 64, dtype=dtype), "it is over sooner than three launches"
+        assert not taken_apart(1, 9, 12, 1024, 64, dtype=dtype), "its scores are better not stored"
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("dtype", "wide", "tolerance"), [(np.float32, True, 1e-5), (np.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
+)
+@pytest.mark.parametrize("sizes", [(1, 3, 2, 143, 20), (2, 8, 3, 192, 40)])
+def test_attention_of_few_queries_on_the_host(sizes, dtype, wide, tolerance):
+    function, operands = exactly(attend) if wide else attend, few_queries(*sizes, dtype=dtype)
+    assert "attention" in kinds(ops_of(function, operands, Gpu(places=1)))
+    found = ops_of(function, operands, EAGER)
+    assert "attention" not in kinds(found)
+    assert all(op.inputs[0].dtype == op.inputs[1].dtype for op in found if op.family.name == "matmul")
+    # XLA rounds to 16 bits more often than the tolerance allows.
+    *rows, hidden = operands
+    exact = in_float64(attend, *(item.astype(np.float32) for item in rows), hidden)
+    (ours,) = (result.astype(np.float64) for result in run_on_host(function, operands, gpu=EAGER))
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(exact))
+    assert np.isnan(exact).any()  # rows of which all is hidden
+    assert np.nanmax(np.abs(ours - exact)) <= tolerance * np.nanmax(np.abs(exact))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_attention_of_few_queries_compiles_for_gpus_without_spills(architecture, dtype):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    found = ops_of(attend, few_queries(1, 4, 12, 1024, 64, dtype=dtype))
+    assert "rows" in kinds(found)
+    assemble(found, architecture)
 
 
 def test_a_cpu_splits_nothing():

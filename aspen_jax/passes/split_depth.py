@@ -2,6 +2,9 @@
 
 A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32 and always in the same order.
 What was the epilogue is that of the sum.
+
+Attention of few queries is a tile for each head, however many keys there are. It is taken apart into its three ops where these,
+whose tiles share the keys out, are cheaper: decoding, above all.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import numpy as np
 from aspen_jax.apu.machine import Machine
 from aspen_jax.apu.tiling import cheapest
 from aspen_jax.ops import windows
+from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
 from aspen_jax.ops.matmul import MATMUL, MAX_RANK, MatmulAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
+from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.program import Op, Operand, Program, Value
 
 _SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -24,6 +29,9 @@ _SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 # A slice of fewer bytes would be over before its operands have come, and is no line of what warpgroups multiply: 32 elements of
 # float32, 64 of 16 bits.
 _SHORTEST_BYTES = 128
+
+# Products of so few rows read their columns at the memory's speed, and scores are soon stored.
+_FEW_QUERIES = 8
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
@@ -33,19 +41,50 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     known: dict[object, int] = {}
     ops: list[Op] = []
     for op in program.ops:
+        if op.family is ATTENTION and op.output.size and op.attrs.shape[-2] <= _FEW_QUERIES:
+            ops += _cheaper_apart(op, machine) or (op,)
+            continue
         if op.family not in (MATMUL, CONV2D) or op.output.size == 0:
             ops.append(op)
             continue
         views = tuple((item.dtype, item.view) for item in op.inputs)
         key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
         if key not in known:
-            known[key] = _cheapest(op, machine)
+            known[key] = _cheapest(op, machine)[0]
         ops += _split(op, known[key]) or (op,)
     return program.replace(ops=tuple(ops))
 
 
-def _cheapest(op: Op, machine: Machine) -> int:
-    """Into how many slices the op is best cut."""
+def _cheaper_apart(op: Op, machine: Machine) -> list[Op] | None:
+    """Attention as product, row program and product, these split; None where it is cheaper as it is."""
+    parts = _apart(op)
+    if any(part.output.size == 0 for part in parts):
+        return None
+    found: list[Op] = []
+    price = (len(parts) - 1) * machine.launch_ns
+    for part in parts:
+        slices, own = _cheapest(part, machine) if part.family is MATMUL else (1, cheapest(part, machine.places, machine)[1])
+        found += _split(part, slices) or (part,)
+        price += own
+    return found if price < cheapest(op, machine.places, machine)[1] else None
+
+
+def _apart(op: Op) -> tuple[Op, Op, Op]:
+    """The three ops, the weights stored as what they are multiplied with: products take operands of one dtype."""
+    scores, rows, values = parts_of(op)
+    place = op.attrs.values_chained
+    dtype = values.main_inputs[1 - place].dtype
+    if rows.output.dtype == dtype:
+        return scores, rows, values
+    stored = Value(rows.output.shape, dtype)
+    inputs = list(values.inputs)
+    inputs[place] = Operand.whole(stored)
+    rows = rows.replace(attrs=RowsAttrs(rows.attrs.axes, rows.attrs.rows.stored_as(dtype)), output=stored)
+    return scores, rows, values.replace(inputs=tuple(inputs))
+
+
+def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
+    """Into how many slices the op is best cut, and its nanoseconds then."""
     parts, best = cheapest(op, machine.places, machine)
     found = 1
     for slices in _SLICES:
@@ -56,7 +95,7 @@ def _cheapest(op: Op, machine: Machine) -> int:
         price = machine.launch_ns + sum(cheapest(part, machine.places, machine)[1] for part in split)
         if price < best:
             best, found = price, slices
-    return found
+    return found, best
 
 
 def _split(op: Op, slices: int) -> tuple[Op, Op] | None:
