@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "kernels/kernel_shape.h"
+
 // As in cuda.h, so that its types and ours are the same.
 struct CUctx_st;
 struct CUmod_st;
@@ -49,6 +51,13 @@ inline constexpr unsigned kEventDefault = 0;          // CU_EVENT_DEFAULT: one t
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kSetCaptureDependencies = 1;
 inline constexpr int kCaptureOnlyThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+// Of tensor maps: elements of 16 bits as they are, lines of 128 bytes swizzled, zeros outside.
+inline constexpr int kMapUint16 = 1;        // CU_TENSOR_MAP_DATA_TYPE_UINT16
+inline constexpr int kMapNoInterleave = 0;  // CU_TENSOR_MAP_INTERLEAVE_NONE
+inline constexpr int kMapSwizzle128 = 3;    // CU_TENSOR_MAP_SWIZZLE_128B
+inline constexpr int kMapPromotion128 = 2;  // CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+inline constexpr int kMapZeros = 0;         // CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
 
 enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 

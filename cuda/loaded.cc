@@ -1,18 +1,12 @@
 #include "loaded.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "executable.h"
 
 namespace aspen::cuda {
 namespace {
-
-// What the code says of a kernel, as a global op<n>_shape (aspen_jax/cuda/source.py).
-struct KernelShape {
-  int32_t threads;
-  int32_t shared_bytes;
-  int32_t num_addresses;
-};
 
 // More than this of shared memory must be asked for.
 constexpr int kFreeSharedBytes = 48 << 10;
@@ -110,6 +104,7 @@ void Loaded::find_kernels() {
                         executable_.graph().op_names[op] + "' has " + std::to_string(num_addresses) +
                         "; trace the function again");
     }
+    if (shape.num_tensors != 0) prepare_maps(op, shape);
     if (kernel.function != nullptr) continue;
     driver_.check(driver_.cuModuleGetFunction(&kernel.function, module_, name.c_str()), "cuModuleGetFunction");
     kernel.threads = static_cast<unsigned>(shape.threads);
@@ -141,9 +136,54 @@ void Loaded::copy_boxes() {
   for (const size_t word : first) boxes_of_.push_back(boxes_ + word * sizeof(int32_t));
 }
 
+void Loaded::prepare_maps(size_t op, const KernelShape& shape) {
+  const Op& what = executable_.graph().ops[op];
+  bool is_right = shape.num_tensors > 0 && shape.num_tensors <= kMostTensors;
+  for (int number = 0; is_right && number < shape.num_tensors; ++number) {
+    const TensorShape& tensor = shape.tensors[number];
+    is_right = tensor.input >= 0 && static_cast<uint32_t>(tensor.input) < what.num_inputs && tensor.rank > 0 &&
+               tensor.rank <= kTensorRank;
+  }
+  if (!is_right) {
+    throw DeviceError(
+        "the code of op '" + executable_.graph().op_names[op] +
+        "' asks for tensor maps that are not of its inputs; install one build of aspen_jax, and trace the function again");
+  }
+  Mapped& mapped = mapped_[op];
+  mapped.shape = shape;
+  const size_t address_bytes = static_cast<size_t>(shape.num_addresses) * sizeof(DevicePointer);
+  mapped.first_map = (address_bytes + sizeof(TensorMap) - 1) / sizeof(TensorMap);
+  mapped.arguments.resize(mapped.first_map + static_cast<size_t>(shape.num_tensors));
+}
+
+void Loaded::encode_maps(std::span<const DevicePointer> addresses) {
+  for (auto& [op, mapped] : mapped_) {
+    const auto own = addresses.subspan(executable_.first_address()[op], static_cast<size_t>(mapped.shape.num_addresses));
+    if (std::ranges::equal(own, mapped.addresses)) continue;
+    mapped.addresses.clear();  // until all maps are made
+    std::memcpy(static_cast<void*>(mapped.arguments.data()), own.data(), own.size_bytes());
+    for (int number = 0; number < mapped.shape.num_tensors; ++number) {
+      const TensorShape& tensor = mapped.shape.tensors[number];
+      constexpr uint32_t kSteps[kTensorRank] = {1, 1, 1, 1, 1};
+      TensorMap* const map = &mapped.arguments[mapped.first_map + static_cast<size_t>(number)];
+      const Result result = driver_.cuTensorMapEncodeTiled(
+          map, kMapUint16, static_cast<uint32_t>(tensor.rank), reinterpret_cast<void*>(own[static_cast<size_t>(tensor.input)]),
+          tensor.extents, tensor.strides, tensor.box, kSteps, kMapNoInterleave, kMapSwizzle128, kMapPromotion128, kMapZeros);
+      if (result == kSuccess) continue;
+      throw DeviceError("cuTensorMapEncodeTiled for input " + std::to_string(tensor.input) + " of op '" +
+                        executable_.graph().op_names[op] + "' failed with " + driver_.name_of(result) +
+                        "; set ASPEN_CUDA_ARCH=compute_80, for which code needs no tensor maps, and trace the function again");
+    }
+    mapped.addresses.assign(own.begin(), own.end());
+  }
+}
+
 Loaded::Arguments Loaded::arguments(uint32_t launch, std::span<const DevicePointer> addresses) {
   const uint32_t op = executable_.launches().launches[launch].op;
   // CUDA copies what these point to before it returns, and does not write there.
+  if (const auto mapped = mapped_.find(op); mapped != mapped_.end()) {
+    return {{mapped->second.arguments.data(), &boxes_of_[launch]}};
+  }
   return {{const_cast<DevicePointer*>(addresses.data() + executable_.first_address()[op]), &boxes_of_[launch]}};
 }
 
@@ -155,6 +195,7 @@ KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) cons
 }
 
 void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addresses) {
+  encode_maps(addresses);
   StreamLauncher launcher(*this, stream, addresses);
   const Issued issued = issue(executable_.schedule(), launcher);
   if (issued.error == nullptr) return;
@@ -168,6 +209,7 @@ void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addr
 
 std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const GraphNode> before,
                                          std::span<const DevicePointer> addresses, std::vector<GraphNode>& nodes) {
+  encode_maps(addresses);
   const auto& parents = executable_.nearest_parents();
   nodes.assign(parents.size(), nullptr);
   std::vector<bool> is_last(parents.size(), true);
@@ -205,6 +247,7 @@ void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
     }
     addresses_.assign(addresses.begin(), addresses.end());
   }
+  encode_maps(addresses);
   // Weights stay where they are, and results often come to lie where they lay before: so only a few nodes change, if any.
   const auto& first = executable_.first_address();
   std::vector<bool> has_moved(first.size() - 1);

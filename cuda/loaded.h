@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "driver.h"
+#include "kernels/kernel_shape.h"
 #include "launcher.h"
 
 namespace aspen::cuda {
@@ -45,7 +47,18 @@ class Loaded {
     void* values[2];
   };
 
+  // An op whose kernel copies by tensor maps. Its first argument is made again where addresses have changed.
+  struct Mapped {
+    KernelShape shape;
+    std::vector<TensorMap> arguments;  // in the place of the first ones addresses, and from first_map on the maps
+    size_t first_map = 0;
+    std::vector<DevicePointer> addresses;  // that are in the maps; none where some map could not be made
+  };
+
   void find_kernels();
+  void prepare_maps(size_t op, const KernelShape& shape);
+  // Throws DeviceError, with nothing given to the device.
+  void encode_maps(std::span<const DevicePointer> addresses);
   void copy_boxes();
   void release() noexcept;
   Arguments arguments(uint32_t launch, std::span<const DevicePointer> addresses);
@@ -60,6 +73,7 @@ class Loaded {
   std::mutex mutex_;
   Module module_ = nullptr;
   std::vector<Kernel> kernels_;          // by the number in their name
+  std::map<size_t, Mapped> mapped_;      // by op; its arguments are those of the run that is being issued
   DevicePointer boxes_ = 0;              // of all launches' tiles
   std::vector<DevicePointer> boxes_of_;  // of each launch's
   std::vector<Stream> streams_;          // all but the caller's

@@ -28,7 +28,7 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
 
 _RUN = """\
 extern "C" {{
-int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}};
+KernelShape {name}_shape = shape_of<{op}>();
 }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
   for (int tile = 0; tile < tiles; ++tile) {{
@@ -36,6 +36,11 @@ extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int
     std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);  // NaN
     {op}::tile(*buffers, boxes + tile * {words}, *memory);
   }}
+}}
+// Makes the maps as well.
+extern "C" void {name}_of_addresses(const void* addresses, const int32_t* boxes, int tiles) {{
+  const auto buffers = played_buffers<{op}::Addresses>(addresses, {name}_shape);
+  {name}(&buffers, boxes, tiles);
 }}
 """
 
@@ -122,7 +127,7 @@ def run(
         buffers_of_op = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, address(op.output))
         boxes = np.stack([boxes_of[tile] for tile in tiles]).swapaxes(1, 2)
         boxes = np.ascontiguousarray(boxes, np.int32)
-        getattr(library, f"op{number}")(buffers_of_op, ctypes.c_void_p(boxes.ctypes.data), len(tiles))
+        getattr(library, f"op{number}_of_addresses")(buffers_of_op, ctypes.c_void_p(boxes.ctypes.data), len(tiles))
 
     queues = [deque(command for command in commands if command[1] == stream) for stream in range(num_streams)]
     recorded = set()

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/kernels/tensor_copy.h"
 
 using namespace aspen::cuda;
 
@@ -37,7 +38,7 @@ using Run = void (*)(const void* addresses, const int32_t* boxes, int tiles);
 
 struct Kernel {
   Run run;
-  const int32_t* shape;  // threads, bytes of shared memory, addresses
+  const KernelShape* shape;
 };
 
 }  // namespace
@@ -50,7 +51,7 @@ namespace {
 
 struct Launched {
   Kernel kernel;
-  std::vector<uint64_t> addresses;
+  std::vector<TensorMap> first;  // a copy of the first argument, as aligned as CUDA wants it
   const int32_t* boxes = nullptr;
   int tiles = 0;
 };
@@ -110,6 +111,7 @@ struct Machine {
   int live = 0;     // modules, functions' modules, streams, events, graphs, executables, allocations
   int current = 0;  // contexts pushed and not popped
   int calls = 0;    // given to the device: launches of kernels and graphs, changes of nodes
+  int maps = 0;     // tensor maps that were made
   std::string failing;
   int countdown = 0;
   Result failure = kSuccess;
@@ -131,7 +133,7 @@ Machine& machine() {
     return machine().failure;                                    \
   }
 
-void execute(const Launched& launched) { launched.kernel.run(launched.addresses.data(), launched.boxes, launched.tiles); }
+void execute(const Launched& launched) { launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles); }
 
 void execute(const std::vector<Node>& nodes) {
   std::vector<bool> done(nodes.size());
@@ -174,10 +176,17 @@ void serve() {
 
 std::optional<Launched> launched(Function function, unsigned grid, unsigned block, unsigned shared, void** arguments) {
   const Kernel& kernel = function->kernel;
-  if (grid == 0 || static_cast<int>(block) != kernel.shape[0] || static_cast<int>(shared) != kernel.shape[1]) return std::nullopt;
+  const KernelShape& shape = *kernel.shape;
+  if (grid == 0 || static_cast<int>(block) != shape.threads || static_cast<int>(shared) != shape.shared_bytes)
+    return std::nullopt;
   Launched launched{kernel, {}, nullptr, static_cast<int>(grid)};
-  const auto* const addresses = static_cast<const uint64_t*>(arguments[0]);
-  launched.addresses.assign(addresses, addresses + kernel.shape[2]);
+  size_t bytes = static_cast<size_t>(shape.num_addresses) * sizeof(uint64_t);
+  if (shape.num_tensors > 0) {
+    bytes = (bytes + alignof(TensorMap) - 1) / alignof(TensorMap) * alignof(TensorMap);
+    bytes += static_cast<size_t>(shape.num_tensors) * sizeof(TensorMap);
+  }
+  launched.first.resize((bytes + sizeof(TensorMap) - 1) / sizeof(TensorMap));
+  std::memcpy(static_cast<void*>(launched.first.data()), arguments[0], bytes);
   std::memcpy(&launched.boxes, arguments[1], sizeof launched.boxes);
   return launched;
 }
@@ -196,6 +205,7 @@ extern "C" {
 int fake_cuda_live() { return machine().live; }
 int fake_cuda_current() { return machine().current; }
 int fake_cuda_calls() { return machine().calls; }
+int fake_cuda_maps() { return machine().maps; }
 void fake_cuda_seed(unsigned seed) { machine().random.seed(seed); }
 // The call number `countdown` of `name` from now on fails with an error.
 void fake_cuda_fail(const char* name, int countdown, int failure) {
@@ -305,7 +315,7 @@ Result cuModuleUnload(Module module) {
 Result cuModuleGetFunction(Function* function, Module module, const char* name) {
   CALL("cuModuleGetFunction");
   const auto run = reinterpret_cast<Run>(dlsym(module->library, name));
-  const auto* const shape = static_cast<const int32_t*>(dlsym(module->library, (std::string(name) + "_shape").c_str()));
+  const auto* const shape = static_cast<const KernelShape*>(dlsym(module->library, (std::string(name) + "_shape").c_str()));
   if (run == nullptr || shape == nullptr) return kNotFound;
   // Functions live as long as the process: there are few.
   static auto* const all = new std::map<Run, std::unique_ptr<CUfunc_st>>;
@@ -318,7 +328,7 @@ Result cuModuleGetGlobal_v2(DevicePointer* data, size_t* bytes, Module module, c
   void* const found = dlsym(module->library, name);
   if (found == nullptr) return kNotFound;
   *data = reinterpret_cast<DevicePointer>(found);
-  *bytes = 12;
+  *bytes = sizeof(KernelShape);
   return kSuccess;
 }
 Result cuFuncSetAttribute(Function, int attribute, int value) {
@@ -456,6 +466,26 @@ Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsig
   if (!what || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra != nullptr) return kInvalidValue;
   if (stream->capturing != nullptr) return kStreamCaptureInvalid;
   stream->items.push_back({Item::Kind::kKernel, *what, nullptr, 0, {}});
+  return kSuccess;
+}
+Result cuTensorMapEncodeTiled(TensorMap* map, int data_type, uint32_t rank, void* address, const uint64_t* extents,
+                              const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle,
+                              int promotion, int fill) {
+  CALL("cuTensorMapEncodeTiled");
+  ++machine().maps;
+  const bool is_played =
+      data_type == kMapUint16 && interleave == kMapNoInterleave && swizzle == kMapSwizzle128 && fill == kMapZeros;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(map) % alignof(TensorMap) == 0;
+  if (!is_played || !is_aligned || promotion < 0 || promotion > 3 || rank < 1 || rank > kTensorRank) return kInvalidValue;
+  TensorShape shape{0, static_cast<int32_t>(rank), {}, {}, {}};
+  for (uint32_t axis = 0; axis < rank; ++axis) {
+    if (steps[axis] != 1) return kInvalidValue;
+    shape.extents[axis] = extents[axis];
+    if (axis > 0) shape.strides[axis - 1] = strides[axis - 1];
+    shape.box[axis] = box[axis];
+  }
+  if (!is_allowed(shape, address)) return kInvalidValue;
+  *map = played_map(shape, address);
   return kSuccess;
 }
 Result cuGraphCreate(DeviceGraph* graph, unsigned) {

@@ -27,8 +27,8 @@ def load() -> ctypes.CDLL:
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def code_of(program: Program) -> Code:
-    """The code of a program's ops for the fake: a library of the host."""
+def code_of(program: Program, *, warpgroups: bool = False) -> Code:
+    """The code of a program's ops for the fake: a library of the host, of a GPU that multiplies by warpgroups or of another."""
     firsts, numbers = distinct(program.ops)
-    library = cuda_host.compiled(cuda_host.source(firsts))
+    library = cuda_host.compiled(cuda_host.source(firsts, warpgroups=warpgroups))
     return Code(np.frombuffer(library.read_bytes(), np.uint8), np.array(numbers, np.int32))

@@ -31,6 +31,8 @@ constexpr bool fits() {
     return fits<std::remove_cv_t<std::remove_pointer_t<A>>, std::remove_cv_t<std::remove_pointer_t<B>>>();
   } else if constexpr (std::is_same_v<A, KernelNodeParams>) {
     return std::is_same_v<B, CUDA_KERNEL_NODE_PARAMS_v2>;
+  } else if constexpr (std::is_same_v<A, TensorMap>) {
+    return std::is_same_v<B, CUtensorMap>;
   } else {
     return (std::is_integral_v<A> || std::is_enum_v<A>) && (std::is_integral_v<B> || std::is_enum_v<B>) && sizeof(A) == sizeof(B);
   }
@@ -47,6 +49,10 @@ static_assert(sizeof(KernelNodeParams) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2));
 static_assert(offsetof(KernelNodeParams, shared_bytes) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, sharedMemBytes));
 static_assert(offsetof(KernelNodeParams, arguments) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kernelParams));
 static_assert(offsetof(KernelNodeParams, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
+static_assert(kMapUint16 == CU_TENSOR_MAP_DATA_TYPE_UINT16 && kMapNoInterleave == CU_TENSOR_MAP_INTERLEAVE_NONE);
+static_assert(kMapSwizzle128 == CU_TENSOR_MAP_SWIZZLE_128B && kMapZeros == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+static_assert(kMapPromotion128 == CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 static_assert(kSuccess == CUDA_SUCCESS && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(kNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU && kNoDevice == CUDA_ERROR_NO_DEVICE);
 static_assert(kInvalidImage == CUDA_ERROR_INVALID_IMAGE && kInvalidPtx == CUDA_ERROR_INVALID_PTX);

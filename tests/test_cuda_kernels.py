@@ -105,13 +105,39 @@ def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, de
     def function(a, b, c, x, w):
         window = {"window_strides": (1, 2), "padding": ((1, 2), (0, 3)), "rhs_dilation": (1, 2)}
         image = lax.conv_general_dilated(x, w, **window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return jax.nn.relu(a[0] @ b), a[0] @ c.T, jnp.einsum("bmk,nk->bmn", a, c) + 1, jnp.einsum("bmk,mn->bkn", a, c), image
+        batches = jnp.einsum("bmk,nk->bmn", a, c) + 1, jnp.einsum("bmk,mn->bkn", a, c), jnp.einsum("bmk,bnk->bmn", a, a)
+        return jax.nn.relu(a[0] @ b), a[0] @ c.T, *batches, image
 
     operands = [random(i, *shape, dtype=dtype) for i, shape in enumerate(((2, 200, depth), (depth, 248), (200, depth)))]
     image = random(3, 2, 13, 17, 72, dtype=dtype), random(4, 3, 2, 72, 136, dtype=dtype)
     source = cuda_host.source(ops_of(function, (*operands, *image), gpu))
     assert re.findall(rf"BlockCore<\w+, {block}, 8, ", source)
+    assert source.count("TensorBuffers<") == 4  # all products but the one whose rows lie across the depth
     check(function, *operands, *image, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
+
+
+def test_products_in_boxes_of_tensors_of_five_axes():
+    def function(q, k, v):
+        scores = jnp.einsum("bgmhd,bgnhd->bghmn", q, k)
+        return jnp.einsum("bghmn,bgnhd->bgmhd", scores, v), scores * 2
+
+    operands = [random(i, 2, 2, extent, 3, 72, dtype=jnp.float16) for i, extent in ((0, 70), (1, 80), (2, 80))]
+    gpu = Gpu(places=1)  # the depth is not split
+    source = cuda_host.source(ops_of(function, operands, gpu))
+    assert source.count("TensorBox<5, 0>") == 3
+    assert source.count("TensorBox<5, 1>") == 1
+    check(function, *operands, tolerance=2e-3, gpu=gpu, warpgroups=True)
+
+
+# Strides of no multiple of 16 bytes, and rows that no one stride walks: read by copies of each thread.
+def test_what_no_tensor_map_describes_is_copied_by_threads():
+    def function(a, b, c):
+        return a[:, :, :68] @ b[:68], jnp.einsum("bmk,nk->bmn", a[:, :60, :64], c[:, 4:])
+
+    operands = [random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(((2, 70, 72), (72, 72), (72, 68)))]
+    gpu = Gpu(places=1)
+    assert "TensorBuffers" not in cuda_host.source(ops_of(function, operands, gpu))
+    check(function, *operands, tolerance=1e-2, gpu=gpu, warpgroups=True)
 
 
 def test_windows_and_reductions():
@@ -206,6 +232,7 @@ def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, archite
     assemble(ops, architecture)
     virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
     assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")
+    assert ("cp.async.bulk.tensor.3d" in virtual) == (architecture == "sm_90a")
 
 
 # Of wgmma that it had to serialise, or to wait for where the code does not, the assembler only informs.

@@ -21,6 +21,8 @@ from aspen_jax import apu, aspen, frontend
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
+from aspen_jax.cuda.machine import Gpu
+from aspen_jax.cuda.products import tensors_of
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
@@ -254,6 +256,68 @@ def test_nodes_are_written_again_after_a_failure(example):
     with pytest.raises(EngineError, match=r"cuGraphExecKernelNodeSetParams for tiles .* of op"):
         run.run(*operands(given))
     assert is_right(run.run(*operands(given)), given)
+
+
+def products(a, b, c):
+    """Three products by tensor maps, of which one reads what another writes, and one with an epilogue of other inputs."""
+    d = jax.nn.relu(a @ b)
+    return d @ c, jnp.einsum("bmk,bnk->bmn", d, d) + a[:, :1, :1]
+
+
+@pytest.fixture(scope="module")
+def mapped():
+    def arguments(seed):
+        return [random(seed + i, *shape).astype(jnp.bfloat16) / 8 for i, shape in enumerate([(2, 72, 80), (80, 88), (88, 72)])]
+
+    jaxpr = jax.make_jaxpr(products)(*arguments(0))
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    (part,) = trace.parts
+    program = prepared(part, Gpu(places=1))  # the depth is not split
+    assert sum(op.family.name == "matmul" and tensors_of(op) is not None for op in program.ops) == 3
+
+    def operands(given):
+        values = dict(zip(trace.inputs, given, strict=True))
+        return [values[value] for value in part.inputs]
+
+    return Example(apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program, warpgroups=True), arguments, operands)
+
+
+def agree(results, arguments):
+    expected = jax.jit(products)(*[argument.astype(np.float32) for argument in arguments])
+    pairs = [(np.asarray(ours, np.float64), np.asarray(theirs)) for ours, theirs in zip(results, expected, strict=True)]
+    return all(np.abs(ours - theirs).max() <= 1e-2 * np.abs(theirs).max() for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_tensor_maps_follow_memory_that_moves(mapped, executor, captured):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), mapped
+    live = fake.fake_cuda_live()
+    run = DeviceRun(graph, code, executor)
+    for seed in range(4):
+        fake.fake_cuda_seed(seed)
+        given = arguments(10 * seed)
+        assert agree(run.run(*operands(given), captured=captured), given)
+    # Maps that could not be made are made the next time.
+    for countdown in (0, 3):
+        given = arguments(100 + countdown)
+        fake.fake_cuda_fail(b"cuTensorMapEncodeTiled", countdown, 1)
+        message = r"cuTensorMapEncodeTiled for input [01] of op '.+' failed with CUDA_ERROR_.*; set ASPEN_CUDA_ARCH=compute_80, "
+        with pytest.raises(EngineError, match=message):
+            run.run(*operands(given), captured=captured)
+        assert fake.fake_cuda_current() == 0
+        assert agree(run.run(*operands(given), captured=captured), given)
+    del run
+    gc.collect()
+    assert fake.fake_cuda_live() == live
+
+
+def test_maps_are_made_where_memory_has_moved(mapped):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), mapped
+    run = DeviceRun(graph, code, Executor.GRAPH)
+    given = arguments(7)
+    before = fake.fake_cuda_maps()
+    run.timed(*operands(given), rounds=2)  # 21 runs of the same memory
+    assert fake.fake_cuda_maps() - before == 6
 
 
 def test_what_does_not_belong_together_is_refused(example):

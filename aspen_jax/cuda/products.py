@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.lanes import load, place
 from aspen_jax.cuda.source import own, per_element, writes
+from aspen_jax.cuda.tensor_maps import Tensor, tensors
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
 from aspen_jax.ops.matmul import MatmulAttrs
 from aspen_jax.program import Op, Operand
@@ -128,21 +129,51 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
 VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
 
 
-def tile(core: str, rows: str, columns: str, loop: str, num_rows: str, num_columns: str, depth: int, store: str) -> str:
-    """A tile function that goes through `loop`, for each with its own rows and columns."""
+def tile(
+    core: str,
+    rows: str,
+    columns: str,
+    loop: str,
+    num_rows: str,
+    num_columns: str,
+    depth: int,
+    store: str,
+    boxes: str | None = None,
+) -> str:
+    """A tile function that goes through `loop`, for each with its own rows and columns; by `boxes` where there are warpgroups."""
+    memory = "  using Memory = ProductMemory<Core, Core::kStages>;"
+    operands = f"      {rows}\n      {columns}"
+    if boxes is not None:
+        memory = either("  using Memory = TensorMemory<Core, Core::kStages>;", memory)
+        operands = either(boxes, operands)
     return f"""\
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
-  using Memory = ProductMemory<Core, Core::kStages>;
+{memory}
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
 {loop}
-      {rows}
-      {columns}
+{operands}
       multiply_tile(memory, rows, columns, {num_rows}, {num_columns}, {depth}, [&]({VISITED}) {{
         {store}
       }});
     }}
   }}"""
+
+
+def either(warpgroups: str, others: str) -> str:
+    """Lines for GPUs that multiply by warpgroups, and for others."""
+    return f"#ifdef ASPEN_HAS_WARPGROUPS\n{warpgroups}\n#else\n{others}\n#endif"
+
+
+def tensors_of(op: Op) -> tuple[Tensor, Tensor] | None:
+    """What a GPU with warpgroups copies in boxes: the rows and the columns of a product; None where it does not."""
+    matrices = Matrices.of(op)
+    if matrices is None:
+        return None
+    across = matrices.columns_vector(op)
+    columns = matrices.right.vector_along(matrices.depth) if across is None else across
+    vector = min(matrices.left.vector_along(matrices.depth), columns)
+    return tensors(op, matrices, vector, along_depth=across is None)
 
 
 def data(side: Side, element: str) -> str:
@@ -235,15 +266,26 @@ def _matmul(op: Op) -> str:
       }});
     }}
   }}"""
+    maps, boxes = tensors_of(op), None
     loop = f"""\
-    const int all_rows = {extent(matrices.rows, rank)}, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns;
     const int blocks = (all_rows + Core::kRows - 1) / Core::kRows;
     for (int all = 0; all < parts * blocks * {extent(matrices.outer, rank)}; ++all) {{
-      const int first_column = {begin} + all % parts * Core::kColumns, first_row = all / parts % blocks * Core::kRows;
+      const int first_row = all / parts % blocks * Core::kRows;
+      const int num_rows = min_of(all_rows - first_row, Core::kRows);"""
+    if maps is not None:
+        boxes = _boxes(op, matrices, maps, outer_names=names)
+        if len(matrices.rows) > 1:
+            loop = either(_loop_by_runs(op, matrices), loop)
+    loop = f"""\
+    const int all_rows = {extent(matrices.rows, rank)}, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns;
+{loop}
+      const int first_column = {begin} + all % parts * Core::kColumns;
       [[maybe_unused]] const int part = all / parts / blocks;
-      {" ".join(outer)}
-      {place_rows}"""
-    rows = f"const auto rows = placed_rows<{element}, {row_vector}>({left_data}, place, {left.step}, {matrices.depth});"
+      {" ".join(outer)}"""
+    rows = (
+        f"{place_rows}\n      const auto rows = "
+        f"placed_rows<{element}, {row_vector}>({left_data}, place, {left.step}, {matrices.depth});"
+    )
     if across is not None:
         columns = f"const MatrixColumns<{element}, {across}> columns{{{right_data}, {right.step}, {matrices.depth}}};"
     else:
@@ -251,10 +293,36 @@ def _matmul(op: Op) -> str:
             f"const auto columns = placed_rows<{element}, {line_vector}>({right_data}, "
             f"[](int column) {{ return int64_t{{column}} * {column_stride}; }}, {right.step}, {matrices.depth});"
         )
-    num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
+    num_columns = f"min_of({end} - first_column, Core::kColumns)"
     shared = min(row_vector, line_vector if across is None else across)
     multiplies = block_core(op, matrices.num_rows(op), matrices.depth, shared, along_depth=across is None)
-    return tile(multiplies, rows, columns, loop, num_rows, num_columns, matrices.depth, store)
+    return tile(multiplies, rows, columns, loop, "num_rows", num_columns, matrices.depth, store, boxes)
+
+
+def _loop_by_runs(op: Op, matrices: Matrices) -> str:
+    """Blocks of rows that are lines of one tensor: of a box's rows by several axes so many as follow each other there."""
+    rank, run = len(op.output.shape), ""
+    for axis in matrices.rows:  # what is outside counts where all inside is in the box
+        own = extent([axis], rank)
+        run = f"{own} * ({own} == {op.output.shape[axis]} ? {run} : 1)" if run else own
+    return f"""\
+    const int run = {run};
+    const int blocks_of_run = (run + Core::kRows - 1) / Core::kRows, blocks = all_rows / run * blocks_of_run;
+    for (int all = 0; all < parts * blocks * {extent(matrices.outer, rank)}; ++all) {{
+      const int row_of_run = all / parts % blocks_of_run * Core::kRows;
+      const int first_row = all / parts % blocks / blocks_of_run * run + row_of_run;
+      const int num_rows = min_of(run - row_of_run, Core::kRows);"""
+
+
+def _boxes(op: Op, matrices: Matrices, maps: tuple[Tensor, Tensor], outer_names: dict[int, str]) -> str:
+    """The first boxes of a block's rows and columns."""
+    rank, shape = len(op.output.shape), op.output.shape
+    lines, names = decoded(matrices.rows, "first_row", rank)
+    numbers = [math.prod(shape[inner] for inner in matrices.rows[i + 1 :]) for i in range(len(matrices.rows))]
+    number = " + ".join(f"{names[axis]} * {count}" for axis, count in zip(matrices.rows, numbers, strict=True))
+    rows = maps[0].box(0, ("0", f"[&] {{ {' '.join(lines)} return {number}; }}()"), outer_names)
+    columns = maps[1].box(1, ("first_column", "0") if maps[1].depth_axis else ("0", "first_column"), outer_names)
+    return f"      const auto rows = {rows};\n      const auto columns = {columns};"
 
 
 def _matmul_by_element(op: Op) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aspen_jax.cuda.lanes import element, finish
+from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.program import Op
 
@@ -13,13 +14,14 @@ Write = Callable[[Op], str | None]
 _FAMILIES: dict[str, Write] = {}
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
-HEADERS = ("cuda/kernels/attention.h", "cuda/kernels/few_rows.h", "cuda/kernels/operands.h")
+HEADERS = ("cuda/kernels/attention.h", "cuda/kernels/few_rows.h", "cuda/kernels/operands.h", "cuda/kernels/tensor_copy.h")
 
 _KERNEL = """\
 extern "C" {{
-__device__ int32_t {name}_shape[] = {{{op}::kThreads, int32_t(sizeof({op}::Memory)), sizeof({op}::Addresses) / 8}};
+__device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
-extern "C" __global__ void __launch_bounds__({op}::kThreads) {name}(const {op}::Addresses buffers, const int32_t* boxes) {{
+extern "C" __global__ void __launch_bounds__({op}::kThreads)
+    {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
 }}
@@ -45,7 +47,8 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
 
     Args:
         ops: their structs are called Op0, Op1 ...
-        entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box.
+        entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
+            {maps} for what its argument must be declared as.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -53,16 +56,17 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     parts = ["using namespace aspen::cuda;\n"]
     for number, op in enumerate(ops):
         parts.append(_struct(op, f"Op{number}"))
-        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape)))
+        maps = "ASPEN_WITH_MAPS " if _tensors(op) else ""
+        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
     return "\n".join(parts)
 
 
 def kernels(ops: Sequence[Op]) -> str:
     """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op.
 
-    It is launched with a thread block a tile. A global op0_shape says how many threads each has, how many bytes of shared memory,
-    and how many addresses the kernel takes. Its arguments are the addresses and, in device memory, the boxes of the tiles: int32
-    [tiles, 2, rank], lo then hi.
+    It is launched with a thread block a tile. A global op0_shape (cuda/kernels/kernel_shape.h) says how many threads each has,
+    how many bytes of shared memory, how many addresses the kernel takes, and of what it wants tensor maps. Its arguments are the
+    addresses with the maps and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then hi.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -102,7 +106,20 @@ def _struct(op: Op, name: str) -> str:
     if body is None:
         raise UnsupportedOp(f"no CUDA code for {op.family.name} of {', '.join(map(str, dtypes))}")
     addresses = f"  using Addresses = Buffers<{max(1, len(op.inputs))}>;"
+    if maps := _tensors(op):
+        shapes = " : ".join(f"TensorShape{item.initializer()}" for item in maps)
+        with_maps = f"""\
+  using Addresses = TensorBuffers<{len(op.inputs)}>;
+  static ASPEN_DEVICE constexpr TensorShape tensor(int number) {{ return number == 0 ? {shapes}; }}"""
+        addresses = products.either(with_maps, addresses)
     return f"struct {name} {{\n{addresses}\n{finish(op)}\n{body}\n}};\n"
+
+
+def _tensors(op: Op) -> tuple[Tensor, Tensor] | None:
+    """What a kernel copies in boxes where a GPU has warpgroups."""
+    from aspen_jax.cuda.products import tensors_of
+
+    return tensors_of(op) if op.family.name == "matmul" else None
 
 
 def per_element(op: Op, lane: str | None) -> str:

@@ -222,6 +222,7 @@ class Block {
     if (copied_ == Copied::kArrived) copied_ = Copied::kPublished;
   }
   bool is_published() const { return copied_ == Copied::kSynced; }
+  void written() { copied_ = Copied::kArrived; }  // by threads, for the asynchronous proxy
 
  private:
   enum class Copied { kArrived, kPublished, kSynced };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "block.h"
+#include "kernel_shape.h"
 #include "scalar.h"
 
 namespace aspen::cuda {
@@ -11,9 +12,29 @@ namespace aspen::cuda {
 // A launch's addresses: element 0 of each input's view, and of the output.
 template <int kInputs>
 struct Buffers {
+  static constexpr int kNumAddresses = kInputs + 1, kNumTensors = 0;
   const void* inputs[kInputs];
   void* output;
 };
+// The same, and maps of operands that are copied in boxes (tensor_copy.h).
+template <int kInputs>
+struct TensorBuffers : Buffers<kInputs> {
+  static constexpr int kNumTensors = 2;
+  TensorMap maps[kNumTensors];
+};
+
+// For the global op<n>_shape. Op::tensor is a function, not an array: of arrays of one name in two libraries the host would keep
+// one.
+template <class Op>
+ASPEN_DEVICE constexpr KernelShape shape_of() {
+  using Addresses = typename Op::Addresses;
+  KernelShape shape{Op::kThreads, static_cast<int32_t>(sizeof(typename Op::Memory)), Addresses::kNumAddresses};
+  if constexpr (Addresses::kNumTensors > 0) {
+    shape.num_tensors = Addresses::kNumTensors;
+    for (int number = 0; number < shape.num_tensors; ++number) shape.tensors[number] = Op::tensor(number);
+  }
+  return shape;
+}
 
 // How elements become lanes of 32 bits and back.
 template <class Stored>

@@ -1,10 +1,10 @@
 // "Code for a GPU" as the fake of CUDA's driver wants it: op0 adds two vectors of floats, op1 copies one.
-#include <cstdint>
+#include "cuda/kernels/kernel_shape.h"
 
 extern "C" {
 
-int32_t op0_shape[] = {32, 0, 3};
-int32_t op1_shape[] = {64, 50 << 10, 2};
+aspen::cuda::KernelShape op0_shape{32, 0, 3};
+aspen::cuda::KernelShape op1_shape{64, 50 << 10, 2};
 
 void op0(const void* const* addresses, const int32_t* boxes, int tiles) {
   const auto* const a = static_cast<const float*>(addresses[0]);

@@ -10,6 +10,7 @@
 
 #include "cuda/kernels/operands.h"
 #include "cuda/kernels/product.h"
+#include "cuda/kernels/tensor_copy.h"
 #include "cuda/kernels/warpgroup_mma.h"
 #include "engine_check.h"
 #include "half.h"
@@ -67,19 +68,19 @@ std::unique_ptr<Element[]> random_elements(int64_t count) {
   return elements;
 }
 
-template <class Core, int kStages>
-std::unique_ptr<ProductMemory<Core, kStages>> poisoned_memory() {
-  auto memory = std::make_unique<ProductMemory<Core, kStages>>();
+template <class Memory>
+std::unique_ptr<Memory> poisoned_memory() {
+  auto memory = std::make_unique<Memory>();
   std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);
   return memory;
 }
 
 // Runs a tile and checks each sum against `expected(row, column)`, and that each element is stored once and none outside.
-template <class Core, int kStages, class Rows, class Columns, class Expected>
+template <class Core, int kStages, class Memory = ProductMemory<Core, kStages>, class Rows, class Columns, class Expected>
 void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_columns, int depth, const Expected& expected) {
   const float untouched = 1e30f;
   std::vector<float> out(static_cast<size_t>(num_rows * num_columns), untouched);
-  const auto memory = poisoned_memory<Core, kStages>();
+  const auto memory = poisoned_memory<Memory>();
   multiply_tile(*memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, float sum) {
     CHECK(row < num_rows && column < num_columns);
     float& to = out[static_cast<size_t>(row * num_columns + column)];
@@ -145,6 +146,90 @@ TEST(matrices_by_warpgroups) {
   check_matrices<Bf16, WgmmaCore<Bf16, 128, 128>, 3, 2>();
   check_matrices<F16, WgmmaCore<F16, 128, 64, true>, 5, 8>();
   check_matrices<Bf16, WgmmaCore<Bf16, 64, 128, true>, 4, 1>();
+}
+
+// One dimension of a tensor of three: `count` elements that are `stride` apart.
+struct Axis {
+  int count, stride;
+};
+TensorMap map_of(const void* data, int adjacent, Axis lines, Axis matrices, int box_lines) {
+  const auto unsigned_of = [](int number) { return static_cast<uint64_t>(number); };
+  TensorShape shape{0, 3, {}, {}, {64, static_cast<uint32_t>(box_lines), 1}};
+  shape.extents[0] = unsigned_of(adjacent), shape.extents[1] = unsigned_of(lines.count);
+  shape.extents[2] = unsigned_of(matrices.count);
+  shape.strides[0] = unsigned_of(2 * lines.stride), shape.strides[1] = unsigned_of(2 * matrices.stride);
+  return played_map(shape, data);
+}
+
+// A tile anywhere in one of a few matrices, whose last lines are followed by memory that may not be read.
+template <class Kind, class Core, int kStages>
+void check_boxes() {
+  using Element = typename Core::Element;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const int height = random_int(1, 300), width = 8 * random_int(1, 40), depth = 8 * random_int(1, 40);
+    const int matrix = random_int(0, 2), first_row = random_int(0, height - 1), first_column = random_int(0, width - 1);
+    const Axis a_lines{height, depth + 8 * random_int(0, 2)};
+    const Axis b_lines{Core::kAlongDepth ? width : depth, (Core::kAlongDepth ? depth : width) + 8 * random_int(0, 2)};
+    const Axis a_matrices{3, height * a_lines.stride}, b_matrices{3, b_lines.count * b_lines.stride};
+    const int b_adjacent = Core::kAlongDepth ? depth : width;
+    const auto size = [](Axis matrices, Axis lines, int adjacent) {
+      return 2 * matrices.stride + (lines.count - 1) * lines.stride + adjacent;
+    };
+    const auto a = random_elements<Kind, Element>(size(a_matrices, a_lines, depth));
+    const auto b = random_elements<Kind, Element>(size(b_matrices, b_lines, b_adjacent));
+    const TensorMap a_map = map_of(a.get(), depth, a_lines, a_matrices, Core::kRows);
+    const TensorMap b_map = map_of(b.get(), b_adjacent, b_lines, b_matrices, Core::kAlongDepth ? Core::kColumns : 64);
+    const int num_rows = std::min(height - first_row, Core::kRows), num_columns = std::min(width - first_column, Core::kColumns);
+    const auto expected = [&](int row, int column) {
+      double sum = 0;
+      for (int k = 0; k < depth; ++k) {
+        const int line = Core::kAlongDepth ? first_column + column : k, at = Core::kAlongDepth ? k : first_column + column;
+        sum += Numbers<Kind>::multiplied(a[matrix * a_matrices.stride + (first_row + row) * a_lines.stride + k]) *
+               Numbers<Kind>::multiplied(b[matrix * b_matrices.stride + line * b_lines.stride + at]);
+      }
+      return sum;
+    };
+    const TensorBox<3, 0> rows{a_map, {0, first_row, matrix}};
+    if constexpr (Core::kAlongDepth) {
+      const TensorBox<3, 0> columns{b_map, {0, first_column, matrix}};
+      check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
+    } else {
+      const TensorBox<3, 1> columns{b_map, {first_column, 0, matrix}};
+      check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
+    }
+  }
+}
+
+TEST(matrices_in_boxes) {
+  check_boxes<Bf16, WgmmaCore<Bf16, 64, 64>, 4>();
+  check_boxes<F16, WgmmaCore<F16, 64, 128>, 3>();
+  check_boxes<Bf16, WgmmaCore<Bf16, 128, 128, true>, 4>();
+  check_boxes<F16, WgmmaCore<F16, 128, 64, true>, 5>();
+}
+
+TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
+  struct alignas(1024) Memory {
+    uint16_t lines[2][8 * 64];
+    Barrier barriers[2];
+  };
+  const auto memory = std::make_unique<Memory>();
+  const auto from = random_elements<Bf16, uint16_t>(20 * 64);
+  const TensorMap map = map_of(from.get(), 64, {20, 64}, {1, 20 * 64}, 8);
+  Block<32> block;
+  BoxCopies<32, 2> copies(block, memory->barriers);
+  for (int line = 0; line < 3; ++line) {  // each barrier's phases 0 and 1, and 0 again
+    for (const int barrier : {0, 1}) {
+      copies.expect(barrier, 8 * 128);
+      copies.copy(block, memory->lines[barrier], TensorBox<3, 0>{map, {0, 8 * line, 0}}, barrier);
+    }
+    CHECK_EQ(memory->lines[1][64], 0xffff);
+    copies.wait(0, line % 2);
+    CHECK_EQ(memory->lines[0][64 + 8], from[(8 * line + 1) * 64]);  // unit 0 of line 1 is at unit 1
+    CHECK_EQ(memory->lines[1][64], 0xffff);
+    copies.wait(1, line % 2);
+    CHECK_EQ(memory->lines[1][4 * 64], line == 2 ? 0 : from[(8 * line + 4) * 64 + 4 * 8]);  // line 20 is outside
+  }
+  copies.end(block);
 }
 
 // The bits of a descriptor, and where an element is, from the tables of the PTX manual: the 8 lines of a pattern are 128 bytes

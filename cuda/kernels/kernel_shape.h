@@ -1,0 +1,32 @@
+// What a kernel says of itself to who launches it, as a global op<n>_shape. Shared by kernels, the host and the fake of the
+// driver.
+#pragma once
+
+#include <cstdint>
+
+namespace aspen::cuda {
+
+inline constexpr int kTensorRank = 5, kMostTensors = 2;
+
+// CUtensorMap: of what a kernel copies in boxes, as the driver encodes it. Aligned as CUDA 13 wants it; for 12 half of it would
+// do.
+struct alignas(128) TensorMap {
+  uint64_t opaque[16];
+};
+
+// What such a map is made of, beside the address of an input: elements of 16 bits, the adjacent ones first. Boxes of 64 of them
+// by any number of lines come to lie as Swizzle has them (warpgroup_mma.h); what is outside of the tensor is zeros.
+struct TensorShape {
+  int32_t input, rank;
+  uint64_t extents[kTensorRank];
+  uint64_t strides[kTensorRank - 1];  // bytes, of the axes but the first
+  uint32_t box[kTensorRank];
+};
+
+// Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps.
+struct KernelShape {
+  int32_t threads, shared_bytes, num_addresses, num_tensors = 0;
+  TensorShape tensors[kMostTensors] = {};
+};
+
+}  // namespace aspen::cuda

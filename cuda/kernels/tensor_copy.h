@@ -1,0 +1,302 @@
+// Products whose operands the tensor memory accelerator copies (PTX ISA, "cp.async.bulk.tensor" and "mbarrier"; sm_90a), and what
+// it does on the host.
+//
+// One thread begins the copies of a chunk; a barrier in shared memory tells when they have arrived. The host plays both: where a
+// copy goes there are NaN until its barrier was waited for, and it refuses a wait that would never end, a barrier that was not
+// made visible to the asynchronous proxy, and copies that nobody waited for.
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+#include "kernel_shape.h"
+#include "product.h"
+#include "warpgroup_mma.h"
+
+namespace aspen::cuda {
+
+// A box of a tensor, by its first element. Products go through boxes along kDepthAxis.
+template <int kRank, int kDepthAxis>
+struct TensorBox {
+  static_assert(kRank == 3 || kRank == kTensorRank);
+  const TensorMap& map;
+  int32_t at[kRank];
+
+  ASPEN_DEVICE TensorBox moved(int along_depth, int along_first) const {
+    TensorBox other = *this;
+    other.at[kDepthAxis] += along_depth;
+    other.at[0] += along_first;
+    return other;
+  }
+};
+
+#ifndef __CUDACC__
+// What the host puts into a map.
+struct PlayedMap {
+  const unsigned char* data;
+  uint64_t strides[kTensorRank - 1];
+  uint64_t extents[kTensorRank];
+  uint16_t rank, box[kTensorRank];
+};
+static_assert(sizeof(PlayedMap) <= sizeof(TensorMap));
+
+// Whether CUDA's manual allows such a map (cuTensorMapEncodeTiled).
+inline bool is_allowed(const TensorShape& shape, const void* data) {
+  bool allowed = reinterpret_cast<uintptr_t>(data) % 16 == 0 && shape.rank >= 1 && shape.rank <= kTensorRank;
+  for (int axis = 0; allowed && axis < shape.rank; ++axis) {
+    const uint64_t extent = shape.extents[axis], stride = axis == 0 ? 16 : shape.strides[axis - 1];
+    allowed = extent >= 1 && extent <= uint64_t{1} << 32 && shape.box[axis] >= 1 && shape.box[axis] <= 256;
+    allowed = allowed && stride % 16 == 0 && stride >= 16 && stride < uint64_t{1} << 40;
+  }
+  return allowed && shape.box[0] * 2 <= 128 && shape.box[0] * 2 % 16 == 0;
+}
+inline TensorMap played_map(const TensorShape& shape, const void* data) {
+  if (!is_allowed(shape, data)) __builtin_trap();
+  PlayedMap played{static_cast<const unsigned char*>(data), {}, {}, static_cast<uint16_t>(shape.rank), {}};
+  for (int axis = 0; axis < shape.rank; ++axis) {
+    if (axis > 0) played.strides[axis - 1] = shape.strides[axis - 1];
+    played.extents[axis] = shape.extents[axis];
+    played.box[axis] = static_cast<uint16_t>(shape.box[axis]);
+  }
+  TensorMap map{};
+  std::memcpy(map.opaque, &played, sizeof played);
+  return map;
+}
+// A kernel's first argument.
+template <class Buffers>
+Buffers played_buffers(const void* addresses, const KernelShape& shape) {
+  Buffers buffers;
+  std::memcpy(static_cast<void*>(&buffers), addresses, Buffers::kNumAddresses * sizeof(void*));
+  if constexpr (Buffers::kNumTensors > 0) {
+    for (int i = 0; i < shape.num_tensors; ++i) {
+      buffers.maps[i] = played_map(shape.tensors[i], buffers.inputs[shape.tensors[i].input]);
+    }
+  }
+  return buffers;
+}
+#endif
+
+// An mbarrier: a phase is over when its one arrival, which says how many bytes to expect, and so many bytes have come.
+struct Barrier {
+#ifdef __CUDACC__
+  uint64_t state;
+#else
+  static constexpr uint32_t kLive = 0x6d626172;
+  uint32_t live, phase;
+  int32_t arrivals;  // that are missing
+  int64_t bytes;     // that are missing
+#endif
+};
+
+// Copies of boxes into shared memory. Barriers live as long as this.
+template <int kThreads, int kBarriers>
+class BoxCopies {
+ public:
+  // For all threads, outside of phases; so are `wait` and `end`.
+  ASPEN_DEVICE BoxCopies(Block<kThreads>& block, Barrier (&barriers)[kBarriers]) : barriers_(barriers) {
+    block.each_thread([&](int thread) {
+      if (thread != 0) return;
+      for (Barrier& barrier : barriers_) {
+#ifdef __CUDACC__
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared(&barrier)) : "memory");
+#else
+        if (barrier.live == Barrier::kLive) __builtin_trap();
+        barrier = {Barrier::kLive, 0, 1, 0};
+#endif
+      }
+#ifdef __CUDACC__
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    });
+#ifndef __CUDACC__
+    block.written();
+#endif
+    // Barriers are there for all threads and for the copies' proxy.
+    block.publish();
+    block.sync();
+  }
+
+  // The one arrival of a phase, and how many bytes it waits for; by the thread that begins the copies, before them. Ends a wait
+  // for `barrier` together with these.
+  ASPEN_DEVICE void expect(int barrier, int bytes) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(&barriers_[barrier])), "r"(bytes)
+                 : "memory");
+#else
+    Barrier& to = barriers_[barrier];
+    if (to.live != Barrier::kLive || to.arrivals-- != 1) __builtin_trap();
+    to.bytes += bytes;
+#endif
+  }
+
+  // Begins a copy of a box into lines in shared memory; its bytes arrive at `barrier`.
+  template <int kRank, int kDepthAxis>
+  ASPEN_DEVICE void copy(const Block<kThreads>& block, uint16_t* to, const TensorBox<kRank, kDepthAxis>& box, int barrier) {
+#ifdef __CUDACC__
+    const auto map = reinterpret_cast<uint64_t>(&box.map);
+    const uint32_t lines = shared(to), arrives = shared(&barriers_[barrier]);
+    if constexpr (kRank == 3) {
+      asm volatile(
+          "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+              "r"(lines),
+          "l"(map), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(arrives)
+          : "memory");
+    } else {
+      asm volatile(
+          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+          "[%7];" ::"r"(lines),
+          "l"(map), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(box.at[3]), "r"(box.at[4]), "r"(arrives)
+          : "memory");
+    }
+#else
+    if (!block.is_published() || barriers_[barrier].live != Barrier::kLive) __builtin_trap();
+    if (reinterpret_cast<uintptr_t>(to) % Swizzle::kAlignment != 0) __builtin_trap();
+    Copy copy{to, {}, {}, barrier};
+    std::memcpy(&copy.map, box.map.opaque, sizeof copy.map);
+    if (copy.map.rank != kRank || copy.map.box[0] != Swizzle::kLine) __builtin_trap();
+    std::memcpy(copy.at, box.at, sizeof box.at);
+    std::memset(to, 0xff, copy.bytes());
+    copies_.push_back(copy);
+#endif
+  }
+
+  // Until the phase of this parity is over: 0 for a barrier's first, 1 for its second, and so on. Pairs with `expect` and with
+  // the bytes of its copies; what these wrote is seen by all threads and by instructions of the asynchronous proxy.
+  ASPEN_DEVICE void wait(int barrier, int parity) {
+#ifdef __CUDACC__
+    uint32_t is_over = 0;
+    while (is_over == 0) {
+      asm volatile("{\n.reg .pred over;\nmbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
+                   : "=r"(is_over)
+                   : "r"(shared(&barriers_[barrier])), "r"(parity)
+                   : "memory");
+    }
+    __syncwarp();  // together again, as instructions of warpgroups want it
+#else
+    Barrier& from = barriers_[barrier];
+    if (from.live != Barrier::kLive) __builtin_trap();
+    if (from.phase % 2 != static_cast<uint32_t>(parity)) return;  // that phase is over, or so it looks
+    for (size_t i = copies_.size(); i-- > 0;) {
+      if (copies_[i].barrier != barrier) continue;
+      copies_[i].arrive();
+      from.bytes -= copies_[i].bytes();
+      copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (from.arrivals != 0 || from.bytes != 0) __builtin_trap();  // a device would wait for ever
+    ++from.phase;
+    from.arrivals = 1;
+#endif
+  }
+
+  // Gives the barriers' memory back. After a sync that follows every thread's last wait; every copy was waited for.
+  ASPEN_DEVICE void end(Block<kThreads>& block) {
+    block.each_thread([&](int thread) {
+      if (thread != 0) return;
+      for (Barrier& barrier : barriers_) {
+#ifdef __CUDACC__
+        asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared(&barrier)) : "memory");
+#else
+        if (!copies_.empty() || barrier.arrivals != 1 || barrier.bytes != 0) __builtin_trap();
+        barrier.live = 0;
+#endif
+      }
+    });
+  }
+
+ private:
+#ifdef __CUDACC__
+  static ASPEN_DEVICE uint32_t shared(const void* address) { return static_cast<uint32_t>(__cvta_generic_to_shared(address)); }
+#else
+  struct Copy {
+    uint16_t* to;
+    PlayedMap map;
+    int32_t at[kTensorRank];
+    int barrier;
+
+    int lines() const {
+      int lines = 1;
+      for (int axis = 1; axis < map.rank; ++axis) lines *= map.box[axis];
+      return lines;
+    }
+    int bytes() const { return lines() * Swizzle::kLine * 2; }
+    void arrive() const {
+      for (int line = 0; line < lines(); ++line) {
+        for (int i = 0; i < Swizzle::kLine; ++i) {
+          bool is_inside = true;
+          uint64_t offset = 0;
+          for (int axis = 0, rest = line; axis < map.rank; ++axis) {
+            const int64_t place = at[axis] + (axis == 0 ? i : rest % map.box[axis]);
+            if (axis > 0) rest /= map.box[axis];
+            is_inside = is_inside && place >= 0 && static_cast<uint64_t>(place) < map.extents[axis];
+            offset += static_cast<uint64_t>(place) * (axis == 0 ? 2 : map.strides[axis - 1]);
+          }
+          uint16_t element = 0;
+          if (is_inside) std::memcpy(&element, map.data + offset, sizeof element);
+          to[Swizzle::place(line, i)] = element;
+        }
+      }
+    }
+  };
+  std::vector<Copy> copies_;
+#endif
+  Barrier (&barriers_)[kBarriers];
+};
+
+template <class Core, int kStages>
+struct TensorMemory : ProductMemory<Core, kStages> {
+  Barrier arrived[kStages];
+};
+
+// multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 64 along the depth by all rows;
+// columns likewise where they lie along the depth, else 64 columns by 64 of the depth, twice for 128. What lies beside the tile
+// in a tensor is multiplied too, and not stored; outside of tensors there are zeros.
+//
+// Stages are filled in turn, so of stage s = chunk % kStages the n-th filling, n = chunk / kStages, is phase n of its barrier.
+template <class Core, int kStages, int kRowRank, int kColumnRank, int kDepthAxis, class Store>
+ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const TensorBox<kRowRank, 0>& rows,
+                                const TensorBox<kColumnRank, kDepthAxis>& columns, int num_rows, int num_columns, int depth,
+                                const Store& store) {
+  static_assert(kDepthAxis == (Core::kAlongDepth ? 0 : 1) && Core::kDepth == Swizzle::kLine &&
+                Core::kAlignment == Swizzle::kAlignment);
+  constexpr int kThreads = Core::kThreads;
+  constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
+  static_assert(kAhead >= 1);
+
+  Block<kThreads> block;
+  Core core;
+  core.clear(block);
+  BoxCopies<kThreads, kStages> copies(block, memory.arrived);
+  const int num_chunks = (depth + Core::kDepth - 1) / Core::kDepth;
+  const auto load = [&](int chunk) {
+    if (chunk >= num_chunks) return;
+    const int number = chunk % kStages, first = chunk * Core::kDepth;
+    auto& stage = memory.stages[number];
+    block.each_thread([&](int thread) {
+      if (thread != 0) return;
+      copies.expect(number, static_cast<int>(sizeof stage.rows + sizeof stage.columns));
+      copies.copy(block, stage.rows, rows.moved(first, 0), number);
+      constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
+      ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
+        copies.copy(block, stage.columns + column * Core::kDepth, columns.moved(first, column), number);
+      }
+    });
+  };
+  for (int chunk = 0; chunk < kAhead; ++chunk) load(chunk);
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    core.template wait<Core::kInFlight>(block);
+    // Nobody reads any more the buffer that is filled next: all warpgroups have waited for what they multiplied from it, and a
+    // phase of its barrier is not begun before all threads have seen the last one's end.
+    block.sync();
+    load(chunk + kAhead);
+    copies.wait(chunk % kStages, chunk / kStages % 2);
+    core.multiply(block, memory.stages[chunk % kStages].rows, memory.stages[chunk % kStages].columns);
+  }
+  core.template wait<0>(block);
+  block.sync();
+  copies.end(block);
+  core.each(block, [&](int row, int column, float sum) {
+    if (row < num_rows && column < num_columns) store(row, column, sum);
+  });
+}
+
+}  // namespace aspen::cuda
