@@ -9,6 +9,7 @@ import tyro
 
 from aspen_jax.errors import AspenError
 from benchmarks import (
+    accuracy,
     build,
     gpu_check,
     kernels,
@@ -27,6 +28,7 @@ from benchmarks.peers import command
 
 COMMANDS = {
     "models": whole_models.models,
+    "accuracy": accuracy.accuracy,
     "peers": command.peers,
     "kernels": kernels.kernels,
     "scheduler": scheduler.scheduler,

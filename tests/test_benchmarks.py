@@ -12,6 +12,7 @@ import pytest
 from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import TILED
 from aspen_jax.report.difference import largest_difference
+from benchmarks import accuracy
 from benchmarks.__main__ import main
 from benchmarks.child import measure_in_child
 from benchmarks.kernel_cases import CASES
@@ -54,6 +55,19 @@ def test_models_and_build(record, capsys):
     assert result["tiles"] > 0
     assert all(timing["min_s"] > 0 for timing in result["stages"].values())
     assert "jaxpr to ready graph" in capsys.readouterr().out
+
+
+def test_accuracy_is_that_of_float32_and_a_wrong_model_is_told(record, capsys, monkeypatch):
+    arguments = ["accuracy", "--models", "squeezenet1_1", "--image-size", "32", "--json", str(record)]
+    assert main(arguments) == 0
+    found = json.loads(record.read_text())["results"]["squeezenet1_1"]
+    assert set(found) == {f"{precision} {side}" for precision in ("default", "highest") for side in ("aspen", "jax.jit")}
+    assert all(1e-9 < error < 1e-4 for error in found.values())
+    assert "squeezenet1_1" in capsys.readouterr().out
+
+    exact = accuracy.SIDES["jax.jit"]
+    monkeypatch.setitem(accuracy.SIDES, "aspen", lambda model: lambda *inputs: exact(model)(*inputs) * (1 + 1e-3))
+    assert main(arguments) == 1
 
 
 def test_transformers_and_their_rate(record, capsys):

@@ -1,0 +1,88 @@
+"""Networks against float64: how far aspen and `jax.jit` are off, by default and in the highest precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from aspen_jax import aspen
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.record import write_record
+from benchmarks.models import zoo
+from benchmarks.models.model import Model, Size
+from benchmarks.options import File, Models, Sizes
+
+# Of the largest output.
+LIMITS = {"default": 1e-4, "highest": 1e-5}
+
+
+def accuracy(
+    models: Models = ("resnet50", "mobilenet_v2"),
+    size: Sizes = Size(),  # noqa: B008 - immutable
+    workers: int | None = None,
+    json: File = None,
+) -> int:
+    """Largest errors of the outputs of whole models, of their largest element, against the same model in float64.
+
+    Args:
+        models: names in benchmarks/models/zoo.py, and in keras.applications.
+        size: of the inputs.
+        workers: cores to use; all usable ones by default.
+        json: where to write the figures as well.
+
+    Returns:
+        1 where aspen is off by more than 1e-4 by default, or by more than 1e-5 in the highest precision, and by more than
+        twice what `jax.jit` is: some networks magnify the rounding of float32 itself.
+    """
+    share_cores(workers)
+    results = {}
+    print(f"{'':20}" + "".join(f"{precision:>22}" for precision in LIMITS))
+    print(f"{'model':20}" + "".join(f"{side:>11}" for _ in LIMITS for side in SIDES))
+    for name in tqdm(models, disable=None):
+        results[name] = errors(zoo.build(name, size).calibrated())
+        tqdm.write(f"{name:20}" + "".join(f"{results[name][precision, side]:>11.1e}" for precision in LIMITS for side in SIDES))
+    if json is not None:
+        figures = {name: {" ".join(key): error for key, error in found.items()} for name, found in results.items()}
+        write_record(json, {"benchmark": "accuracy", "batch": size.batch, "results": figures})
+    return int(any(_too_far(found) for found in results.values()))
+
+
+def _too_far(found: dict[tuple[str, str], float]) -> bool:
+    return any(found[precision, "aspen"] > max(limit, 2 * found[precision, "jax.jit"]) for precision, limit in LIMITS.items())
+
+
+def _aspen(model: Model) -> Callable[..., Any]:
+    # Closed over, as its users have it: prepared weights take other kernels than those that come as arguments.
+    return jax.jit(aspen(functools.partial(model.apply, model.params)))
+
+
+def _jit(model: Model) -> Callable[..., Any]:
+    return functools.partial(jax.jit(model.apply), model.params)
+
+
+SIDES: dict[str, Callable[[Model], Callable[..., Any]]] = {"aspen": _aspen, "jax.jit": _jit}
+
+
+def errors(model: Model) -> dict[tuple[str, str], float]:
+    """For each precision and side the largest error of any output, of that output's largest element."""
+    with jax.enable_x64(True):
+        double = model.cast(np.float64)
+        exact = _outputs(_jit(double), double)
+    found = {}
+    for precision in LIMITS:
+        for side, make in SIDES.items():
+            with jax.default_matmul_precision(precision):
+                ours = _outputs(make(model), model)
+            pairs = zip(ours, exact, strict=True)
+            found[precision, side] = max(float(np.max(np.abs(one - other)) / np.max(np.abs(other))) for one, other in pairs)
+    jax.clear_caches()  # whose constants are the weights
+    return found
+
+
+def _outputs(function: Callable[..., Any], model: Model) -> list[np.ndarray]:
+    return [np.asarray(output, np.float64) for output in jax.tree.leaves(function(*model.inputs))]
