@@ -14,7 +14,7 @@ from aspen_jax.cuda.machine import Gpu
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Op, Program, Value
 from tests import cuda_host
-from tests.test_kernels import TINY_TILES
+from tests.tiled import TINY_TILES
 
 
 def trace_of(function, arguments):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import nn
 
-from tests.test_kernels import run_tiled
+from tests.tiled import run_tiled
 
 FUNCTIONS = {
     name: getattr(nn, name)

@@ -15,7 +15,7 @@ from jax import lax
 
 import aspen_jax
 from tests.test_indexing import check_equal
-from tests.test_kernels import run_tiled
+from tests.tiled import run_tiled
 
 CUMULATIVE = {
     "cumsum": (lax.cumsum, np.cumsum),

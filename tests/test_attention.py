@@ -15,7 +15,7 @@ from aspen_jax import aspen, frontend
 from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.passes import attention, run_passes
 from tests.changed_words import most_are_refused
-from tests.test_kernels import run_tiled
+from tests.tiled import run_tiled
 
 
 def normal(*shape, seed=0):

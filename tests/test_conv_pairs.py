@@ -17,7 +17,7 @@ from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.conv_pair import CONV2D_PAIR
 from aspen_jax.passes import conv_pairs, run_passes
 from tests.changed_words import most_are_refused
-from tests.test_kernels import TINY_TILES, run_tiled
+from tests.tiled import TINY_TILES, run_tiled
 
 
 @pytest.fixture(autouse=True)

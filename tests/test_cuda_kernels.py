@@ -15,7 +15,7 @@ from aspen_jax.cuda.image import compile_log, compiled
 from aspen_jax.cuda.machine import Gpu
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
-from tests.test_kernels import TINY_TILES
+from tests.tiled import TINY_TILES
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 

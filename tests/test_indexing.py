@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aspen_jax
-from tests.test_kernels import run_tiled
+from tests.tiled import run_tiled
 
 DTYPES = [np.float32, np.int32, np.uint8, np.bool_, np.float16, jnp.bfloat16, np.int16]
 INDEX_DTYPES = [np.int32, np.int8, np.uint8, np.uint32, np.int16]

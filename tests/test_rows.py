@@ -20,8 +20,8 @@ from aspen_jax import aspen
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.row_program import ROW
 from aspen_jax.passes import run_passes
-from tests.test_kernels import check, run_tiled
 from tests.test_passes import kinds, traced
+from tests.tiled import check, run_tiled
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

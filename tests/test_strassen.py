@@ -18,7 +18,7 @@ from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS, StrassenAttrs, Stras
 from aspen_jax.passes import run_passes
 from aspen_jax.program import Op, Operand, Program, Value
 from tests.changed_words import most_are_refused
-from tests.test_kernels import TINY_TILES, run_tiled
+from tests.tiled import TINY_TILES, run_tiled
 
 # Far from the rounding of the direct way (about 3e-7), and as far from what the default precision allows.
 TOLERANCE = 1e-5

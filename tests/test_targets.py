@@ -12,7 +12,9 @@ import pytest
 from aspen_jax import _engine
 
 KERNEL_TESTS = (
+    "test_convolutions.py",
     "test_kernels.py",
+    "test_products.py",
     "test_rows.py",
     "test_indexing.py",
     "test_along_axis.py",

@@ -1,0 +1,258 @@
+"""The kernels of convolutions, depthwise and Winograd's among them, through the engine against jax.lax.
+
+`test_targets.py` runs this file again for the other targets of the machine.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import frontend
+from aspen_jax.apu.machine import Machine
+from aspen_jax.ops.winograd import TILES
+from aspen_jax.passes import run_passes, winograd
+from tests.tiled import NARROW, TINY_TILES, check, check_narrow, run_tiled
+
+
+@st.composite
+def convolutions(draw):
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    depthwise = draw(st.booleans()) and groups > 1
+    channels = 1 if depthwise else draw(st.integers(1, 20))
+    groups = draw(st.integers(1, 40)) if depthwise else groups
+    outputs = groups * draw(st.sampled_from([1, 2] if depthwise else [1, 3, 16, 33, 64]))
+    window = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    image = draw(st.tuples(st.integers(4, 16), st.integers(4, 16)))
+    stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    dilation = tuple(draw(st.integers(1, 2)) if image[i] > 2 * window[i] else 1 for i in (0, 1))
+    padding = tuple((draw(st.integers(-1, 3)), draw(st.integers(-1, 3))) for _ in range(2))
+    return draw(st.integers(1, 2)), image, channels * groups, window, outputs, groups, stride, dilation, padding
+
+
+# None, one that begins with a factor, and one that the sums can begin with.
+CONV2D_EPILOGUES = (
+    lambda y, scale, shift: y,
+    lambda y, scale, shift: jax.nn.relu6(y * scale + shift),
+    lambda y, scale, shift: jax.nn.relu6(y + shift) * scale,
+)
+
+
+@settings(max_examples=90, deadline=None)
+@given(convolutions(), st.integers(0, 2**31), st.sampled_from(CONV2D_EPILOGUES), st.sampled_from([np.float32, *NARROW]))
+def test_conv2d(shape, seed, epilogue, dtype):
+    batch, image, channels, window, outputs, groups, stride, dilation, padding = shape
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, channels), np.float32)
+    w = rng.standard_normal((*window, channels // groups, outputs), np.float32)
+
+    def function(x, w, scale, shift, padding=padding):
+        y = lax.conv_general_dilated(
+            x, w, stride, padding, rhs_dilation=dilation, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups, precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+        return epilogue(y, scale, shift)
+
+    def padded_first(x, *rest):
+        """XLA's convolution on CPU reads outside of the image where it crops one side and pads the other."""
+        x = lax.pad(x, x.dtype.type(0), ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)))
+        return function(x, *rest, padding="VALID")
+
+    arguments = (x, w, *rng.standard_normal((2, outputs), np.float32))
+    if dtype is np.float32:
+        check(function, *arguments, reference=padded_first)
+    else:
+        check_narrow(function, dtype, *arguments, reference=padded_first)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(3, 17), st.integers(3, 17)),
+    st.integers(17, 90),
+    st.sampled_from([24, 32, 33, 48, 100, 256]),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    st.integers(0, 2**31),
+)
+def test_convolutions_with_constants(batch, image, channels, outputs, window, stride, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, channels), np.float32)
+    w = rng.standard_normal((outputs, channels, *window), np.float32)
+
+    def function(x, shift):
+        y = lax.conv_general_dilated(
+            x, w, stride, "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"), precision=lax.Precision.HIGHEST
+        )
+        return jax.nn.relu(y + shift)
+
+    arguments = (x, rng.standard_normal(outputs, np.float32))
+    check(function, *arguments)
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    missing = -outputs % 32
+    expected = "conv2d_panels" if missing <= outputs else "conv2d"
+    assert [op.family.name for op in run_passes(part).ops] == [expected]
+
+
+@pytest.mark.parametrize("window", [3, 5, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "outputs"), [(33, 33), (70, 70), (32, 64)])
+def test_depthwise_windows_that_slide(window, stride, channels, outputs):
+    rng = np.random.default_rng((window, stride, channels))
+    for width, padding in [(7, (1, 1)), (13, (0, 0)), (14, (3, 2)), (26, (9, 11)), (4, (2, 3))]:
+        x = rng.standard_normal((2, 6, width, channels), np.float32)
+        w = rng.standard_normal((window, window, 1, outputs), np.float32)
+
+        def function(x, w, padding=padding):
+            return lax.conv_general_dilated(
+                x, w, (stride, stride), ((2, 3), padding), dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=channels, precision=lax.Precision.HIGHEST,
+            )  # fmt: skip
+
+        check(function, x, w)
+
+
+EPILOGUES = {
+    "all that registers can do": lambda y, s, r: jnp.clip((y - s) * r + s, -0.5, 0.7),
+    "residual": lambda y, s, r: jax.nn.relu(y + s + r),
+    "a constant first": lambda y, s, r: jax.nn.relu(y + 0.5) * s + r,
+    "residual first": lambda y, s, r: jnp.minimum(r + y, 2.0) * 0.25,
+    "a rest": lambda y, s, r: jax.nn.silu(y + s) * r,
+    "nothing in registers": lambda y, s, r: s - y,
+    "bounds that vary": lambda y, s, r: jnp.maximum(jnp.minimum(y * s, r), s),
+    "twice": lambda y, s, r: (y + s) * (y + s) + r,
+    "many steps": lambda y, s, r: ((((y + s) * r - s) * s + r) * s - r) * s + r + 1.0,
+    "no number": lambda y, s, r: jnp.minimum(jax.nn.relu(y + jnp.where(s > 1, jnp.nan, s)), 6.0),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 40])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues_of_convolutions(name, groups):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 7, 13, 40), np.float32), rng.standard_normal((3, 3, 40 // groups, 40), np.float32) / 10
+    shift, residual = rng.standard_normal(40, np.float32), rng.standard_normal((2, 7, 13, 40), np.float32)
+
+    def function(x, w, shift, residual):
+        y = lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+            precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+        return EPILOGUES[name](y, shift, residual)
+
+    arguments = (x, w, shift, residual)
+    expected = np.asarray(jax.jit(function)(*arguments))
+    for machine in (TINY_TILES, Machine()):
+        (ours,) = run_tiled(function, arguments, machine=machine)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(3, 21), st.integers(3, 21)),
+    st.integers(1, 40),
+    st.sampled_from([1, 16, 31, 32, 33, 70]),
+    st.tuples(*[st.integers(-1, 3)] * 4),
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.sampled_from([(window, tile) for window in TILES for tile in TILES[window]]),
+)
+def test_winograd(batch, image, channels, outputs, padding, seed, known, patch):
+    """Chosen whatever it costs: against float64, closer than what the default precision allows."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, *image, channels), np.float32)
+    window, tile = patch
+    w = rng.standard_normal((*window, channels, outputs), np.float32)
+    shift = rng.standard_normal(outputs, np.float32)
+    top, bottom, left, right = padding
+
+    def function(x, w, shift):
+        y = lax.conv_general_dilated(x, w, (1, 1), ((top, bottom), (left, right)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(y * 0.5 + shift)
+
+    arguments = (x, shift) if known else (x, w, shift)
+    called = (lambda x, shift: function(x, w, shift)) if known else function
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Machine, "are_cheaper", lambda *_: True)
+        monkeypatch.setattr(winograd, "TILES", {window: (tile,)})
+        (result,) = run_tiled(called, arguments)
+        if result.size > 0:
+            jaxpr = jax.make_jaxpr(called)(*arguments)
+            (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+            kinds = {op.family.name for op in run_passes(part).ops}
+            assert kinds == ({"winograd"} if known else {"winograd", "winograd_weights"})
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*(np.asarray(item, np.float64) for item in (x, w, shift))))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.tuples(st.integers(5, 40), st.integers(5, 40)),
+    st.sampled_from([1, 3, 5, 16, 20]),
+    st.sampled_from([1, 32, 33, 70]),
+    st.tuples(*[st.integers(-2, 5)] * 4),
+    st.sampled_from(
+        [((7, 7), (2, 2)), ((8, 8), (2, 2)), ((5, 5), (2, 2)), ((11, 11), (4, 4)), ((7, 4), (2, 1)), ((9, 13), (3, 4))]
+    ),
+    st.sampled_from(["NHWC", "NCHW"]),
+    st.integers(0, 2**31),
+)
+def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, layout, seed):
+    """Convolutions of other strides, whose windows on the phases are 3x3 or 4x4."""
+    rng = np.random.default_rng(seed)
+    window, strides = shape
+    dimensions = dict(zip("NHWC", (batch, *image, channels), strict=True))
+    x = rng.standard_normal([dimensions[axis] for axis in layout], np.float32)
+    w = rng.standard_normal((*window, channels, outputs), np.float32)
+    top, bottom, left, right = padding
+
+    def function(x, w):
+        numbers = (layout, "HWIO", "NHWC")
+        return jax.nn.relu(lax.conv_general_dilated(x, w, strides, ((top, bottom), (left, right)), dimension_numbers=numbers))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Machine, "are_cheaper", lambda *_: True)
+        (result,) = run_tiled(lambda x: function(x, w), (x,))
+        if result.size > 0:
+            jaxpr = jax.make_jaxpr(lambda x: function(x, w))(x)
+            (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+            ops = [op for op in run_passes(part).ops if op.family.name == "winograd"]
+            squares = tuple(
+                -(-(taps + -low % stride) // stride) for taps, low, stride in zip(window, padding[::2], strides, strict=True)
+            )
+            assert [op.attrs.phases for op in ops] == ([strides] if squares in TILES else [])
+    with jax.enable_x64(True):
+        exact = np.asarray(function(np.asarray(x, np.float64), np.asarray(w, np.float64)))
+    assert result.shape == exact.shape
+    assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_convolution_of_16_bits_gives_float32_where_that_is_preferred(dtype):
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.standard_normal((1, 9, 11, 8), np.float32).astype(dtype),
+        rng.standard_normal((3, 3, 8, 20), np.float32).astype(dtype),
+    )
+
+    def function(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=numbers, preferred_element_type=np.float32, precision=lax.Precision.HIGHEST
+        )
+
+    (ours,) = run_tiled(function, (x, w))
+    exact = np.asarray(jax.jit(function)(x.astype(np.float32), w.astype(np.float32)))
+    assert ours.dtype == np.float32
+    assert np.abs(ours - exact).max() <= 1e-5 * np.abs(exact).max()
