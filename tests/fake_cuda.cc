@@ -271,10 +271,11 @@ Result cuCtxPushCurrent_v2(Context) {
   return kSuccess;
 }
 Result cuCtxPopCurrent_v2(Context* context) {
-  CALL("cuCtxPopCurrent");
+  // The stack is the thread's: it is popped whatever has become of the device.
+  const std::lock_guard lock(machine().mutex);
   --machine().current;
   *context = &machine().context;
-  return kSuccess;
+  return machine().is_lost ? machine().failure : kSuccess;
 }
 Result cuCtxSynchronize() {
   CALL("cuCtxSynchronize");

@@ -244,6 +244,7 @@ def test_a_device_that_is_lost_in_mid_run(example, executor, captured):
         del run
         gc.collect()
         fake.fake_cuda_fail(b"", 0, 0)
+        assert fake.fake_cuda_current() == 0
         assert is_right(DeviceRun(graph, code, executor).run(*operands(given), captured=captured), given)
 
 
