@@ -164,11 +164,11 @@ void Loaded::encode_maps(std::span<const DevicePointer> addresses) {
     std::memcpy(static_cast<void*>(mapped.arguments.data()), own.data(), own.size_bytes());
     for (int number = 0; number < mapped.shape.num_tensors; ++number) {
       const TensorShape& tensor = mapped.shape.tensors[number];
-      constexpr uint32_t kSteps[kTensorRank] = {1, 1, 1, 1, 1};
       TensorMap* const map = &mapped.arguments[mapped.first_map + static_cast<size_t>(number)];
-      const Result result = driver_.cuTensorMapEncodeTiled(
-          map, kMapUint16, static_cast<uint32_t>(tensor.rank), reinterpret_cast<void*>(own[static_cast<size_t>(tensor.input)]),
-          tensor.extents, tensor.strides, tensor.box, kSteps, kMapNoInterleave, kMapSwizzle128, kMapPromotion128, kMapZeros);
+      const Result result = driver_.cuTensorMapEncodeTiled(map, kMapUint16, static_cast<uint32_t>(tensor.rank),
+                                                           reinterpret_cast<void*>(own[static_cast<size_t>(tensor.input)]),
+                                                           tensor.extents, tensor.strides, tensor.box, tensor.steps,
+                                                           kMapNoInterleave, kMapSwizzle128, kMapPromotion128, kMapZeros);
       if (result == kSuccess) continue;
       throw DeviceError("cuTensorMapEncodeTiled for input " + std::to_string(tensor.input) + " of op '" +
                         executable_.graph().op_names[op] + "' failed with " + driver_.name_of(result) +

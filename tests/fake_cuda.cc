@@ -478,12 +478,12 @@ Result cuTensorMapEncodeTiled(TensorMap* map, int data_type, uint32_t rank, void
       data_type == kMapUint16 && interleave == kMapNoInterleave && swizzle == kMapSwizzle128 && fill == kMapZeros;
   const bool is_aligned = reinterpret_cast<uintptr_t>(map) % alignof(TensorMap) == 0;
   if (!is_played || !is_aligned || promotion < 0 || promotion > 3 || rank < 1 || rank > kTensorRank) return kInvalidValue;
-  TensorShape shape{0, static_cast<int32_t>(rank), {}, {}, {}};
+  TensorShape shape{0, static_cast<int32_t>(rank), {}, {}, {}, {}};
   for (uint32_t axis = 0; axis < rank; ++axis) {
-    if (steps[axis] != 1) return kInvalidValue;
     shape.extents[axis] = extents[axis];
     if (axis > 0) shape.strides[axis - 1] = strides[axis - 1];
     shape.box[axis] = box[axis];
+    shape.steps[axis] = steps[axis];
   }
   if (!is_allowed(shape, address)) return kInvalidValue;
   *map = played_map(shape, address);

@@ -116,6 +116,74 @@ def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, de
     check(function, *operands, *image, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
 
 
+def conv(x, w, strides=(1, 1), padding="SAME", dilation=(1, 1), groups=1):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
+    )
+
+
+# Boxes of some lines and of some images, padding of every side and of less than nothing, steps, dilation, views, channels that do
+# not fill the last chunk of a tap; a convolution by pixels is a product. Slices of the depth where there are places for them.
+@pytest.mark.parametrize(
+    ("wanted", "block", "machine", "gpu", "kinds"),
+    [
+        (1_000, "64, 64", TINY_TILES, Gpu(places=1), {"conv2d"}),
+        (4, "64, 128", Gpu(), Gpu(places=1), {"conv2d"}),
+        (1, "128, 128", TINY_TILES, Gpu(places=1), {"conv2d"}),
+        (1_000, "64, 64", TINY_TILES, Gpu(places=200), {"conv2d", "conv2d_slices"}),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+def test_convolutions_in_boxes_of_pixels(monkeypatch, dtype, tolerance, wanted, block, machine, gpu, kinds):
+    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+
+    def function(x, wide, same, window, cropped, steps, pointwise, filled, bias):
+        return [
+            jax.nn.relu(conv(x[..., 64:], same) + bias),
+            conv(x, window, (2, 3), ((1, 2), (0, 3)), (1, 2)),
+            conv(x[:, 1:, :, :64], cropped, padding=((-1, 2), (2, -2))),
+            conv(x, steps, (1, 2)),
+            jnp.tanh(conv(x, pointwise) + x[..., :72]),
+            conv(wide, filled),
+        ]
+
+    shapes = ((3, 9, 13, 128), (1, 4, 80, 120), (3, 3, 64, 72), (3, 2, 128, 72), (2, 2, 64, 72), (1, 1, 128, 72), (1, 1, 128, 72))
+    operands = [random(i, *shape, dtype=dtype) for i, shape in enumerate((*shapes, (3, 3, 120, 16), (72,)))]
+    ops = [op for op in ops_of(function, operands, gpu) if op.family.name.startswith("conv2d")]
+    assert {op.family.name for op in ops} == kinds
+    sources = [cuda_host.source([op]) for op in ops]
+    assert any(f"{block}, 8, " in source for source in sources)
+    # All but slices of a depth of 120 channels a tap.
+    assert sum("TensorBuffers<" not in source for source in sources) == len(kinds) - 1
+    assert sum("PixelBoxes<" in source for source in sources) == (5 if len(kinds) == 1 else 4)
+    check(function, *operands, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
+
+
+# Channels that would leave much of a chunk empty or are no multiple of 16 bytes, in or out, pixels and channels that would do so
+# together, steps that a map cannot have, groups, a depth of less than a chunk.
+def test_convolutions_that_are_not_worth_boxes_are_copied_by_threads():
+    def function(x, shallow, few, odd, many, narrow, strided, grouped):
+        return [
+            conv(x[..., :24], shallow),
+            conv(x[..., :40], few),
+            conv(x[..., :68], odd),
+            conv(x[:1, :, :13, :112], many),
+            conv(x, narrow),
+            conv(x, strided, (1, 9)),
+            conv(x, grouped, groups=2),
+        ]
+
+    kernels = ((1, 2, 24, 24), (2, 2, 40, 24), (2, 2, 68, 24), (3, 3, 112, 24), (2, 2, 128, 20), (1, 9, 128, 24), (3, 3, 64, 48))
+    operands = [random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(((2, 13, 20, 128), *kernels))]
+    gpu = Gpu(places=1)
+    source = cuda_host.source(ops_of(function, operands, gpu))
+    assert source.count("ConvRows<") == 7
+    assert "PixelBoxes<" not in source
+    assert "TensorBuffers<" not in source
+    check(function, *operands, tolerance=1e-2, gpu=gpu, warpgroups=True)
+
+
 def test_products_in_boxes_of_tensors_of_five_axes():
     def function(q, k, v):
         scores = jnp.einsum("bgmhd,bgnhd->bghmn", q, k)
@@ -124,8 +192,8 @@ def test_products_in_boxes_of_tensors_of_five_axes():
     operands = [random(i, 2, 2, extent, 3, 72, dtype=jnp.float16) for i, extent in ((0, 70), (1, 80), (2, 80))]
     gpu = Gpu(places=1)  # the depth is not split
     source = cuda_host.source(ops_of(function, operands, gpu))
-    assert source.count("TensorBox<5, 0>") == 3
-    assert source.count("TensorBox<5, 1>") == 1
+    assert source.count("MatrixBoxes<5, 0>") == 3
+    assert source.count("MatrixBoxes<5, 1>") == 1
     check(function, *operands, tolerance=2e-3, gpu=gpu, warpgroups=True)
 
 
@@ -225,14 +293,21 @@ def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, archite
 
     def function(a, x, w, bias):
         image = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return jnp.einsum("bmk,nk->bmn", a, a[0]), jax.nn.gelu(a @ a[0] + bias), jax.nn.relu(image * bias[:128] + x)
+        images = jax.nn.relu(image * bias[:128] + x), jnp.tanh(conv(x, w[1:2, 1:2]))
+        return jnp.einsum("bmk,nk->bmn", a, a[0]), jax.nn.gelu(a @ a[0] + bias), images
 
-    shapes = ((2, 512, 512), (2, 28, 28, 128), (3, 3, 128, 128), (512,))
-    ops = ops_of(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], Gpu(places=1))
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 512, 512), (2, 28, 28, 128), (3, 3, 128, 128), (512,))]
+    ops = ops_of(function, shapes, Gpu(places=1))
+    if architecture == "sm_90a":
+        ops += ops_of(lambda x, w: conv(x, w, (2, 2)), shapes[1:3], Gpu(places=1))
+        ops += [op for op in ops_of(conv, shapes[1:3]) if op.family.name == "conv2d_slices"]
+        assert ops[-1].attrs.slices > 1
+        assert all("TensorBuffers<" in kernels([op]) for op in ops)
     assemble(ops, architecture)
     virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
     assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")
-    assert ("cp.async.bulk.tensor.3d" in virtual) == (architecture == "sm_90a")
+    for rank in (3, 4):
+        assert (f"cp.async.bulk.tensor.{rank}d" in virtual) == (architecture == "sm_90a")
 
 
 # Of wgmma that it had to serialise, or to wait for where the code does not, the assembler only informs.

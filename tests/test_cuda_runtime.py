@@ -18,11 +18,11 @@ from jax import lax
 from jax.extend import core
 
 from aspen_jax import apu, aspen, frontend
+from aspen_jax.cuda import conv, products
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.products import tensors_of
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
@@ -259,22 +259,26 @@ def test_nodes_are_written_again_after_a_failure(example):
     assert is_right(run.run(*operands(given)), given)
 
 
-def products(a, b, c):
-    """Three products by tensor maps, of which one reads what another writes, and one with an epilogue of other inputs."""
+def by_maps(a, b, c, image, w):
+    """A convolution and products by tensor maps; one reads what another writes, one has an epilogue of other inputs."""
     d = jax.nn.relu(a @ b)
-    return d @ c, jnp.einsum("bmk,bnk->bmn", d, d) + a[:, :1, :1]
+    e = lax.conv_general_dilated(image, w, (1, 2), ((2, 0), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return e, d @ c, jnp.einsum("bmk,bnk->bmn", d, d) + a[:, :1, :1]
 
 
 @pytest.fixture(scope="module")
 def mapped():
-    def arguments(seed):
-        return [random(seed + i, *shape).astype(jnp.bfloat16) / 8 for i, shape in enumerate([(2, 72, 80), (80, 88), (88, 72)])]
+    shapes = ((2, 72, 80), (80, 88), (88, 72), (2, 8, 14, 64), (3, 3, 64, 24))
 
-    jaxpr = jax.make_jaxpr(products)(*arguments(0))
+    def arguments(seed):
+        return [random(seed + i, *shape).astype(jnp.bfloat16) / 8 for i, shape in enumerate(shapes)]
+
+    jaxpr = jax.make_jaxpr(by_maps)(*arguments(0))
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
     (part,) = trace.parts
     program = prepared(part, Gpu(places=1))  # the depth is not split
-    assert sum(op.family.name == "matmul" and tensors_of(op) is not None for op in program.ops) == 3
+    assert sum(op.family.name == "matmul" and products.tensors_of(op) is not None for op in program.ops) == 3
+    assert sum(op.family.name == "conv2d" and conv.tensors_of(op) is not None for op in program.ops) == 1
 
     def operands(given):
         values = dict(zip(trace.inputs, given, strict=True))
@@ -284,7 +288,7 @@ def mapped():
 
 
 def agree(results, arguments):
-    expected = jax.jit(products)(*[argument.astype(np.float32) for argument in arguments])
+    expected = jax.jit(by_maps)(*[argument.astype(np.float32) for argument in arguments])
     pairs = [(np.asarray(ours, np.float64), np.asarray(theirs)) for ours, theirs in zip(results, expected, strict=True)]
     return all(np.abs(ours - theirs).max() <= 1e-2 * np.abs(theirs).max() for ours, theirs in pairs)
 
@@ -318,7 +322,7 @@ def test_maps_are_made_where_memory_has_moved(mapped):
     given = arguments(7)
     before = fake.fake_cuda_maps()
     run.timed(*operands(given), rounds=2)  # 21 runs of the same memory
-    assert fake.fake_cuda_maps() - before == 6
+    assert fake.fake_cuda_maps() - before == 8
 
 
 def test_what_does_not_belong_together_is_refused(example):

@@ -81,7 +81,7 @@ def test_slices_that_begin_within_a_tap_or_are_cut_short(channels):
 
 def test_regions_cover_what_slices_read():
     x, w = np.zeros((1, 3, 4, 40), np.float32), np.zeros((2, 2, 40, 2), np.float32)
-    attrs = ConvSlicesAttrs((1, 2), (1, 0, 0, 1), (1, 1), 1, 3)
+    attrs = ConvSlicesAttrs((1, 2), (1, 0, 0, 1), (1, 1), 1, 3, 32)
     shape, dtype = CONV2D_SLICES.infer(attrs, [(x.shape, x.dtype), (w.shape, w.dtype)])
     values = [Value(item.shape, item.dtype) for item in (x, w)]
     op = Op(CONV2D_SLICES, attrs, tuple(map(Operand.whole, values)), Value(shape, dtype))

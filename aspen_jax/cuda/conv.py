@@ -1,13 +1,17 @@
-"""Convolutions: products with gathered rows, for each group; sliding windows where every channel is one; else by element."""
+"""Convolutions: products whose rows are pixels, for each group; sliding windows where every channel is one; else by element."""
 
 from __future__ import annotations
 
+from aspen_jax.cuda import products
+from aspen_jax.cuda.conv_boxes import conv_boxes, tile_by_boxes
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.products import block_core, columns_of, core, tile
+from aspen_jax.cuda.products import block_core, columns_of, core, either, tile
 from aspen_jax.cuda.source import own, per_element, writes
+from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.cuda.vectors import ELEMENTS, vector
-from aspen_jax.program import Op
+from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.program import Op, Operand
 
 # With fewer channels a group, in or out, most of what tensor cores multiply would be nothing.
 FEWEST_CHANNELS = 4
@@ -17,16 +21,46 @@ NARROW = 32
 
 
 @writes("conv2d")
-def _conv2d(op: Op) -> str:
+def _conv2d(op: Op) -> str | None:
     x, w = op.inputs[:2]
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)
-    return _products(op) or _by_element(op)
+    product = _as_product(op)
+    return products.matmul(product) if product is not None else _products(op) or _by_element(op)
 
 
 @writes("conv2d_slices")
 def _conv2d_slices(op: Op) -> str | None:
     return _products(op, op.attrs.slices)
+
+
+def tensors_of(op: Op) -> tuple[Tensor, Tensor] | None:
+    """What a GPU with warpgroups copies in boxes: the input and the weights; None where it does not."""
+    product = _as_product(op)
+    if product is not None:
+        return products.tensors_of(product)
+    boxes = conv_boxes(op)
+    return None if boxes is None else boxes.maps
+
+
+def box_of_pixels(op: Op) -> tuple[int, int, int] | None:
+    """Images, lines and pixels that are the rows of a block; None where any pixels of a tile can be."""
+    boxes = conv_boxes(op) if _as_product(op) is None else None
+    return None if boxes is None else boxes.pixels
+
+
+def _as_product(op: Op) -> Op | None:
+    """A convolution by single pixels as a product, whose blocks of rows need not be boxes; None where no maps describe it."""
+    x, w = op.inputs[:2]
+    attrs = op.attrs
+    if op.family.name != "conv2d" or w.shape[:2] != (1, 1) or attrs.groups > 1 or any(attrs.padding) or max(attrs.strides) > 1:
+        return None
+    matrix = w.view.reshape(w.shape[2:])
+    if matrix is None:
+        return None
+    operands = (x, Operand(w.value, matrix), *op.extra_inputs)
+    product = op.replace(family=MATMUL, attrs=MatmulAttrs((0, 1, 2, -1), (-1, 3)), inputs=operands)
+    return None if products.tensors_of(product) is None else product
 
 
 def _products(op: Op, slices: int = 0) -> str | None:
@@ -106,7 +140,9 @@ def _products(op: Op, slices: int = 0) -> str | None:
         multiplies = core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2)
     else:
         multiplies = block_core(op, pixels, length, min(row_vector, column_vector))
-    return tile(multiplies, rows, columns, loop, num_rows, num_columns, length, store)
+    by_threads = tile(multiplies, f"      {rows}\n      {columns}", loop, num_rows, num_columns, str(length), store)
+    boxes = conv_boxes(op)
+    return by_threads if boxes is None else either(tile_by_boxes(op, boxes), by_threads)
 
 
 def _by_element(op: Op) -> str:

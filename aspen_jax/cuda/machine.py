@@ -9,7 +9,7 @@ import numpy as np
 
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
-from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW
+from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW, box_of_pixels
 from aspen_jax.cuda.products import FEW_ROWS
 from aspen_jax.ops.family import Work
 from aspen_jax.program import Op
@@ -41,13 +41,20 @@ class Gpu(Machine):
         columns = extents[:, -1]
         rows = extents[:, row_axes(op)].prod(axis=1)
         block_rows, block_columns = block(op)
-        filled = rows * columns / (whole(rows, block_rows) * _whole_columns(op, columns, block_columns))
+        filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
         # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
         return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
 
 
 def _has_few_rows(op: Op) -> bool:
     return op.family.name == "matmul" and math.prod(op.output.shape[axis] for axis in row_axes(op)) <= FEW_ROWS
+
+
+def _whole_rows(op: Op, extents: np.ndarray, unit: int) -> np.ndarray:
+    """Of some convolutions the rows of a block are a box of pixels."""
+    own = extents[:, row_axes(op)]
+    pixels = None if op.family.name == "matmul" else box_of_pixels(op)
+    return whole(own.prod(axis=1), unit) if pixels is None else (-(-own // np.array(pixels))).prod(axis=1) * unit
 
 
 def _whole_columns(op: Op, columns: np.ndarray, unit: int) -> np.ndarray:

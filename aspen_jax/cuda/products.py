@@ -129,23 +129,22 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
 VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
 
 
+# What a block holds in shared memory.
+COPIED_BY_THREADS = "  using Memory = ProductMemory<Core, Core::kStages>;"
+COPIED_IN_BOXES = "  using Memory = TensorMemory<Core, Core::kStages>;"
+
+
 def tile(
     core: str,
-    rows: str,
-    columns: str,
+    operands: str,
     loop: str,
     num_rows: str,
     num_columns: str,
-    depth: int,
+    depth: str,
     store: str,
-    boxes: str | None = None,
+    memory: str = COPIED_BY_THREADS,
 ) -> str:
-    """A tile function that goes through `loop`, for each with its own rows and columns; by `boxes` where there are warpgroups."""
-    memory = "  using Memory = ProductMemory<Core, Core::kStages>;"
-    operands = f"      {rows}\n      {columns}"
-    if boxes is not None:
-        memory = either("  using Memory = TensorMemory<Core, Core::kStages>;", memory)
-        operands = either(boxes, operands)
+    """A tile function that goes through `loop`, for each with its own `rows` and `columns`, which `operands` declares."""
     return f"""\
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
@@ -218,7 +217,8 @@ def columns_of(axis: int | None, rank: int, vector: int) -> tuple[str, str, str]
 
 
 @writes("matmul")
-def _matmul(op: Op) -> str:
+def matmul(op: Op) -> str:
+    """A product of any axes in any order."""
     matrices = Matrices.of(op)
     if matrices is None or matrices.depth < 1:
         return _matmul_by_element(op)
@@ -266,16 +266,14 @@ def _matmul(op: Op) -> str:
       }});
     }}
   }}"""
-    maps, boxes = tensors_of(op), None
+    maps, memory = tensors_of(op), COPIED_BY_THREADS
     loop = f"""\
     const int blocks = (all_rows + Core::kRows - 1) / Core::kRows;
     for (int all = 0; all < parts * blocks * {extent(matrices.outer, rank)}; ++all) {{
       const int first_row = all / parts % blocks * Core::kRows;
       const int num_rows = min_of(all_rows - first_row, Core::kRows);"""
-    if maps is not None:
-        boxes = _boxes(op, matrices, maps, outer_names=names)
-        if len(matrices.rows) > 1:
-            loop = either(_loop_by_runs(op, matrices), loop)
+    if maps is not None and len(matrices.rows) > 1:
+        loop = either(_loop_by_runs(op, matrices), loop)
     loop = f"""\
     const int all_rows = {extent(matrices.rows, rank)}, parts = ({end} - {begin} + Core::kColumns - 1) / Core::kColumns;
 {loop}
@@ -296,7 +294,10 @@ def _matmul(op: Op) -> str:
     num_columns = f"min_of({end} - first_column, Core::kColumns)"
     shared = min(row_vector, line_vector if across is None else across)
     multiplies = block_core(op, matrices.num_rows(op), matrices.depth, shared, along_depth=across is None)
-    return tile(multiplies, rows, columns, loop, "num_rows", num_columns, matrices.depth, store, boxes)
+    operands = f"      {rows}\n      {columns}"
+    if maps is not None:
+        memory, operands = either(COPIED_IN_BOXES, memory), either(_boxes(op, matrices, maps, names), operands)
+    return tile(multiplies, operands, loop, "num_rows", num_columns, str(matrices.depth), store, memory)
 
 
 def _loop_by_runs(op: Op, matrices: Matrices) -> str:
@@ -314,14 +315,14 @@ def _loop_by_runs(op: Op, matrices: Matrices) -> str:
       const int num_rows = min_of(run - row_of_run, Core::kRows);"""
 
 
-def _boxes(op: Op, matrices: Matrices, maps: tuple[Tensor, Tensor], outer_names: dict[int, str]) -> str:
+def _boxes(op: Op, matrices: Matrices, maps: tuple[Tensor, Tensor], outer: dict[int, str]) -> str:
     """The first boxes of a block's rows and columns."""
     rank, shape = len(op.output.shape), op.output.shape
     lines, names = decoded(matrices.rows, "first_row", rank)
     numbers = [math.prod(shape[inner] for inner in matrices.rows[i + 1 :]) for i in range(len(matrices.rows))]
     number = " + ".join(f"{names[axis]} * {count}" for axis, count in zip(matrices.rows, numbers, strict=True))
-    rows = maps[0].box(0, ("0", f"[&] {{ {' '.join(lines)} return {number}; }}()"), outer_names)
-    columns = maps[1].box(1, ("first_column", "0") if maps[1].depth_axis else ("0", "first_column"), outer_names)
+    rows = maps[0].boxes(0, ("0", f"[&] {{ {' '.join(lines)} return {number}; }}()"), outer)
+    columns = maps[1].boxes(1, ("first_column", "0") if maps[1].depth_axis else ("0", "first_column"), outer)
     return f"      const auto rows = {rows};\n      const auto columns = {columns};"
 
 

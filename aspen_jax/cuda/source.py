@@ -117,9 +117,11 @@ def _struct(op: Op, name: str) -> str:
 
 def _tensors(op: Op) -> tuple[Tensor, Tensor] | None:
     """What a kernel copies in boxes where a GPU has warpgroups."""
-    from aspen_jax.cuda.products import tensors_of
+    from aspen_jax.cuda import conv, products
 
-    return tensors_of(op) if op.family.name == "matmul" else None
+    if op.family.name == "matmul":
+        return products.tensors_of(op)
+    return conv.tensors_of(op) if op.family.name in ("conv2d", "conv2d_slices") else None
 
 
 def per_element(op: Op, lane: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Operands of products that the tensor memory accelerator of sm_90a can copy in boxes (cuda/kernels/tensor_copy.h)."""
+"""Operands that the tensor memory accelerator of sm_90a can copy in boxes (cuda/kernels/tensor_copy.h), and those of products."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # What an axis of a map can be (cuTensorMapEncodeTiled); coordinates are int32.
 _MOST_EXTENT, _MOST_STRIDE = 2**31 - 1, 2**40 - 1
 
+# Elements of a box along an axis, those included that are stepped over, and how far a step may be.
+MOST_BOX, MOST_STEP = 256, 8
+
 # As Swizzle::kLine: elements of 16 bits in 128 bytes.
 LINE = 64
 
@@ -26,24 +29,26 @@ class Tensor:
 
     Attributes:
         number: of the input.
-        extents: of its axes: adjacent elements, lines of them, and axes of the output in the order of `outer`.
+        extents: of its axes, the adjacent elements first.
         strides: of all axes but the first, in elements.
-        lines: of a box.
-        outer: the axes of the output that choose a matrix.
+        box: elements of a box along each axis.
         depth_axis: the one of the first two along which products sum.
+        steps: from one element of a box to the next, along each axis; all 1 where there are none.
+        outer: of a product's operand, the axes of the output that choose a matrix: the tensor's last.
     """
 
     number: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]
-    lines: int
-    outer: tuple[int, ...]
+    box: tuple[int, ...]
     depth_axis: int
+    steps: tuple[int, ...] = ()
+    outer: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
-        """3 or 5, of which the kernels know; further axes have one element."""
-        return 3 if len(self.extents) <= 3 else 5
+        """3 at least, as the kernels know them; further axes have one element."""
+        return max(3, len(self.extents))
 
     def initializer(self) -> str:
         """A TensorShape (cuda/kernels/kernel_shape.h)."""
@@ -51,16 +56,24 @@ class Tensor:
         while len(extents) < self.rank:
             strides.append(extents[-1] * strides[-1] if strides[-1] * extents[-1] * 2 <= _MOST_STRIDE else strides[-1])
             extents.append(1)
-        box = [LINE, self.lines, *[1] * (self.rank - 2)]
-        lists = (extents, [2 * stride for stride in strides], box)
+        more = [1] * (self.rank - len(self.extents))
+        steps = [*(self.steps or [1] * len(self.box)), *more]
+        box = [count * step for count, step in zip([*self.box, *more], steps, strict=True)]
+        lists = (extents, [2 * stride for stride in strides], box, steps)
         texts = ["{" + ", ".join(map(str, numbers)) + "}" for numbers in lists]
         return f"{{{self.number}, {self.rank}, {', '.join(texts)}}}"
 
-    def box(self, map_number: int, first: tuple[str, str], coordinates: dict[int, str]) -> str:
-        """C++ for the box of a map that begins at these two coordinates and at those of the output's axes."""
+    def boxes(self, map_number: int, first: tuple[str, str], coordinates: dict[int, str]) -> str:
+        """C++ for the boxes of a map, the first of which begins at these two coordinates and at those of the output's axes."""
         outer = [coordinates[axis] for axis in self.outer]
         at = [*first, *outer, *["0"] * (self.rank - 2 - len(outer))]
-        return f"TensorBox<{self.rank}, {self.depth_axis}>{{buffers.maps[{map_number}], {{{', '.join(at)}}}}}"
+        return f"MatrixBoxes<{self.rank}, {self.depth_axis}>{{{{buffers.maps[{map_number}], {{{', '.join(at)}}}}}}}"
+
+
+def is_allowed(tensor: Tensor) -> bool:
+    """Whether a tensor of strides of whole 16 bytes has a map."""
+    extents, strides = tensor.extents, tensor.strides
+    return min(extents) > 0 and max(extents) <= _MOST_EXTENT and min(strides) > 0 and 2 * max(strides) <= _MOST_STRIDE
 
 
 def tensors(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tuple[Tensor, Tensor] | None:
@@ -92,7 +105,8 @@ def tensors(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tu
         outer = sorted((axis for axis in matrices.outer if side.strides.get(axis)), key=lambda axis: side.strides[axis])
         extents = (adjacent, lines[0], *(shape[axis] for axis in outer))
         strides = (lines[1], *(side.strides[axis] for axis in outer))
-        if len(outer) > 3 or max(extents) > _MOST_EXTENT or min(strides) <= 0 or 2 * max(strides) > _MOST_STRIDE:
+        box = (LINE, box_lines, *[1] * len(outer))
+        made.append(Tensor(side.number, extents, strides, box, int(side is right and not along_depth), outer=tuple(outer)))
+        if len(outer) > 3 or not is_allowed(made[-1]):
             return None
-        made.append(Tensor(side.number, extents, strides, box_lines, tuple(outer), int(side is right and not along_depth)))
     return made[0], made[1]

@@ -18,19 +18,22 @@ from aspen_jax.ops.family import PRODUCT_COLUMNS, Work
 if TYPE_CHECKING:
     from aspen_jax.program import Op
 
-# Slices begin at multiples of so many elements of the depth: what a GPU multiplies at once.
-_CHUNK = 32
-
 
 @dataclasses.dataclass(frozen=True)
 class ConvSlicesAttrs(ConvAttrs):
-    """Attributes of conv2d_slices: those of conv2d, of one group, and how many slices there are."""
+    """Attributes of conv2d_slices: those of conv2d, of one group, how many slices there are, and where they may begin.
+
+    Attributes:
+        slices: of the depth.
+        chunk: slices begin at multiples of so many elements: what a GPU multiplies at once.
+    """
 
     slices: int
+    chunk: int
 
     def length(self, depth: int) -> int:
         """Elements of a slice of the depth; the last ones have what is left."""
-        return -(-depth // (self.slices * _CHUNK)) * _CHUNK
+        return -(-depth // (self.slices * self.chunk)) * self.chunk
 
 
 class Conv2DSlices(Conv2D):
@@ -49,7 +52,7 @@ class Conv2DSlices(Conv2D):
     def infer(
         self, attrs: ConvSlicesAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
     ) -> tuple[tuple[int, ...], np.dtype]:
-        if attrs.groups != 1 or attrs.slices < 1:
+        if attrs.groups != 1 or min(attrs.slices, attrs.chunk) < 1:
             raise ValueError(f"conv2d_slices with {attrs}")
         shape, _ = CONV2D.infer(attrs, inputs)
         return (attrs.slices, *shape), np.dtype(np.float32)

@@ -143,7 +143,7 @@ def _sliced_convolution(op: Op, slices: int) -> Op | None:
     # Taps and channels of the weights must follow each other in memory.
     if op.attrs.groups > 1 or x.dtype != w.dtype or not w.view.is_dense() or not CONV2D.reads_well(op, 0, x):
         return None
-    attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices)
+    attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices, _shortest(op))
     if attrs.length(depth) < _shortest(op) or attrs.length(depth) * (slices - 1) >= depth:
         return None
     return _slices(op, op.replace(family=CONV2D_SLICES, attrs=attrs, inputs=(x, w)), slices)

@@ -15,12 +15,13 @@ struct alignas(128) TensorMap {
 };
 
 // What such a map is made of, beside the address of an input: elements of 16 bits, the adjacent ones first. Boxes of 64 of them
-// by any number of lines come to lie as Swizzle has them (warpgroup_mma.h); what is outside of the tensor is zeros.
+// by any number of lines come to lie as Swizzle has them (warpgroup_mma.h); what is outside of the tensor is zeros. Along an axis
+// every steps-th element is taken; a box counts those that are stepped over too.
 struct TensorShape {
   int32_t input, rank;
   uint64_t extents[kTensorRank];
   uint64_t strides[kTensorRank - 1];  // bytes, of the axes but the first
-  uint32_t box[kTensorRank];
+  uint32_t box[kTensorRank], steps[kTensorRank];
 };
 
 // Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps.

@@ -15,18 +15,55 @@
 
 namespace aspen::cuda {
 
-// A box of a tensor, by its first element. Products go through boxes along kDepthAxis.
-template <int kRank, int kDepthAxis>
+// A box of a tensor, by its first element.
+template <int kRank>
 struct TensorBox {
-  static_assert(kRank == 3 || kRank == kTensorRank);
+  static_assert(kRank >= 3 && kRank <= kTensorRank);
   const TensorMap& map;
   int32_t at[kRank];
+};
 
-  ASPEN_DEVICE TensorBox moved(int along_depth, int along_first) const {
-    TensorBox other = *this;
-    other.at[kDepthAxis] += along_depth;
-    other.at[0] += along_first;
-    return other;
+// An operand of a product, a matrix of a tensor: its boxes follow each other along kDepthAxis. Such operands say which box is a
+// chunk's (`chunk(number, across)`, columns so many further across the depth), and rows how many lines it has, 0 for all of a
+// block's.
+template <int kRank, int kDepthAxis_>
+struct MatrixBoxes {
+  static constexpr int kDepthAxis = kDepthAxis_, kLines = 0;
+  TensorBox<kRank> first;
+
+  ASPEN_DEVICE TensorBox<kRank> chunk(int number, int across = 0) const {
+    TensorBox<kRank> box = first;
+    box.at[kDepthAxis] += number * Swizzle::kLine;
+    box.at[0] += across;
+    return box;
+  }
+};
+
+// Rows of a convolution: a box of kLines_ pixels of its input [N, H, W, C], for each tap in turn kChunks chunks of its channels.
+// What is outside of the image is zeros, and so are channels that fill the last chunk of a tap.
+template <int kLines_, int kChunks, int kKernelWidth, int kYDilation, int kXDilation>
+struct PixelBoxes {
+  static constexpr int kDepthAxis = 0, kLines = kLines_;
+  const TensorMap& map;
+  int x, y, image;  // of the first tap, perhaps in the padding
+  int first_chunk;
+
+  ASPEN_DEVICE TensorBox<4> chunk(int number) const {
+    const int tap = (first_chunk + number) / kChunks, channel = (first_chunk + number) % kChunks * Swizzle::kLine;
+    return {map, {channel, x + tap % kKernelWidth * kXDilation, y + tap / kKernelWidth * kYDilation, image}};
+  }
+};
+// And its columns: of weights [taps, C, O].
+template <int kChunks>
+struct TapBoxes {
+  static constexpr int kDepthAxis = 1;
+  const TensorMap& map;
+  int column;
+  int first_chunk;
+
+  ASPEN_DEVICE TensorBox<3> chunk(int number, int across) const {
+    const int tap = (first_chunk + number) / kChunks, channel = (first_chunk + number) % kChunks * Swizzle::kLine;
+    return {map, {column + across, channel, tap}};
   }
 };
 
@@ -36,7 +73,9 @@ struct PlayedMap {
   const unsigned char* data;
   uint64_t strides[kTensorRank - 1];
   uint64_t extents[kTensorRank];
-  uint16_t rank, box[kTensorRank];
+  uint16_t rank, box[kTensorRank], steps[kTensorRank];
+
+  int count(int axis) const { return (box[axis] + steps[axis] - 1) / steps[axis]; }
 };
 static_assert(sizeof(PlayedMap) <= sizeof(TensorMap));
 
@@ -47,16 +86,18 @@ inline bool is_allowed(const TensorShape& shape, const void* data) {
     const uint64_t extent = shape.extents[axis], stride = axis == 0 ? 16 : shape.strides[axis - 1];
     allowed = extent >= 1 && extent <= uint64_t{1} << 32 && shape.box[axis] >= 1 && shape.box[axis] <= 256;
     allowed = allowed && stride % 16 == 0 && stride >= 16 && stride < uint64_t{1} << 40;
+    allowed = allowed && shape.steps[axis] >= 1 && shape.steps[axis] <= (axis == 0 ? 1 : 8);
   }
   return allowed && shape.box[0] * 2 <= 128 && shape.box[0] * 2 % 16 == 0;
 }
 inline TensorMap played_map(const TensorShape& shape, const void* data) {
   if (!is_allowed(shape, data)) __builtin_trap();
-  PlayedMap played{static_cast<const unsigned char*>(data), {}, {}, static_cast<uint16_t>(shape.rank), {}};
+  PlayedMap played{static_cast<const unsigned char*>(data), {}, {}, static_cast<uint16_t>(shape.rank), {}, {}};
   for (int axis = 0; axis < shape.rank; ++axis) {
     if (axis > 0) played.strides[axis - 1] = shape.strides[axis - 1];
     played.extents[axis] = shape.extents[axis];
     played.box[axis] = static_cast<uint16_t>(shape.box[axis]);
+    played.steps[axis] = static_cast<uint16_t>(shape.steps[axis]);
   }
   TensorMap map{};
   std::memcpy(map.opaque, &played, sizeof played);
@@ -130,8 +171,8 @@ class BoxCopies {
   }
 
   // Begins a copy of a box into lines in shared memory; its bytes arrive at `barrier`.
-  template <int kRank, int kDepthAxis>
-  ASPEN_DEVICE void copy(const Block<kThreads>& block, uint16_t* to, const TensorBox<kRank, kDepthAxis>& box, int barrier) {
+  template <int kRank>
+  ASPEN_DEVICE void copy(const Block<kThreads>& block, uint16_t* to, const TensorBox<kRank>& box, int barrier) {
 #ifdef __CUDACC__
     const auto map = reinterpret_cast<uint64_t>(&box.map);
     const uint32_t lines = shared(to), arrives = shared(&barriers_[barrier]);
@@ -140,6 +181,12 @@ class BoxCopies {
           "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
               "r"(lines),
           "l"(map), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(arrives)
+          : "memory");
+    } else if constexpr (kRank == 4) {
+      asm volatile(
+          "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+          "[%6];" ::"r"(lines),
+          "l"(map), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(box.at[3]), "r"(arrives)
           : "memory");
     } else {
       asm volatile(
@@ -215,7 +262,7 @@ class BoxCopies {
 
     int lines() const {
       int lines = 1;
-      for (int axis = 1; axis < map.rank; ++axis) lines *= map.box[axis];
+      for (int axis = 1; axis < map.rank; ++axis) lines *= map.count(axis);
       return lines;
     }
     int bytes() const { return lines() * Swizzle::kLine * 2; }
@@ -225,8 +272,8 @@ class BoxCopies {
           bool is_inside = true;
           uint64_t offset = 0;
           for (int axis = 0, rest = line; axis < map.rank; ++axis) {
-            const int64_t place = at[axis] + (axis == 0 ? i : rest % map.box[axis]);
-            if (axis > 0) rest /= map.box[axis];
+            const int64_t place = at[axis] + (axis == 0 ? i : rest % map.count(axis) * map.steps[axis]);
+            if (axis > 0) rest /= map.count(axis);
             is_inside = is_inside && place >= 0 && static_cast<uint64_t>(place) < map.extents[axis];
             offset += static_cast<uint64_t>(place) * (axis == 0 ? 2 : map.strides[axis - 1]);
           }
@@ -247,17 +294,18 @@ struct TensorMemory : ProductMemory<Core, kStages> {
   Barrier arrived[kStages];
 };
 
-// multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 64 along the depth by all rows;
-// columns likewise where they lie along the depth, else 64 columns by 64 of the depth, twice for 128. What lies beside the tile
-// in a tensor is multiplied too, and not stored; outside of tensors there are zeros.
+// multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 64 along the depth by all rows,
+// or by fewer lines, and what is in the others is not stored; columns likewise where they lie along the depth, else 64 columns by
+// 64 of the depth, twice for 128. What lies beside the tile in a tensor is multiplied too, and not stored; outside of tensors
+// there are zeros. `depth` is 64 for each chunk, the last of which may be shorter.
 //
 // Stages are filled in turn, so of stage s = chunk % kStages the n-th filling, n = chunk / kStages, is phase n of its barrier.
-template <class Core, int kStages, int kRowRank, int kColumnRank, int kDepthAxis, class Store>
-ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const TensorBox<kRowRank, 0>& rows,
-                                const TensorBox<kColumnRank, kDepthAxis>& columns, int num_rows, int num_columns, int depth,
-                                const Store& store) {
-  static_assert(kDepthAxis == (Core::kAlongDepth ? 0 : 1) && Core::kDepth == Swizzle::kLine &&
-                Core::kAlignment == Swizzle::kAlignment);
+template <class Core, int kStages, class Rows, class Columns, class Store>
+ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
+                                int num_columns, int depth, const Store& store) {
+  static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
+  static_assert(Core::kDepth == Swizzle::kLine && Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
+  constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLine * 2;
   constexpr int kThreads = Core::kThreads;
   constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
   static_assert(kAhead >= 1);
@@ -269,15 +317,15 @@ ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Tenso
   const int num_chunks = (depth + Core::kDepth - 1) / Core::kDepth;
   const auto load = [&](int chunk) {
     if (chunk >= num_chunks) return;
-    const int number = chunk % kStages, first = chunk * Core::kDepth;
+    const int number = chunk % kStages;
     auto& stage = memory.stages[number];
     block.each_thread([&](int thread) {
       if (thread != 0) return;
-      copies.expect(number, static_cast<int>(sizeof stage.rows + sizeof stage.columns));
-      copies.copy(block, stage.rows, rows.moved(first, 0), number);
+      copies.expect(number, kRowBytes + static_cast<int>(sizeof stage.columns));
+      copies.copy(block, stage.rows, rows.chunk(chunk), number);
       constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
       ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
-        copies.copy(block, stage.columns + column * Core::kDepth, columns.moved(first, column), number);
+        copies.copy(block, stage.columns + column * Core::kDepth, columns.chunk(chunk, column), number);
       }
     });
   };

@@ -154,7 +154,7 @@ struct Axis {
 };
 TensorMap map_of(const void* data, int adjacent, Axis lines, Axis matrices, int box_lines) {
   const auto unsigned_of = [](int number) { return static_cast<uint64_t>(number); };
-  TensorShape shape{0, 3, {}, {}, {64, static_cast<uint32_t>(box_lines), 1}};
+  TensorShape shape{0, 3, {}, {}, {64, static_cast<uint32_t>(box_lines), 1}, {1, 1, 1}};
   shape.extents[0] = unsigned_of(adjacent), shape.extents[1] = unsigned_of(lines.count);
   shape.extents[2] = unsigned_of(matrices.count);
   shape.strides[0] = unsigned_of(2 * lines.stride), shape.strides[1] = unsigned_of(2 * matrices.stride);
@@ -189,12 +189,12 @@ void check_boxes() {
       }
       return sum;
     };
-    const TensorBox<3, 0> rows{a_map, {0, first_row, matrix}};
+    const MatrixBoxes<3, 0> rows{{a_map, {0, first_row, matrix}}};
     if constexpr (Core::kAlongDepth) {
-      const TensorBox<3, 0> columns{b_map, {0, first_column, matrix}};
+      const MatrixBoxes<3, 0> columns{{b_map, {0, first_column, matrix}}};
       check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
     } else {
-      const TensorBox<3, 1> columns{b_map, {first_column, 0, matrix}};
+      const MatrixBoxes<3, 1> columns{{b_map, {first_column, 0, matrix}}};
       check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
     }
   }
@@ -220,7 +220,7 @@ TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
   for (int line = 0; line < 3; ++line) {  // each barrier's phases 0 and 1, and 0 again
     for (const int barrier : {0, 1}) {
       copies.expect(barrier, 8 * 128);
-      copies.copy(block, memory->lines[barrier], TensorBox<3, 0>{map, {0, 8 * line, 0}}, barrier);
+      copies.copy(block, memory->lines[barrier], TensorBox<3>{map, {0, 8 * line, 0}}, barrier);
     }
     CHECK_EQ(memory->lines[1][64], 0xffff);
     copies.wait(0, line % 2);
@@ -230,6 +230,54 @@ TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
     CHECK_EQ(memory->lines[1][4 * 64], line == 2 ? 0 : from[(8 * line + 4) * 64 + 4 * 8]);  // line 20 is outside
   }
   copies.end(block);
+}
+
+TEST(a_box_of_steps_ends_in_zeros_on_every_side) {
+  struct alignas(1024) Memory {
+    uint16_t lines[8 * 64];
+    Barrier barriers[1];
+  };
+  // Two images of 3 x 5 pixels of 40 channels; boxes of 4 x 2 pixels, every second and third.
+  const auto from = random_elements<Bf16, uint16_t>(2 * 3 * 5 * 40);
+  const TensorShape shape{0, 4, {40, 5, 3, 2}, {80, 400, 1200}, {64, 8, 6, 1}, {1, 2, 3, 1}};
+  const TensorMap map = played_map(shape, from.get());
+  for (int trial = 0; trial < 100; ++trial) {
+    const int channel = 8 * random_int(-8, 5), x = random_int(-9, 6), y = random_int(-5, 4), image = random_int(-1, 2);
+    const auto memory = std::make_unique<Memory>();
+    Block<32> block;
+    BoxCopies<32, 1> copies(block, memory->barriers);
+    copies.expect(0, 8 * 128);
+    copies.copy(block, memory->lines, TensorBox<4>{map, {channel, x, y, image}}, 0);
+    copies.wait(0, 0);
+    for (int line = 0; line < 8; ++line) {
+      for (int i = 0; i < 64; ++i) {
+        const int c = channel + i, own_x = x + line % 4 * 2, own_y = y + line / 4 * 3;
+        const bool inside = c >= 0 && c < 40 && own_x >= 0 && own_x < 5 && own_y >= 0 && own_y < 3 && image >= 0 && image < 2;
+        CHECK_EQ(memory->lines[Swizzle::place(line, i)], inside ? from[((image * 3 + own_y) * 5 + own_x) * 40 + c] : 0);
+      }
+    }
+    copies.end(block);
+  }
+}
+
+TEST(maps_are_held_to_the_manual) {
+  const auto from = random_elements<Bf16, uint16_t>(2 * 3 * 5 * 40);
+  const TensorShape right{0, 4, {40, 5, 3, 2}, {80, 400, 1200}, {64, 256, 6, 1}, {1, 8, 3, 1}};
+  CHECK(is_allowed(right, from.get()));
+  const auto refused = [&](const auto& change) {
+    TensorShape wrong = right;
+    change(wrong);
+    return !is_allowed(wrong, from.get());
+  };
+  CHECK(refused([](TensorShape& shape) { shape.box[1] = 257; }));
+  CHECK(refused([](TensorShape& shape) { shape.box[3] = 0; }));
+  CHECK(refused([](TensorShape& shape) { shape.box[0] = 72; }));
+  CHECK(refused([](TensorShape& shape) { shape.steps[1] = 9; }));
+  CHECK(refused([](TensorShape& shape) { shape.steps[3] = 0; }));
+  CHECK(refused([](TensorShape& shape) { shape.strides[2] = 1208; }));
+  CHECK(refused([](TensorShape& shape) { shape.extents[2] = 0; }));
+  CHECK(refused([](TensorShape& shape) { shape.rank = 6; }));
+  CHECK(!is_allowed(right, from.get() + 4));
 }
 
 // The bits of a descriptor, and where an element is, from the tables of the PTX manual: the 8 lines of a pattern are 128 bytes
