@@ -38,6 +38,7 @@ from aspen_jax.cuda.tuning import gpu as gpu_device
 from aspen_jax.cuda.tuning import sides
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ops.attention import ATTENTION, parts_of
+from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.program import Op, Operand, Program, Value
@@ -65,7 +66,8 @@ _UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _TF32, _ADDING = 2.0**-11, 2.0**-23
 # How far the largest of many sums of roundings may be from a usual one.
 _MARGIN = 2.0
-_PRODUCTS = ("conv2d", "conv2d_slices", "matmul", "attention")
+_ATTENTION = ("attention", "attention_slices")
+_PRODUCTS = ("conv2d", "conv2d_slices", "matmul", *_ATTENTION)
 
 # XLA's autotuning, and all that it can record in a CUDA graph, however short.
 _XLA_FLAGS = (
@@ -220,7 +222,7 @@ def _tolerance(op: Op) -> float:
         narrow = op.inputs[0].dtype.name
         if narrow == "float32":
             inputs = 0.0 if op.exact else _TF32
-        elif op.family.name == "attention":
+        elif op.family.name in _ATTENTION:
             inputs = _UNITS[narrow]
     rounded = max(_UNITS.get(name, 0.0) for name in (op.output.dtype.name, *_roundings(op)))
     return _MARGIN * (inputs + _ADDING * math.sqrt(terms)) + 2 * rounded
@@ -228,7 +230,8 @@ def _tolerance(op: Op) -> float:
 
 def _roundings(op: Op) -> Iterator[str]:
     """Dtypes that the op's programs round to."""
-    parts = parts_of(op) if op.family is ATTENTION else (op,)
+    whole = attention_of(op) if op.family is ATTENTION_SLICES else op
+    parts = parts_of(whole) if whole.family is ATTENTION else (op,)
     programs = [part.program for part in parts]
     programs += [stage.program for part in parts if isinstance(part.attrs, RowsAttrs) for stage in part.attrs.rows.stages]
     names = {instruction.opcode for program in programs if program is not None for instruction in program.instructions}
@@ -314,7 +317,7 @@ def _words(name: str, size: Size) -> tuple[Any, ...]:
 
 
 def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
-    """Products and convolutions by a vendor's library, in a process of its own."""
+    """Products, convolutions and attention by a vendor's library, in a process of its own."""
     found = _peer(library, dtype, rounds, timeout=timeout)
     return found if "absent" in found else {"seconds": found}
 
@@ -330,7 +333,7 @@ def _peer(*words: Any, timeout: float, environment: Mapping[str, str] | None = N
 
 
 def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
-    """A product or a convolution by our kernels, as a CUDA graph."""
+    """A product, a convolution or attention by our kernels, as a CUDA graph."""
     jaxpr = jax.make_jaxpr(case.function)(*(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in case.shapes))
     (part,) = _parts(jaxpr)
     arrays = [random_array(value, number) for number, value in enumerate(part.inputs)]

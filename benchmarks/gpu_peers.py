@@ -76,7 +76,10 @@ def _torch_kernels(dtype: str, rounds: str) -> dict[str, float]:
 
 
 def _torch_call(torch: Any, case: KernelCase, operands: list[Any]) -> Callable[[], Any]:
-    """A product, or a convolution with the channels last, whose input is padded beforehand where both sides are not alike."""
+    """A product, attention, or a convolution with the channels last, whose input is padded beforehand where sides differ."""
+    if case.function is jax.nn.dot_product_attention:
+        q, k, v = (item.transpose(1, 2) for item in operands)
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
     x, w = operands
     if case.function is jnp.matmul:
         return lambda: torch.matmul(x, w)

@@ -30,7 +30,7 @@ def models_table(
 
 
 def kernels_table(entries: Mapping[str, dict[str, Any]], cases: Sequence[KernelCase], dtypes: Sequence[str]) -> list[str]:
-    """A line for each product and convolution: ours, theirs, and which share of the best of them ours reaches."""
+    """A line for each kernel: ours, theirs, and which share of the best of them ours reaches."""
     rows: list[tuple[str, ...]] = [("", "ours", "torch", "cupy", "share", "TFLOP/s")]
     for dtype in dtypes:
         for case in cases:

@@ -71,6 +71,13 @@ def _matmul(model: str, m: int, k: int, n: int) -> KernelCase:
     return KernelCase(f"{model} matmul {m}x{k}x{n}", jnp.matmul, ((m, k), (k, n)), 2 * m * k * n)
 
 
+def _attention(model: str, queries: int, heads: int, keys: int, width: int) -> KernelCase:
+    """Of one sequence."""
+    shapes = tuple((1, count, heads, width) for count in (queries, keys, keys))
+    name = f"{model} attention {queries}x{heads}x{width} of {keys} keys"
+    return KernelCase(name, jax.nn.dot_product_attention, shapes, 4 * queries * heads * keys * width)
+
+
 def _depthwise(size: int, channels: int, stride: int = 1) -> KernelCase:
     return _conv("mobilenet", size, channels, channels, 3, stride, channels)
 
@@ -135,4 +142,5 @@ GPU_CASES = (
     _matmul("bert", 128, 768, 3072),
     _matmul("square", 1024, 1024, 1024),
     _matmul("square", 4096, 4096, 4096),
+    *(_attention("gpt2", queries, 12, keys, 64) for queries, keys in ((1, 1024), (4, 1024), (8, 4096))),
 )

@@ -26,7 +26,8 @@ from aspen_jax.dag import expand, unique
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.program import Value
 from aspen_jax.tilegraph import TileGraph
-from benchmarks.models import zoo
+from benchmarks.models import gpt2, zoo
+from benchmarks.models.transformer import Config
 from benchmarks.network.in_jax import in_jax
 from tests.random_programs import random_program
 from tests.test_apu import build_with_random_tiles
@@ -132,10 +133,24 @@ def test_networks_are_safe_on_streams(name):
         assert issue.is_safe()
 
 
-def test_attention_whose_keys_are_shared_out_is_safe_on_streams():
-    shapes = [jax.ShapeDtypeStruct((1, count, 12, 64), np.float32) for count in (4, 1000, 1000)]
-    (part,) = compile_jaxpr(jax.make_jaxpr(jax.nn.dot_product_attention)(*shapes), cuda_options(Choices())).parts
-    assert [op.family.name for op in part.program.ops][:2] == ["matmul", "rows"]
+@pytest.mark.parametrize("queries", [1, 4])
+def test_attention_whose_keys_are_shared_out_is_safe_on_streams(queries):
+    shapes = [jax.ShapeDtypeStruct((1, count, 12, 64), np.float32) for count in (queries, 1000, 1000)]
+    jaxpr = jax.make_jaxpr(jax.nn.dot_product_attention)(*shapes)
+    options = cuda_options(Choices())
+    (part,) = compile_jaxpr(jaxpr, options).parts
+    assert [op.family.name for op in part.program.ops] == ["attention_slices", "rows"]
+    (apart,) = compile_jaxpr(jaxpr, dataclasses.replace(options, disabled_passes=options.disabled_passes | {"attention"})).parts
+    assert [op.family.name for op in apart.program.ops][:2] == ["matmul", "rows"]
+    for graph, num_streams in itertools.product((part.graph, apart.graph), (1, 4, 8)):
+        assert Issue(graph, num_streams).is_safe()
+
+
+def test_a_decoder_with_its_cache_is_safe_on_streams():
+    model = gpt2.build_decode(Config(layers=2, width=768, heads=12, hidden=96, tokens=1024, vocabulary=99))
+    jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
+    (part,) = compile_jaxpr(jaxpr, cuda_options(Choices())).parts
+    assert [op.family.name for op in part.program.ops].count("attention_slices") == 2
     for num_streams in (1, 4, 8):
         assert Issue(part.graph, num_streams).is_safe()
 

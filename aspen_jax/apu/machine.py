@@ -50,6 +50,10 @@ class Machine:
         compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns
         return self.tile_ns + np.maximum(compute, stream) + np.minimum(compute, stream) / 2
 
+    def has_kernel(self, op: Op) -> bool:
+        """Whether an op that a pass would make can run."""
+        return True
+
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of each tile of an op.
 

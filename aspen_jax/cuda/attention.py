@@ -1,16 +1,18 @@
-"""Attention whose row program is a softmax, whatever is masked, scaled or added before (cuda/kernels/attention.h).
+"""Attention whose row program is a softmax, whatever is masked, scaled or added before, and slices of such.
 
-Anything else is taken apart into the three ops that it is (`unfused`).
+Both are cuda/kernels/attention.h. Anything else is taken apart into the three ops that it is (`unfused`).
 """
 
 from __future__ import annotations
 
 from aspen_jax.cuda.lanes import load, statements
 from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
-from aspen_jax.cuda.softmax import softmax_of
 from aspen_jax.cuda.source import writes
 from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
 from aspen_jax.ops.attention import ATTENTION, parts_of
+from aspen_jax.ops.attention_slices import NUMBERS, attention_of
+from aspen_jax.ops.block_program import BlockProgram
+from aspen_jax.ops.softmax import softmax_of
 from aspen_jax.program import Op, Program
 
 # Of shared memory, which compute capability 8.0 has and later data-centre devices too.
@@ -32,18 +34,32 @@ def unfused(program: Program) -> Program:
 
 @writes("attention")
 def _attention(op: Op) -> str | None:
-    scores, rows, values = parts_of(op)
+    logits = softmax_of(parts_of(op)[1].attrs.rows)
+    return None if logits is None else _attend(op, op, logits)
+
+
+@writes("attention_slices")
+def _attention_slices(op: Op) -> str | None:
+    whole = attention_of(op)
+    (logits,) = parts_of(whole)[1].attrs.rows.stages
+    return _attend(op, whole, logits.program)
+
+
+def _attend(op: Op, whole: Op, logits: BlockProgram) -> str | None:
+    """The attention `whole`, which is `op` or what that is the slices of; `logits` are what the softmax takes."""
+    scores, rows, values = parts_of(whole)
     attrs, rank = op.attrs, len(op.output.shape)
-    last = len(attrs.shape) - 1
-    chained, labels = attrs.values_chained, (values.attrs.a, values.attrs.b)
-    softmax, matrices = softmax_of(rows.attrs.rows), Matrices.of(scores)
+    is_sliced, last, chained = op is not whole, len(attrs.shape) - 1, attrs.values_chained
+    # The slices are an axis of the output before those of the attention.
+    labels = [tuple(label + (is_sliced and label >= 0) for label in own) for own in (values.attrs.a, values.attrs.b)]
+    matrices = Matrices.of(scores)
     v = values.main_inputs[1 - chained]
     dtype = v.dtype.name
-    if softmax is None or matrices is None or matrices.depth < 1 or dtype not in ELEMENTS or not op.output.size:
+    if matrices is None or matrices.depth < 1 or dtype not in ELEMENTS or not op.output.size:
         return None
     if {scores.output.dtype.name, rows.output.dtype.name} != {"float32"} or matrices.left.operand.dtype != v.dtype:
         return None
-    if last not in matrices.right.strides or last - 1 not in matrices.left.strides or attrs.shape[last - 1] == 1:
+    if last not in matrices.right.strides or (last - 1 not in matrices.left.strides and attrs.shape[last - 1] != 1):
         return None
     # Numbers of the inputs of the parts among those of the op.
     rows_first = attrs.scores_inputs
@@ -59,7 +75,7 @@ def _attention(op: Op) -> str | None:
         if label >= 0 and size != 1
     }
     own = [axis for axis in sorted(v_strides) if axis not in out_axes]
-    column = own[-1] if own else None
+    column = rank - 1 if is_sliced else own[-1] if own else None
     summed = labels[1 - chained].index(labels[chained][last])
     right = Side(values_first, v, v_strides, v.view.strides()[summed])
     outer_axes = tuple(a for a, size in enumerate(op.output.shape) if size != 1 and a not in (row_axis, column))
@@ -70,8 +86,9 @@ def _attention(op: Op) -> str | None:
 
     element, length = ELEMENTS[dtype], attrs.shape[last]
     queries, keys = matrices.left, matrices.right
+    num_columns = 1 if column is None else v.shape[labels[1 - chained].index(column)]
     keys_along = keys.step == 1 or keys.strides[last] != 1
-    columns_stride = 0 if column is None else right.strides[column]
+    columns_stride = 0 if column is None else right.strides.get(column, 0)
     values_along = columns_stride != 1
     others = [stride for axis, stride in keys.strides.items() if axis != last]
     keys_vector = (
@@ -82,8 +99,7 @@ def _attention(op: Op) -> str | None:
     others = [stride for axis, stride in right.strides.items() if axis != column]
     values_vector = right.vector_along(length)
     if not values_along:
-        values_vector = vector(v.dtype, op.output.shape[column or 0], right.step, *others, v.view.offset())
-    num_columns = 1 if column is None else op.output.shape[column]
+        values_vector = vector(v.dtype, num_columns, right.step, *others, v.view.offset())
     width = _MOST_COLUMNS if num_columns > 64 and not (dtype == "float32" and op.exact) else 64
 
     def cores(num_rows: int) -> tuple[str, str]:
@@ -118,7 +134,7 @@ def _attention(op: Op) -> str | None:
         lines += ["uint32_t scored;", "{", *inner, f"scored = {result};", "}"]
         result = "scored"
     registers = [result if k == attrs.rows_chained else load(op, number, at_scores) for k, number in enumerate(rows_numbers)]
-    inner, result = statements(softmax, registers)
+    inner, result = statements(logits, registers)
     lines += [*inner, f"return {result};"]
     score = "\n".join(f"    {line}" for line in lines)
 
@@ -128,24 +144,47 @@ def _attention(op: Op) -> str | None:
     if values.program is not None:
         lines, result = statements(values.program, ["own", *(load(op, number, out_at) for number in extras)])
     begin, end, skip = columns_of(column, rank, 1 if values_along else values_vector)
+    first_key, num_keys, own_sum = "0", f"{length}", "sum / total"
+    if is_sliced:
+        # A box may lie behind the columns; one of them is computed all the same.
+        unit, own_sum = 1 if values_along else values_vector, "sum"
+        begin, end = (
+            f"min_of(box[{rank - 1}], {num_columns - 1}) / {unit} * {unit}",
+            f"min_of(box[{2 * rank - 1}], {num_columns})",
+        )
+        skip = f"if (first_column + column < box[{rank - 1}]) return;\n            "
+        first_key, num_keys = f"{names.get(0, 'box[0]')} * {attrs.length}", f"min_of({length} - first_key, {attrs.length})"
     at = {axis: f"box[{axis}]" for axis in range(rank)} | names | {row_axis: "first_row + row"}
+    totals = "[](int, float, float) {}"
+    if is_sliced:
+        place = ", ".join(at[axis] for axis in range(rank - 1))
+        totals = f"""\
+[&](int row, float most, float total) {{
+            ASPEN_UNROLL for (int number = 0; number < {NUMBERS}; ++number) {{
+              const int at[] = {{{place}, {num_columns} + number}};
+              if (at[{rank - 1}] < box[{rank - 1}] || at[{rank - 1}] >= box[{2 * rank - 1}]) continue;
+              store(buffers, at, as_bits(number == 0 ? most : total));
+            }}
+          }}"""
     if column is not None:
         at[column] = "first_column + column"
     first = {last - 1: "first_row"} | scores_names
     value_first = {**names, **({} if column is None else {column: "first_column"})}
+    keys_data, values_data = (
+        f"{data(side, element)} + int64_t{{first_key}} * {stride} + {offset(side.strides, coordinates)}"
+        for side, stride, coordinates in ((keys, keys.strides[last], scores_names), (right, right.step, value_first))
+    )
     keys_type = (
-        f"placed_rows<{element}, {keys_vector}>({data(keys, element)} + {offset(keys.strides, scores_names)}, "
+        f"placed_rows<{element}, {keys_vector}>({keys_data}, "
         f"[](int key) {{ return int64_t{{key}} * {keys.strides[last]}; }}, {keys.step}, {matrices.depth})"
         if keys_along
-        else f"MatrixColumns<{element}, {keys_vector}>{{{data(keys, element)} + {offset(keys.strides, scores_names)}, "
-        f"{keys.step}, {matrices.depth}}}"
+        else f"MatrixColumns<{element}, {keys_vector}>{{{keys_data}, {keys.step}, {matrices.depth}}}"
     )
     values_type = (
-        f"placed_rows<{element}, {values_vector}>({data(right, element)} + {offset(right.strides, value_first)}, "
-        f"[](int column) {{ return int64_t{{column}} * {columns_stride}; }}, {right.step}, {length})"
+        f"placed_rows<{element}, {values_vector}>({values_data}, "
+        f"[](int column) {{ return int64_t{{column}} * {columns_stride}; }}, {right.step}, num_keys)"
         if values_along
-        else f"MatrixColumns<{element}, {values_vector}>{{{data(right, element)} + {offset(right.strides, value_first)}, "
-        f"{right.step}, {length}}}"
+        else f"MatrixColumns<{element}, {values_vector}>{{{values_data}, {right.step}, num_keys}}"
     )
     return f"""\
   static ASPEN_DEVICE uint32_t score([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at, uint32_t sum) {{
@@ -162,24 +201,26 @@ def _attention(op: Op) -> str | None:
       const int first_row = box[{row_axis}] + all / parts % blocks * Own::kRows;
       [[maybe_unused]] const int part = all / parts / blocks;
       {" ".join(outer)}
+      const int first_key = {first_key}, num_keys = {num_keys};
       const auto queries = placed_rows<{element}, {queries.vector_along(matrices.depth)}>(
           {data(queries, element)} + {offset(queries.strides, first)},
-          [](int row) {{ return int64_t{{row}} * {queries.strides[last - 1]}; }}, {queries.step}, {matrices.depth});
+          [](int row) {{ return int64_t{{row}} * {queries.strides.get(last - 1, 0)}; }}, {queries.step}, {matrices.depth});
       const auto keys = {keys_type};
       const auto values = {values_type};
       const int num_rows = min_of(box[{rank + row_axis}] - first_row, Own::kRows);
       Own::attend(
-          memory, queries, keys, values, num_rows, {length}, min_of({end} - first_column, Own::kColumns),
-          Own::Mask{{min_of({length}, first_row + num_rows - 1 + {attrs.reach}), 0x1p{attrs.exponent}f}},
+          memory, queries, keys, values, num_rows, num_keys, min_of({end} - first_column, Own::kColumns),
+          Own::Mask{{min_of(num_keys, first_row + num_rows - 1 + {attrs.reach}), 0x1p{attrs.exponent}f}},
           [&](int row, int key, uint32_t sum) {{
-            const int at[] = {{{", ".join([*scores_at[:last], "key"])}}};
+            const int at[] = {{{", ".join([*scores_at[:last], "first_key + key"])}}};
             return score(buffers, at, sum);
           }},
           [](float weight) {{ return {_NARROW[dtype]}; }},
           [](const {element}& element) {{ return as_float({STORED[dtype]}::load(&element, 0)); }},
-          [&]({VISITED}) {{
+          {totals},
+          [&]({VISITED}, [[maybe_unused]] float total) {{
             {skip}const int at[] = {{{", ".join(at[axis] for axis in range(rank))}}};
-            store(buffers, at, as_bits(sum));
+            store(buffers, at, as_bits({own_sum}));
           }});
     }}
   }}

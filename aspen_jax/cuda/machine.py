@@ -11,6 +11,8 @@ from aspen_jax.apu import Machine
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW, box_of_pixels
 from aspen_jax.cuda.products import FEW_ROWS
+from aspen_jax.cuda.source import why_no_code
+from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
 from aspen_jax.program import Op
 
@@ -31,6 +33,11 @@ class Gpu(Machine):
     shortest_tile_ns: float = 1_000.0
     places: int = NUM_BLOCKS
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
+
+    def has_kernel(self, op: Op) -> bool:
+        # Slices in float32 throughout have 64 threads, whose registers do not hold what they load (80 bytes of stack).
+        is_wide = op.family is ATTENTION_SLICES and op.exact and op.inputs[0].dtype.itemsize == 4
+        return not is_wide and why_no_code(op) is None
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""

@@ -3,6 +3,7 @@
 from aspen_jax.ops import layout as _layout  # noqa: F401  (registers its converters)
 from aspen_jax.ops.arg_reduce import ARG_REDUCE
 from aspen_jax.ops.attention import ATTENTION
+from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
@@ -34,6 +35,7 @@ _ALL = (
     REDUCE,
     ROWS,
     ATTENTION,
+    ATTENTION_SLICES,
     CONCATENATE,
     PAD,
     GATHER,

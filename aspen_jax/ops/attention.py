@@ -122,22 +122,9 @@ class Attention(OpFamily):
         return Work(counts * (scores.flops + rows.flops + values.flops), scores.bytes + rows.bytes + values.bytes)
 
     def reference(self, attrs: AttentionAttrs, *inputs: jax.Array) -> jax.Array:
-        scores, rows, values = _parsed(attrs)
-
-        def product(part: tuple[Any, Any], own: list[jax.Array], dtype: np.dtype) -> jax.Array:
-            result = MATMUL.reference(part[0], *(item.astype(np.float32) for item in own[:2]))
-            if part[1] is None:
-                return result.astype(dtype)
-            return part[1].reference(result, *own[2:], shape=result.shape, dtype=dtype)
-
-        rest = list(inputs)
-        own, rest = rest[: attrs.scores_inputs], rest[attrs.scores_inputs :]
-        between = product(scores, own, DTYPES[attrs.scores_dtype])
-        own, rest = rest[: attrs.rows_inputs - 1], rest[attrs.rows_inputs - 1 :]
-        own.insert(attrs.rows_chained, between)
-        between = ROWS.reference(rows[0], *own).astype(DTYPES[attrs.weights_dtype])
-        rest.insert(attrs.values_chained, between)
-        return product(values, rest, np.dtype(np.float32))
+        weights, rest = weights_of(attrs, *inputs)
+        rest.insert(attrs.values_chained, weights)
+        return _product(_parsed(attrs)[2], rest, np.dtype(np.float32))
 
 
 ATTENTION = Attention()
@@ -146,6 +133,25 @@ ATTENTION = Attention()
 @functools.lru_cache(maxsize=256)
 def _parsed(attrs: AttentionAttrs) -> tuple[tuple[Any, Any], tuple[Any, Any], tuple[Any, Any]]:
     return MATMUL.parse(attrs.scores), ROWS.parse(attrs.rows), MATMUL.parse(attrs.values)
+
+
+def _product(part: tuple[Any, Any], inputs: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
+    attrs, program = part
+    result = MATMUL.reference(attrs, *(item.astype(np.float32) for item in inputs[:2]))
+    if program is None:
+        return result.astype(dtype)
+    return program.reference(result, *inputs[2:], shape=result.shape, dtype=dtype)
+
+
+def weights_of(attrs: AttentionAttrs, *inputs: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """What the row program gives, in jax.lax, and the inputs of the last product beside it."""
+    scores, (rows, _), _ = _parsed(attrs)
+    rest = list(inputs)
+    own, rest = rest[: attrs.scores_inputs], rest[attrs.scores_inputs :]
+    between = _product(scores, own, DTYPES[attrs.scores_dtype])
+    own, rest = rest[: attrs.rows_inputs - 1], rest[attrs.rows_inputs - 1 :]
+    own.insert(attrs.rows_chained, between)
+    return ROWS.reference(rows, *own).astype(DTYPES[attrs.weights_dtype]), rest
 
 
 def weight_labels(attrs: AttentionAttrs) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
 }
 
 # Those that ask the cost model.
-_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run, "split_depth": split_depth.run}
+_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run, "attention": attention.run, "split_depth": split_depth.run}
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 

@@ -4,6 +4,9 @@ Nothing is matched but the shape: a product whose only reader is a row program a
 product that sums that axis. Scale, masks, biases, caps and softmax are whatever the row program and the epilogues hold. The pass
 runs last, when these have been made. Between them floats of 16 bits stay float32: they never leave the cache, and where the
 jaxpr converts them, the programs round them.
+
+One query a head is a row of its own for each product. It becomes attention only for machines of many places, where the pass
+`split_depth` cuts its keys into slices.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from aspen_jax.apu.machine import Machine
 from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
 from aspen_jax.ops.family import unpermuted
@@ -37,7 +41,7 @@ MAX_SIZE_OF_FEW = 1 << 16
 MAX_SIZE_OF_WIDE = 1 << 18
 
 
-def run(program: Program) -> Program:
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """One sweep over the last products."""
     uses = program.uses()
     producers = {op.output: op for op in program.ops}
@@ -46,7 +50,7 @@ def run(program: Program) -> Program:
     ops: dict[Value, Op] = {}
     renamed: dict[Value, Value] = {}
     for op in program.ops:
-        chain = _chain(op, producers, uses)
+        chain = _chain(op, producers, uses, one_query=machine.places > 1)
         if chain is not None:
             del ops[chain.scores_value], ops[chain.weights_value]
             renamed[op.output] = chain.values.output
@@ -86,6 +90,42 @@ class _Chain:
         others = (item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
         return self.scores.output.shape, self.scores.program, self.scores.extra_inputs, self.rows.attrs, self.rows_place, *others
 
+    def with_a_query(self) -> _Chain:
+        """The same with an axis of one query before that of the keys."""
+        last = len(self.scores.output.shape) - 1
+
+        def wider(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return (*shape[:last], 1, *shape[last:])
+
+        inputs, labels = [], []
+        for item, own in zip(self.scores.main_inputs, (self.scores.attrs.a, self.scores.attrs.b), strict=True):
+            has_keys = last in own
+            inputs.append(item if has_keys else _shaped(item, (*item.shape, 1)))
+            labels.append(tuple(last + 1 if label == last else label for label in own) + (() if has_keys else (last,)))
+        scores = self.scores.replace(
+            attrs=MatmulAttrs(*labels),
+            inputs=(*inputs, *(_shaped(item, wider(item.shape)) for item in self.scores.extra_inputs)),
+            output=Value(wider(self.scores.output.shape), self.scores.output.dtype),
+        )
+        inputs = [_shaped(item, wider(item.shape)) for item in self.rows.inputs]
+        inputs[self.rows_place] = Operand.whole(scores.output)
+        rows = self.rows.replace(
+            attrs=RowsAttrs((last + 1,), self.rows.attrs.rows),
+            inputs=tuple(inputs),
+            output=Value(scores.output.shape, self.rows.output.dtype),
+        )
+        # It is the first of the output.
+        labels = [[label + (label >= 0) for label in own] for own in (self.values.attrs.a, self.values.attrs.b)]
+        labels[self.values_place].insert(last, 0)
+        inputs = list(self.values.main_inputs)
+        inputs[self.values_place] = Operand.whole(rows.output)
+        values = self.values.replace(
+            attrs=MatmulAttrs(*map(tuple, labels)),
+            inputs=(*inputs, *(_shaped(item, (1, *item.shape)) for item in self.values.extra_inputs)),
+            output=Value((1, *self.values.output.shape), self.values.output.dtype),
+        )
+        return dataclasses.replace(self, scores=scores, rows=rows, values=values)
+
     def op(self, reach: int, exponent: int) -> Op:
         """The three as one; `reach` and `exponent` are those of AttentionAttrs."""
         parts = (self.scores, self.rows, self.values)
@@ -113,7 +153,9 @@ class _Chain:
         return Op(ATTENTION, attrs, inputs, self.values.output, None, name, self.values.source, exact)
 
 
-def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]) -> _Chain | None:
+def _chain(
+    values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]], one_query: bool
+) -> _Chain | None:
     """The ops that end in the product `values`; None where it is not the end of such a chain."""
     if values.family is not MATMUL:
         return None
@@ -138,13 +180,15 @@ def _chain(values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[
                 continue
             small_scores = _small_product(scores)
             batch = set(small_scores.attrs.a) & set(small_scores.attrs.b)
-            fits = small_scores.output.shape == small_rows.output.shape and not batch & {last, last - 1}
-            if fits and _pays(small_scores, small_rows, small_values, place):
+            fits = small_scores.output.shape == small_rows.output.shape and last not in batch
+            is_one_query = last - 1 in batch
+            if fits and (one_query or not is_one_query) and _pays(small_scores, small_rows, small_values, place):
                 inputs = list(small_rows.inputs)
                 small_scores = small_scores.replace(output=_wide(small_scores.output))
                 inputs[index] = Operand.whole(small_scores.output)
                 small_rows = small_rows.replace(inputs=tuple(inputs))
-                return _Chain(scores.output, rows.output, small_scores, small_rows, index, small_values, place)
+                chain = _Chain(scores.output, rows.output, small_scores, small_rows, index, small_values, place)
+                return chain.with_a_query() if is_one_query else chain
     return None
 
 
@@ -170,8 +214,13 @@ def _without_units(shape: tuple[int, ...]) -> list[int]:
 
 def _kept(operand: Operand, dimensions: Sequence[int]) -> Operand:
     """The operand with these dimensions only; the others have one element."""
-    view = operand.view.reshape(tuple(operand.shape[d] for d in dimensions))
-    assert view is not None, "dropping a dimension of one element needs no copy"
+    return _shaped(operand, tuple(operand.shape[d] for d in dimensions))
+
+
+def _shaped(operand: Operand, shape: tuple[int, ...]) -> Operand:
+    """The operand with other dimensions of one element."""
+    view = operand.view.reshape(shape)
+    assert view is not None, "a dimension of one element needs no copy"
     return Operand(operand.value, view)
 
 

@@ -3,13 +3,14 @@
 A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32 and always in the same order.
 What was the epilogue is that of the sum.
 
-Attention of few queries is a tile for each head, however many keys there are. It is taken apart into its three ops where these,
-whose tiles share the keys out, are cheaper: decoding, above all.
+Attention of few queries is a tile for each head, however many keys there are. Where that is cheaper, decoding above all, it
+becomes slices of the keys and their merge (attention_slices.py), or the three ops that it is, whose tiles share the keys out.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
 from aspen_jax.ops.matmul import MATMUL, MAX_RANK, MatmulAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.rows import RowsAttrs
+from aspen_jax.passes.attention_slices import sliced
 from aspen_jax.program import Op, Operand, Program, Value
+
+_APART = 0  # the number of slices of attention that is taken apart
 
 _SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -41,32 +45,48 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     known: dict[object, int] = {}
     ops: list[Op] = []
     for op in program.ops:
-        if op.family is ATTENTION and op.output.size and op.attrs.shape[-2] <= _FEW_QUERIES:
-            ops += _cheaper_apart(op, machine) or (op,)
-            continue
-        if op.family not in (MATMUL, CONV2D) or op.output.size == 0:
+        has_few_queries = op.family is ATTENTION and op.attrs.shape[-2] <= _FEW_QUERIES
+        if (op.family not in (MATMUL, CONV2D) and not has_few_queries) or op.output.size == 0:
             ops.append(op)
             continue
         views = tuple((item.dtype, item.view) for item in op.inputs)
         key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
         if key not in known:
-            known[key] = _cheapest(op, machine)[0]
-        ops += _split(op, known[key]) or (op,)
+            known[key] = _cheapest_attention(op, machine) if has_few_queries else _cheapest(op, machine)[0]
+        ops += (_of_few_queries(op, known[key], machine) if has_few_queries else _split(op, known[key])) or (op,)
     return program.replace(ops=tuple(ops))
 
 
-def _cheaper_apart(op: Op, machine: Machine) -> list[Op] | None:
-    """Attention as product, row program and product, these split; None where it is cheaper as it is."""
-    parts = _apart(op)
-    if any(part.output.size == 0 for part in parts):
-        return None
-    found: list[Op] = []
-    price = (len(parts) - 1) * machine.launch_ns
-    for part in parts:
-        slices, own = _cheapest(part, machine) if part.family is MATMUL else (1, cheapest(part, machine.places, machine)[1])
-        found += _split(part, slices) or (part,)
-        price += own
-    return found if price < cheapest(op, machine.places, machine)[1] else None
+def _cheapest_attention(op: Op, machine: Machine) -> int:
+    """Into how many slices of its keys attention is best cut; _APART: best it is taken apart."""
+    heads = math.prod(op.attrs.shape[:-2])
+    prices = {1: cheapest(op, machine.places, machine)[1]}
+    for slices in (_APART, *_SLICES):
+        # More than fill the places would only make more to merge.
+        found = _of_few_queries(op, slices, machine) if heads * slices <= machine.places else None
+        if found is not None:
+            prices[slices] = _price(found, machine)
+    return min(prices, key=lambda slices: prices[slices])
+
+
+def _of_few_queries(op: Op, slices: int, machine: Machine) -> Sequence[Op] | None:
+    """Attention as so many slices and their merge, or taken apart; None where it cannot be, or is to stay as it is."""
+    if slices == _APART:
+        parts = _apart(op)
+        if any(part.output.size == 0 for part in parts):
+            return None
+        return [
+            own
+            for part in parts
+            for own in (_split(part, _cheapest(part, machine)[0]) if part.family is MATMUL else None) or (part,)
+        ]
+    found = sliced(op, slices) if slices > 1 else None
+    return found if found is not None and machine.has_kernel(found[0]) else None
+
+
+def _price(ops: Sequence[Op], machine: Machine) -> float:
+    """Nanoseconds of ops that wait for each other."""
+    return (len(ops) - 1) * machine.launch_ns + sum(cheapest(op, machine.places, machine)[1] for op in ops)
 
 
 def _apart(op: Op) -> tuple[Op, Op, Op]:
@@ -92,7 +112,7 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
         split = _split(op, slices) if math.prod(parts) * slices <= machine.places else None
         if split is None:
             continue
-        price = machine.launch_ns + sum(cheapest(part, machine.places, machine)[1] for part in split)
+        price = _price(split, machine)
         if price < best:
             best, found = price, slices
     return found, best

@@ -1,5 +1,6 @@
 // Attention: a block of queries goes through all keys, kKeys at a time, and keeps of the scores only each row's largest and the
-// sum of exponentials so far (online softmax). Both products are those of product.h.
+// sum of exponentials so far (online softmax). Both products are those of product.h. Of a slice of the keys the two are stored
+// beside the weighted sums, so that another kernel can merge the slices.
 //
 // A mask may leave no weights but exact zeros from some key on. Those keys are left out where that changes nothing: where no
 // score is so large that it would lift what is masked, and no value is infinite or NaN, whose product with zero is NaN.
@@ -45,12 +46,14 @@ struct Attention {
     float most;
   };
 
-  // Calls store(row, column, value) for num_rows x num_columns elements. `score(row, key, sum)` is what the softmax takes, of the
-  // sum of products; `narrow` makes an element of a weight, `widen` a float of an element.
-  template <class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Store>
+  // Calls totals(row, most, total) for num_rows rows, their largest score and the sum of weights e^(score - most), and store(row,
+  // column, sum, total) for num_rows x num_columns weighted sums. `score(row, key, sum)` is what the softmax takes, of the sum of
+  // products; `narrow` makes an element of a weight, `widen` a float of an element.
+  template <class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Totals, class Store>
   static ASPEN_DEVICE void attend(Memory& memory, const Queries& queries, const Keys& keys, const Columns& values, int num_rows,
                                   int num_keys, int num_columns, [[maybe_unused]] Mask mask, const Score& score,
-                                  const Narrow& narrow, [[maybe_unused]] const Widen& widen, const Store& store) {
+                                  const Narrow& narrow, [[maybe_unused]] const Widen& widen, const Totals& totals,
+                                  const Store& store) {
     Block<kThreads> block;
     const auto load_keys = [&](int first) {
       block.each_thread([&](int thread) {
@@ -147,11 +150,14 @@ struct Attention {
     }
     block.template wait<0>();
     block.each_thread([&](int thread) {
-      if (Rows::walker(thread) == 0) memory.scales[Rows::row(thread)] = own[thread].sum;
+      const int row = Rows::row(thread);
+      if (Rows::walker(thread) != 0) return;
+      memory.scales[row] = own[thread].sum;
+      if (row < num_rows) totals(row, own[thread].most, own[thread].sum);
     });
     block.sync();
     sums.each(block, [&](int row, int column, float sum) {
-      if (row < num_rows && column < num_columns) store(row, column, sum / memory.scales[row]);
+      if (row < num_rows && column < num_columns) store(row, column, sum, memory.scales[row]);
     });
     block.sync();
   }
