@@ -158,6 +158,9 @@ class _Search:
         """Take back each choice that does not hold in the graph as a whole, the dearest ops first."""
         names = sorted(self.timed, key=lambda name: -self.found.entries[name].nanoseconds)
         bar.set_postfix_str("the whole graph")
+        # Passes ask for an op's time, not how it is cut, so what they make, constants above all, serves all choices.
+        programs = self.rewritten(self.found)
+        graphs = self.graphs(programs, self.found)
         for name in names:
             bar.update()
             op, choice = self.timed[name], self.found.entries[name]
@@ -165,26 +168,28 @@ class _Search:
             if other == choice.parts:
                 continue
             changed = self.found.updated({name: dataclasses.replace(choice, parts=other)})
-            as_it_is, as_modelled = self.seconds([self.found, changed])
+            changed_graphs = self.graphs(programs, changed)
+            as_it_is, as_modelled = self.seconds([graphs, changed_graphs])
             if as_modelled < as_it_is:
-                self.found = changed
+                self.found, graphs = changed, changed_graphs
 
     def compare(self) -> tuple[float, float]:
         """Seconds of all graphs as modelled and as found; what does not gain is given up."""
-        modelled, tuned = self.seconds([Measurements(), self.found], 4 * _SECONDS_AN_OP)
+        sides = [self.graphs(self.rewritten(known), known) for known in (Measurements(), self.found)]
+        modelled, tuned = self.seconds(sides, 4 * _SECONDS_AN_OP)
         if tuned < modelled * (1 - _LEAST_GAIN):
             return modelled, tuned
         self.found = Measurements()
         return modelled, modelled
 
-    def seconds(self, sides: Sequence[Measurements], budget: float = _SECONDS_AN_OP) -> list[float]:
-        """Of a run of all graphs one after the other, as each side would build them."""
+    def seconds(self, sides: Sequence[list[TileGraph]], budget: float = _SECONDS_AN_OP) -> list[float]:
+        """Of a run of all graphs of each side, one after the other."""
 
         def run(graphs: list[TileGraph]) -> None:
             for graph, arrays in zip(graphs, self.arrays, strict=True):
                 graph.run(*arrays)
 
-        return _fastest([functools.partial(run, self.graphs(known)) for known in sides], budget)
+        return _fastest([functools.partial(run, graphs) for graphs in sides], budget)
 
     @functools.cached_property
     def arrays(self) -> list[list[np.ndarray]]:
@@ -196,8 +201,8 @@ class _Search:
     def rewritten(self, known: Measurements) -> list[Program]:
         return [run_passes(program, self.disabled, self.with_measured(known)) for program in self.programs]
 
-    def graphs(self, known: Measurements) -> list[TileGraph]:
-        return [apu.build(program, self.num_workers, self.with_measured(known)) for program in self.rewritten(known)]
+    def graphs(self, programs: Sequence[Program], known: Measurements) -> list[TileGraph]:
+        return [apu.build(program, self.num_workers, self.with_measured(known)) for program in programs]
 
 
 def _fastest(functions: Sequence[Callable[[], object]], budget: float) -> list[float]:
