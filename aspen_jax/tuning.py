@@ -105,7 +105,7 @@ class _Search:
         self.programs = programs
         self.disabled = disabled
         self.num_workers = num_workers
-        self.model = apu.Machine()
+        self.model = apu.Machine.unmeasured()
         self.found = Measurements()
         self.timed: dict[str, Op] = {}
         self.candidates = 0

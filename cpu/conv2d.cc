@@ -83,6 +83,17 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   return s;
 }
 
+void check_channel_scale(const TensorView& scale, const TensorView& x, const char* what) {
+  check_rank(x, 4, "the input of a convolution with a scale");
+  check_rank(scale, 4, what);
+  check_float32(scale, what);
+  if (!std::equal(scale.shape, scale.shape + 4, x.shape) || used_stride(scale, kHeight) != 0 || used_stride(scale, kWidth) != 0 ||
+      (scale.strides[kChannel] != 1 && scale.shape[kChannel] > 1)) {
+    throw GraphError(std::string(what) + " has shape " + describe(scale) +
+                     ", which is not a vector of x's channels for each image");
+  }
+}
+
 namespace {
 
 struct Conv2d final : OpState {
@@ -376,17 +387,6 @@ PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec
   return {std::move(op), run_tile, scratch_bytes};
 }
 
-// A scale is a vector of channels for each image of x.
-void check_scale(const TensorView& scale, const TensorView& x) {
-  check_rank(scale, 4, "conv2d_panels' scale");
-  check_float32(scale, "conv2d_panels' scale");
-  if (!std::equal(scale.shape, scale.shape + 4, x.shape) || used_stride(scale, kHeight) != 0 || used_stride(scale, kWidth) != 0 ||
-      (scale.strides[kChannel] != 1 && scale.shape[kChannel] > 1)) {
-    throw GraphError("conv2d_panels' scale has shape " + describe(scale) +
-                     ", which is not a vector of x's channels for each image");
-  }
-}
-
 // The weights as [KH,KW,C,O], as they were before they were stored in panels; its strides mean nothing.
 TensorView before_panels(const TensorView& w, int64_t columns) {
   check_rank(w, 5, "conv2d_panels' weights");
@@ -426,7 +426,7 @@ PreparedOp prepare_conv2d_panels(const OpSpec& spec) {
   }
   const bool scaled = words.integer(0, 1, "conv2d_panels' mark for a scale of channels") == 1;
   if (scaled && inputs.size() < 3) throw GraphError("conv2d_panels needs a third input, the scale of x");
-  if (scaled) check_scale(inputs[2], inputs[0]);
+  if (scaled) check_channel_scale(inputs[2], inputs[0], "conv2d_panels' scale");
   return prepare(shape, words, spec, true, scaled ? &inputs[2] : nullptr);
 }
 

@@ -28,6 +28,9 @@ struct ConvShape {
   static ConvShape parse(WordReader& words, const OpSpec& spec);
 };
 
+// Throws GraphError unless the scale of x, of four dimensions, is a vector of its channels for each image.
+void check_channel_scale(const TensorView& scale, const TensorView& x, const char* what);
+
 // The taps of one axis that fall inside the input when the window starts at `start`: [first, last).
 struct Taps {
   int64_t first, last;

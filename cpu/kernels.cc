@@ -1,10 +1,14 @@
 // The table of kernels, one for each target.
+#include <vector>
+
 #include "aspen_jax/engine/kernel.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_arg_reduce(const OpSpec& spec);
 PreparedOp prepare_attention(const OpSpec& spec);
+PreparedOp prepare_bf16x3(const OpSpec& spec);
+PreparedOp prepare_bf16x3_weights(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
@@ -30,6 +34,8 @@ std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
       {"arg_reduce", prepare_arg_reduce},
       {"attention", prepare_attention},
+      {"bf16x3", prepare_bf16x3},
+      {"bf16x3_weights", prepare_bf16x3_weights},
       {"block", prepare_block},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
@@ -51,5 +57,24 @@ std::span<const Kernel> kernels() {
   };
   return kTable;
 }
+
+#if defined(__AVX512F__)
+
+PreparedOp prepare_bf16x3_amx(const OpSpec& spec);
+std::span<const Kernel> kernels_with_amx();
+
+// Those of this target, but for the one that has another way there.
+std::span<const Kernel> kernels_with_amx() {
+  static const std::vector<Kernel> table = [] {
+    std::vector<Kernel> all(kernels().begin(), kernels().end());
+    for (Kernel& kernel : all) {
+      if (kernel.prepare == prepare_bf16x3) kernel.prepare = prepare_bf16x3_amx;
+    }
+    return all;
+  }();
+  return table;
+}
+
+#endif
 
 }  // namespace aspen::cpu::ASPEN_TARGET

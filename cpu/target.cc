@@ -4,6 +4,12 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "peak.h"
 
 namespace aspen::cpu {
@@ -20,6 +26,7 @@ double measure_peak();
 }  // namespace avx2
 namespace avx512 {
 std::span<const Kernel> kernels();
+std::span<const Kernel> kernels_with_amx();
 double measure_peak();
 }  // namespace avx512
 #endif
@@ -34,23 +41,44 @@ struct Build {
   double (*measure_peak)();
 };
 
+#if defined(__x86_64__)
+
+bool has_avx2() {
+  // __builtin_cpu_supports also asks the operating system whether it saves the wider registers.
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+// Whether there are matrix units for bfloat16, and this process may use them: Linux gives their registers, 8 KiB a thread, to
+// those processes alone that ask for them.
+bool may_use_amx() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if ((d & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
+  constexpr unsigned kAvx512Bf16 = 1u << 5;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & kAvx512Bf16) == 0) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl(2)
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+#endif
+
 constexpr Build kBuilds[] = {
     {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::measure_peak},
 #if defined(__x86_64__)
-    // __builtin_cpu_supports also asks the operating system whether it saves the wider registers.
-    {Target::kAvx2, "avx2",
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-     },
-     avx2::kernels, avx2::measure_peak},
-    {Target::kAvx512, "avx512",
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
-              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     },
-     avx512::kernels, avx512::measure_peak},
+    {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::measure_peak},
+    {Target::kAvx512, "avx512", has_avx512, avx512::kernels, avx512::measure_peak},
+    {Target::kAmx, "amx", may_use_amx, avx512::kernels_with_amx, avx512::measure_peak},
 #endif
 };
 

@@ -10,7 +10,8 @@
 namespace aspen::cpu {
 
 // In ascending order of preference.
-enum class Target { kPortable, kAvx2, kAvx512 };
+// kAmx: the kernels of kAvx512, and matrix units for bfloat16.
+enum class Target { kPortable, kAvx2, kAvx512, kAmx };
 
 std::string_view name(Target target);
 

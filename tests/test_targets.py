@@ -21,6 +21,7 @@ KERNEL_TESTS = (
     "test_attention.py",
     "test_conv_pairs.py",
     "test_strassen.py",
+    "test_bf16x3.py",
 )
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 

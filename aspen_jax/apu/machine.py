@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax import _engine
 from aspen_jax.apu.measured import Measurements, measurements
 from aspen_jax.ops.family import Work
 from aspen_jax.program import Op
@@ -27,6 +28,7 @@ class Machine:
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
         places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
+        bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x3.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -37,13 +39,19 @@ class Machine:
     shortest_tile_ns: float = 8_000.0
     tiles_per_worker: int = 4
     places: int = 1
+    bf16_units: bool = False
     launch_ns: float = 0.0
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod
     def here(cls, num_workers: int) -> Machine:
         """This machine, with all that was measured on it for this number of workers."""
-        return cls(measured=measurements(num_workers))
+        return dataclasses.replace(cls.unmeasured(), measured=measurements(num_workers))
+
+    @classmethod
+    def unmeasured(cls) -> Machine:
+        """This machine by what its processor has alone."""
+        return cls(bf16_units=_engine.cpu_target() == "amx")
 
     def nanoseconds(self, work: Work) -> np.ndarray:
         """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""

@@ -14,6 +14,7 @@ from aspen_jax.errors import InputError
 from aspen_jax.passes import (
     affine,
     attention,
+    bf16x3,
     constants,
     conv_pairs,
     conv_panels,
@@ -35,6 +36,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "simplify": simplify.run,
     "layout": layout.run,
     "affine": affine.run,
+    "bf16x3": bf16x3.run,
     "winograd": winograd.run,
     "strassen": strassen.run,
     "panels": panels.run,
@@ -50,7 +52,13 @@ PASSES: dict[str, Callable[[Program], Program]] = {
 }
 
 # Those that ask the cost model.
-_CHOOSING = {"winograd": winograd.run, "strassen": strassen.run, "attention": attention.run, "split_depth": split_depth.run}
+_CHOOSING = {
+    "bf16x3": bf16x3.run,
+    "winograd": winograd.run,
+    "strassen": strassen.run,
+    "attention": attention.run,
+    "split_depth": split_depth.run,
+}
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 

@@ -5,7 +5,6 @@ The weights' factors are made once, 7/4 of what the weights take. Products of th
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from aspen_jax.ops.strassen import (
     right_factors,
     right_shape,
 )
+from aspen_jax.passes import matrices
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Missing columns of the last pair of panels are multiplied too: at most so many for each that is there.
@@ -75,22 +75,11 @@ def _may_be(op: Op) -> bool:
 
 def _product(op: Op) -> _Rewritten | None:
     """A product by Strassen's algorithm; None where it is none of matrices."""
-    a, b, shape = op.attrs.a, op.attrs.b, op.output.shape
-    lead = tuple(range(len(shape) - 1))
     # Rows of a single matrix may be the examples of a batch, and none may see its neighbour's rounding errors and NaNs.
-    if len(shape) < 3 or not _may_be(op):
+    if len(op.output.shape) < 3 or not _may_be(op):
         return None
-    if b[-1] != len(lead) or any(label >= 0 for label in b[:-1]) or {label for label in a if label >= 0} != set(lead):
-        return None
-    rows, weights = op.main_inputs
-    # The inner dimensions may come in any order, if it is the same on both sides: in that in which rows are adjacent.
-    strides = rows.view.strides()
-    inner = sorted((label for label in a if label < 0), key=lambda label: -strides[a.index(label)])
-    size = math.prod(weights.shape[:-1])
-    view = rows.view.transpose([a.index(label) for label in (*lead, *inner)]).reshape((*shape[:-1], size))
-    if view is None:
-        return None
-    return _rewritten(op, Operand(rows.value, view), tuple(b.index(label) for label in (*inner, b[-1])))
+    found = matrices.of_product(op)
+    return None if found is None else _rewritten(op, found.rows, found.order)
 
 
 def _pointwise(op: Op) -> _Rewritten | None:

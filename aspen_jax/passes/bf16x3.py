@@ -1,0 +1,106 @@
+"""Gives convolutions and products of float32 to matrix units for bfloat16, where the machine has them (ops/bf16x3.py).
+
+Constant weights are stored in parts once; others are parted by an op of its own, once for all that read them so.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from aspen_jax import storage
+from aspen_jax.apu.machine import Machine
+from aspen_jax.ops.bf16x3 import BF16X3, BF16X3_WEIGHTS, Bf16x3Attrs, parts_shape, to_parts
+from aspen_jax.ops.builder import Builder
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.passes import matrices
+from aspen_jax.program import Op, Operand, Program, Value
+
+
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+    """Replace convolutions and products for which the cost model says so, or measurement."""
+    if not machine.bf16_units:
+        return program
+    constants = storage.Constants(program)
+    copied = storage.copies(program)
+    parted: dict[Operand, Op] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        found = _rewritten(op)
+        source = None if found is None else constants.source(op.inputs[1])
+        # What an op computes is no weight: it may be the keys or values of an attention, which another pass joins.
+        is_given = found is not None and storage.behind_copy(op.inputs[1], copied).value in program.inputs
+        if found is None or (source is None and (found.weights is None or not is_given)):
+            ops.append(op)
+            continue
+        own = [] if found.weights is None or source is not None else [_parting(found.weights, op)]
+        own = [parting for parting in own if parting.inputs[0] not in parted]
+        if not machine.are_cheaper([*own, found.op], [op]):
+            ops.append(op)
+            continue
+        if source is not None:
+            weights = Operand(source.value, source.view.transpose(found.order))
+            parts = constants.stored(weights, functools.partial(_parts, shape=found.shape), "bf16x3")
+        else:
+            ops += own
+            parted.update((parting.inputs[0], parting) for parting in own)
+            parts = Operand.whole(parted[found.weights].output)
+        ops.append(found.op.replace(inputs=(found.op.inputs[0], parts, *op.extra_inputs)))
+    return program.replace(ops=tuple(ops), constants=constants.all())
+
+
+def _parts(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        return to_parts(weights.reshape(shape), np)
+
+
+def _parting(weights: Operand, op: Op) -> Op:
+    build = Builder()
+    build.name, build.source = f"{op.name}/weights", op.source
+    build.op(BF16X3_WEIGHTS, None, [weights])
+    return build.ops[0]
+
+
+class _Rewritten(NamedTuple):
+    """A convolution or product by such units.
+
+    Attributes:
+        op: it, with parts of the weights that are not made yet.
+        order: the order of the weights' dimensions in which it takes them,
+        shape: and their shape as [KH,KW,C,O] then.
+        weights: themselves so; None where no view shows them.
+    """
+
+    op: Op
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    weights: Operand | None
+
+
+def _rewritten(op: Op) -> _Rewritten | None:
+    """None where the op is none that this computes, or the user's precision forbids it."""
+    is_float32 = op.family.num_main(op) == 2 and all(item.dtype == np.float32 for item in op.main_inputs)
+    if op.exact or op.output.size == 0 or not is_float32:
+        return None
+    if op.family is CONV2D and op.attrs.groups == 1:
+        attrs, rows, order, shape = op.attrs, op.inputs[0], (0, 1, 2, 3), op.inputs[1].shape
+        own = Bf16x3Attrs(shape[:2], shape[3], attrs.strides, attrs.padding, attrs.dilation)
+    else:
+        found = matrices.of_product(op)
+        if found is None or not 2 <= len(op.output.shape) <= 4:
+            return None
+        rows, order = found
+        shape = (1, 1, rows.shape[-1], op.output.shape[-1])
+        own = Bf16x3Attrs((1, 1), op.output.shape[-1])
+    if 0 in shape or not BF16X3.reads_well(op, 0, rows):
+        return None
+    build = Builder()
+    build.name, build.source = op.name, op.source
+    build.op(BF16X3, own, [rows, Operand.whole(Value(parts_shape(shape[:2], *shape[2:]), np.dtype(jnp.bfloat16)))])
+    (product,) = build.ops
+    product = product.replace(inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program)
+    view = op.inputs[1].view.transpose(order).reshape(shape)
+    return _Rewritten(product, order, shape, None if view is None else Operand(op.inputs[1].value, view))

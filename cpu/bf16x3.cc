@@ -1,0 +1,519 @@
+// bf16x3: a convolution, or a product as one of a 1x1 window, whose float32 operands are sums of two bfloat16 each, high + low.
+// Of the four products of parts, high * high + low * high + high * low are added up in float32; low * low is left out, below
+// 2^-16 of its product. (XLA calls this algorithm BF16_BF16_F32_X3.) On a machine with matrix units for bfloat16 (AMX) one core
+// does these three several times faster than its vectors do one float32 product. Elsewhere vectors do the same three, so that a
+// graph made for such a machine runs anywhere.
+//
+// The weights come in parts: [ceil(O/32), KH * KW * ceil(C/32), 2, 2, 16, 32] bfloat16, by panels of 32 columns, steps of 32
+// channels of a tap, part (high, low), half of the columns, pair of channels, and then the two of each of 16 columns, which is
+// how the units want a right operand (kStepBytes for a step).
+//
+// A tile splits what it reads of x itself, band by band, into grids in scratch memory: [grid][block of 32 channels][part]
+// [position][32], where positions are the pixels of the band's window, line by line, with zeros for padding. With strides there
+// is a grid for each phase of the pixels that some tap reads. So a tap is a constant offset, and 16 neighbouring positions are
+// one left operand of 1 KiB wherever they lie: rows of products are positions, also those at the ends of lines that are no
+// output's and are thrown away.
+#include "bf16x3.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aspen_jax/engine/words.h"
+#include "conv2d.h"
+#include "epilogue.h"
+#include "gemm.h"
+#include "shapes.h"
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_bf16x3(const OpSpec& spec);
+#if defined(__AVX512F__)
+PreparedOp prepare_bf16x3_amx(const OpSpec& spec);
+#endif
+
+namespace {
+
+constexpr int64_t kDepth = kStepDepth;
+constexpr int64_t kColumns = kStepColumns;
+constexpr int64_t kRows = 32;  // positions that are multiplied at a time
+constexpr int64_t kPartBytes = kDepth * 2;
+// What of x is kept split, for a panel of weights after the other to be multiplied with it: most of the L2 cache of 2 MiB that
+// machines with matrix units have.
+constexpr int64_t kBandBytes = 1000 * 1024;
+constexpr int64_t kNarrowest = 32;
+
+struct Tap {
+  int64_t grid;
+  int64_t down, right;  // in the grid
+};
+
+// How many positions are split at a time.
+struct Band {
+  int64_t lines, across;
+};
+
+struct Bf16x3 final : OpState {
+  ConvShape shape;
+  int rank;  // of the output; x and the output are taken to have four dimensions, with ones in front
+  std::vector<Tap> taps;
+  struct Phase {
+    int64_t down, right;
+  };
+  std::vector<Phase> phases;    // of each grid
+  int64_t down = 0, right = 0;  // the largest of the taps'
+  int64_t blocks;               // of channels
+  int64_t scale_stride = 0;     // from image to image
+  Epilogue epilogue;
+
+  int64_t steps() const { return static_cast<int64_t>(taps.size()) * blocks; }
+  // Positions of a grid in memory: those that operands of whole rows of products may touch, and an odd number, so that the next
+  // block of channels lies elsewhere in the caches.
+  int64_t positions(Band band) const { return ((band.lines + down) * (band.across + right) + kRows) | 1; }
+  int64_t bytes_of_position() const { return static_cast<int64_t>(phases.size()) * blocks * 2 * kPartBytes; }
+  int64_t most_bytes(Band band) const { return bytes_of_position() * ((band.lines + down) * (band.across + right) + kRows + 1); }
+  // The largest band of so many lines and of this width at most that is kept.
+  Band band(int64_t lines, int64_t across) const {
+    const int64_t room = kBandBytes / bytes_of_position() - kRows - 1;
+    const int64_t most_across = room / (1 + down) - right;
+    if (most_across < across) return {1, std::clamp(most_across / kRows * kRows, std::min(kNarrowest, across), across)};
+    return {std::clamp(room / (across + right) - down, int64_t{1}, lines), across};
+  }
+  // What any band takes.
+  int64_t most_bytes() const {
+    const Band narrow{1, std::min(kNarrowest, shape.out_width)}, whole{shape.out_height, shape.out_width};
+    return std::min(std::max(kBandBytes, most_bytes(narrow)), most_bytes(whole));
+  }
+};
+
+// ---- splitting
+
+struct ByVectors {
+  // The channels of a position, scaled where there is a scale; the parts of a block of them lie `part` bytes apart, and those of
+  // the next block behind these.
+  template <bool kScaled>
+  static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
+    for (int64_t block = 0; block < channels; block += kDepth, to += 2 * part) {
+      for (int64_t k = 0; k < kDepth; k += kLanes) {
+        const int count = static_cast<int>(std::clamp<int64_t>(channels - block - k, 0, kLanes));
+        Floats x = count > 0 ? load_partial(from + block + k, count) : Floats{};
+        if (kScaled && count > 0) x *= load_partial(scale + block + k, count);
+        const Floats high = high_part(x);
+        store_upper(high, to + 2 * k);
+        store_upper(low_part(x - high), to + part + 2 * k);
+      }
+    }
+  }
+
+  // The upper 16 bits of each lane.
+  static void store_upper(Floats x, std::byte* to) noexcept {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const auto bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(x[lane]) >> 16);
+      std::memcpy(to + 2 * lane, &bits, 2);
+    }
+  }
+
+  static ASPEN_INLINE Floats widened(Ints pairs, bool second) {
+    return as_floats(second ? pairs & static_cast<int32_t>(0xffff0000) : pairs << 16);
+  }
+
+  // Sums of products of 32 positions, or 16, with a panel: [32, 32]. `a` is the first position of the first grid, where the part
+  // `low` bytes behind it is its low part; step i reads offsets[i] bytes further on.
+  static void multiply(const std::byte* a, const int64_t* offsets, int64_t low, int64_t steps, const std::byte* b, int64_t rows,
+                       float* sums) noexcept {
+    std::fill_n(sums, kRows * kColumns, 0.0f);
+    const auto value = [](const std::byte* at) {
+      uint16_t bits;
+      std::memcpy(&bits, at, 2);
+      return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    };
+    for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
+      const std::byte* const left = a + offsets[step];
+      for (int64_t pair = 0; pair < kDepth / 2; ++pair) {
+        for (int64_t column = 0; column < kColumns; column += kLanes) {
+          const std::byte* const at = b + (column / 16) * (kStepBytes / 4) + pair * 64 + column % 16 * 4;
+          const Ints high = load(reinterpret_cast<const int32_t*>(at));
+          const Ints rest = load(reinterpret_cast<const int32_t*>(at + kStepBytes / 2));
+          const Floats first = widened(high, false), second = widened(high, true);
+          for (int64_t row = 0; row < rows; ++row) {
+            const std::byte* const x = left + row * kPartBytes + pair * 4;
+            float* const sum = sums + row * kColumns + column;
+            const Floats x_first = broadcast(value(x)), x_second = broadcast(value(x + 2));
+            Floats total = load(sum);
+            total = fma(x_first, first, fma(x_second, second, total));
+            total = fma(x_first, widened(rest, false), fma(x_second, widened(rest, true), total));
+            total = fma(broadcast(value(x + low)), first, fma(broadcast(value(x + low + 2)), second, total));
+            store(sum, total);
+          }
+        }
+      }
+    }
+  }
+
+  struct Unit {};  // nothing to set up
+};
+
+#if defined(__AVX512F__)
+
+#define ASPEN_AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
+
+struct ByMatrixUnits {
+  template <bool kScaled>
+  ASPEN_AMX static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
+    int64_t k = 0;
+    for (; k + kDepth <= channels; k += kDepth, to += 2 * part) {
+      Floats first = load(from + k), second = load(from + k + kLanes);
+      if constexpr (kScaled) first *= load(scale + k), second *= load(scale + k + kLanes);
+      store_parts(first, second, to, to + part);
+    }
+    if (const int rest = static_cast<int>(channels - k); rest > 0) {
+      const int count = std::min(rest, kLanes);
+      Floats first = load_partial(from + k, count), second = {};
+      if constexpr (kScaled) first *= load_partial(scale + k, count);
+      if (rest > kLanes) {
+        second = load_partial(from + k + kLanes, rest - kLanes);
+        if constexpr (kScaled) second *= load_partial(scale + k + kLanes, rest - kLanes);
+      }
+      store_parts(first, second, to, to + part);
+    }
+  }
+
+  ASPEN_AMX static ASPEN_INLINE void store_parts(Floats x, Floats y, std::byte* high, std::byte* low) {
+    const Floats x_high = high_part(x), y_high = high_part(y);
+    const __m512bh highs = _mm512_cvtne2ps_pbh(y_high, x_high);
+    const __m512bh lows = _mm512_cvtne2ps_pbh(y - y_high, x - x_high);
+    std::memcpy(high, &highs, sizeof highs);
+    std::memcpy(low, &lows, sizeof lows);
+  }
+
+  // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns.
+  ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t low, int64_t steps, const std::byte* b,
+                                 int64_t rows, float* sums) noexcept {
+    constexpr int64_t kUnitBytes = 16 * kPartBytes, kSumStride = kColumns * 4;
+    asm volatile("" ::: "memory");
+    _tile_zero(0);
+    _tile_zero(1);
+    if (rows > 16) {
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
+        const std::byte* const left = a + offsets[step];
+        _tile_loadd(6, b, 64);
+        _tile_loadd(4, left + low, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, left + low + kUnitBytes, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(4, left, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, left + kUnitBytes, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(6, b + 2 * kUnitBytes, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, b + 3 * kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(2, sums + 16 * kColumns, kSumStride);
+      _tile_stored(3, sums + 16 * kColumns + 16, kSumStride);
+    } else {
+      for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
+        const std::byte* const left = a + offsets[step];
+        _tile_loadd(6, b, 64);
+        _tile_loadd(4, left + low, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, left, 64);
+        _tile_dpbf16ps(0, 5, 6);
+        _tile_dpbf16ps(1, 5, 7);
+        _tile_loadd(6, b + 2 * kUnitBytes, 64);
+        _tile_dpbf16ps(0, 5, 6);
+        _tile_loadd(7, b + 3 * kUnitBytes, 64);
+        _tile_dpbf16ps(1, 5, 7);
+      }
+    }
+    _tile_stored(0, sums, kSumStride);
+    _tile_stored(1, sums + 16, kSumStride);
+    asm volatile("" ::: "memory");
+  }
+
+  // All eight registers hold 16 rows of 64 bytes while a tile is computed; the thread's register state is small again after it.
+  class Unit {
+   public:
+    ASPEN_AMX Unit() noexcept {
+      struct alignas(64) Shapes {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+      };
+      static constexpr Shapes kShapes;
+      _tile_loadconfig(&kShapes);
+    }
+    ASPEN_AMX ~Unit() { _tile_release(); }
+    Unit(const Unit&) = delete;
+    Unit& operator=(const Unit&) = delete;
+  };
+};
+
+#endif
+
+// ---- a tile
+
+constexpr int64_t kSumsBytes = kRows * kColumns * 4;
+
+// A band of a tile, in one image: lines of the output from `top` on, columns from `left` on.
+struct Place {
+  int64_t image, top, left;
+  Band band;
+
+  int64_t positions_across(const Bf16x3& op) const { return band.across + op.right; }
+};
+
+template <class Way, bool kScaled>
+void split_band(const Bf16x3& op, const float* x, const float* scale, const Place& place, std::byte* to) noexcept {
+  const ConvShape& s = op.shape;
+  const int64_t part = op.positions(place.band) * kPartBytes, across = place.positions_across(op);
+  x += place.image * s.x_strides[kImage];
+  if constexpr (kScaled) scale += place.image * op.scale_stride;
+  // Phases have as many positions as the window of the longest; what none of its taps reads another tile may be writing.
+  const int64_t bottom = (place.top + place.band.lines - 1) * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0] - s.pad[0];
+  const int64_t end = (place.left + place.band.across - 1) * s.stride[1] + (s.kernel[1] - 1) * s.dilation[1] - s.pad[1];
+  const int64_t last_row = std::min(bottom, s.height - 1), last_column = std::min(end, s.width - 1);
+  for (const Bf16x3::Phase& phase : op.phases) {
+    std::byte* line_to = to;
+    for (int64_t i = 0; i < place.band.lines + op.down; ++i, line_to += across * kPartBytes) {
+      const int64_t row = (place.top + i) * s.stride[0] + phase.down - s.pad[0];
+      const bool inside = row >= 0 && row <= last_row;
+      const float* const line = x + row * s.x_strides[kHeight];
+      int64_t column = place.left * s.stride[1] + phase.right - s.pad[1];
+      std::byte* at = line_to;
+      for (int64_t j = 0; j < across; ++j, column += s.stride[1], at += kPartBytes) {
+        if (inside && column >= 0 && column <= last_column) {
+          Way::template split<kScaled>(line + column * s.x_strides[kWidth], scale, s.channels, at, part);
+        } else {
+          for (int64_t block = 0; block < 2 * op.blocks; ++block) std::memset(at + block * part, 0, kPartBytes);
+        }
+      }
+    }
+    to += op.blocks * 2 * part;
+  }
+}
+
+// Rows of sums, taken through the epilogue's first steps in registers and stored to `out`.
+void finish_rows(const float* sums, int64_t rows, const Finish& finish, float* out, int64_t out_stride) noexcept {
+  const auto get = [](const float* from, int) __attribute__((always_inline)) { return load(from); };
+  constexpr int kVectors = 2;
+  const auto each = [&]<int kCount>(int64_t row) __attribute__((always_inline)) {
+    for (int64_t c = 0; c < kColumns; c += kVectors * kLanes) {
+      Floats sum[kCount][kVectors];
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = load(sums + (row + r) * kColumns + c + v * kLanes);
+      }
+      finish_in_registers(finish, 0, row, c, sum, get);
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) store(out + (row + r) * out_stride + c + v * kLanes, sum[r][v]);
+      }
+    }
+  };
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) each.template operator()<4>(row);
+  for (; row < rows; ++row) each.template operator()<1>(row);
+}
+
+// Gives the outputs [at, at + count positions) x [column, column + columns) what `sums` holds of them.
+void finish_outputs(const Bf16x3& op, const TileArgs& args, const int64_t* place, int64_t count, int64_t columns, float* sums,
+                    std::byte* scratch) noexcept {
+  const int64_t* const at = place + 4 - op.rank;
+  const int row_axis = op.rank - 2;
+  if (columns < kColumns || !op.epilogue.begins_in_registers()) {
+    return op.epilogue.apply(args, at, row_axis, count, columns, sums, kColumns, scratch);
+  }
+  Finish finish;
+  op.epilogue.finish(args, at, row_axis, finish);
+  if (finish.completes) {
+    auto* const out = reinterpret_cast<float*>(op.epilogue.output_at(args, at));
+    return finish_rows(sums, count, finish, out, op.shape.out_channels);
+  }
+  // In the L1 cache, not in the output, whose rows may be so far apart that they share places in it.
+  finish_rows(sums, count, finish, sums, kColumns);
+  op.epilogue.complete(args, at, row_axis, count, columns, sums, kColumns, scratch);
+}
+
+template <class Way, bool kScaled>
+const char* run(const TileArgs& args) noexcept {
+  const auto& op = *static_cast<const Bf16x3*>(args.state);
+  const ConvShape& s = op.shape;
+  int64_t lo[4] = {}, hi[4] = {1, 1, 1, 1};
+  std::copy_n(args.lo, op.rank, lo + 4 - op.rank);
+  std::copy_n(args.hi, op.rank, hi + 4 - op.rank);
+  for (int d = 0; d < 4; ++d) {
+    if (lo[d] >= hi[d]) return nullptr;
+  }
+  auto* const sums = reinterpret_cast<float*>(args.scratch);
+  auto* const offsets = reinterpret_cast<int64_t*>(args.scratch + kSumsBytes);
+  std::byte* const epilogue_scratch = args.scratch + kSumsBytes + round_up(op.steps() * 8, 64);
+  std::byte* const grids = epilogue_scratch + op.epilogue.scratch_bytes();
+  const auto* const x = static_cast<const float*>(args.inputs[0]);
+  const auto* const weights = static_cast<const std::byte*>(args.inputs[1]);
+  const auto* const scale = kScaled ? static_cast<const float*>(args.inputs[2]) : nullptr;
+  const int64_t panel_bytes = op.steps() * kStepBytes;
+  const Band most = op.band(hi[kHeight] - lo[kHeight], hi[kWidth] - lo[kWidth]);
+  const int64_t bands_down = ceil_div(hi[kHeight] - lo[kHeight], most.lines);
+  const int64_t bands_across = ceil_div(hi[kWidth] - lo[kWidth], most.across);
+  [[maybe_unused]] const typename Way::Unit unit;
+
+  for (int64_t index = 0; index < (hi[kImage] - lo[kImage]) * bands_down * bands_across; ++index) {
+    Place place;
+    place.image = lo[kImage] + index / (bands_down * bands_across);
+    place.top = lo[kHeight] + index / bands_across % bands_down * most.lines;
+    place.left = lo[kWidth] + index % bands_across * most.across;
+    place.band = {std::min(most.lines, hi[kHeight] - place.top), std::min(most.across, hi[kWidth] - place.left)};
+    const int64_t across = place.positions_across(op), low = op.positions(place.band) * kPartBytes;
+    for (size_t tap = 0; tap < op.taps.size(); ++tap) {
+      const auto& [grid, down, right] = op.taps[tap];
+      for (int64_t block = 0; block < op.blocks; ++block) {
+        offsets[tap * op.blocks + block] = (grid * op.blocks + block) * 2 * low + (down * across + right) * kPartBytes;
+      }
+    }
+    split_band<Way, kScaled>(op, x, scale, place, grids);
+
+    // Lines without positions in between that are no output's may be one.
+    const bool joined = op.right == 0 && place.band.across == s.out_width && op.epilogue.runs_on(op.rank - 2);
+    const int64_t positions = (place.band.lines - 1) * across + place.band.across;
+    const int64_t lots = ceil_div(positions, kRows);
+    for (int64_t panel = lo[kChannel] / kColumns; panel * kColumns < hi[kChannel]; ++panel) {
+      const std::byte* const b = weights + panel * panel_bytes;
+      const int64_t column = std::max(panel * kColumns, lo[kChannel]);
+      const int64_t columns = std::min((panel + 1) * kColumns, hi[kChannel]) - column;
+      for (int64_t lot = 0; lot < lots; ++lot) {
+        const int64_t first = lot * kRows, last = std::min(first + kRows, positions);
+        Way::multiply(grids + first * kPartBytes, offsets, low, op.steps(), b, last - first, sums);
+        for (int64_t position = first; position < last;) {
+          const int64_t down = position / across, right = position % across;
+          const int64_t line_end = down * across + place.band.across;
+          const int64_t end = joined ? last : std::min(last, line_end);
+          if (position < end) {
+            const int64_t at[4] = {place.image, place.top + down, place.left + right, column};
+            float* const from = sums + (position - first) * kColumns + column - panel * kColumns;
+            finish_outputs(op, args, at, end - position, columns, from, epilogue_scratch);
+          }
+          position = joined ? last : (down + 1) * across;
+        }
+      }
+    }
+  }
+  return nullptr;
+}
+
+// A view of four dimensions, with ones in front.
+TensorView in_four(const TensorView& view) {
+  TensorView wide;
+  wide.dtype = view.dtype;
+  wide.rank = 4;
+  std::fill_n(wide.shape, 4, 1);
+  std::copy_n(view.shape, view.rank, wide.shape + 4 - view.rank);
+  std::copy_n(view.strides, view.rank, wide.strides + 4 - view.rank);
+  return wide;
+}
+
+template <class Way>
+PreparedOp prepare(const OpSpec& spec) {
+  if (spec.inputs.size() < 2) throw GraphError("bf16x3 needs two inputs, x and the parts of the weights");
+  const TensorView& x = spec.inputs[0];
+  const TensorView& w = spec.inputs[1];
+  const int rank = spec.output.rank;
+  if (rank < 2 || rank > 4) throw GraphError("bf16x3's output has rank " + std::to_string(rank) + ", not 2, 3 or 4");
+  check_rank(x, rank, "bf16x3's input x");
+  check_rank(spec.output, rank, "bf16x3's output");
+  check_float32(x, "bf16x3's input x");
+  check_rank(w, 6, "bf16x3's weights");
+  check_dense(w, "bf16x3's weights");
+  if (w.dtype != DType::kBF16) throw GraphError("bf16x3's weights are not of bfloat16");
+  WordReader words(spec.params);
+  const auto window = words.list(2, "bf16x3's window");
+  const int64_t columns = words.integer(1, kMaxExtent, "bf16x3's number of columns");
+  const auto count = [&](int i) {
+    if (window[i] < 1 || window[i] > kMaxExtent) throw GraphError("bf16x3's window is " + std::to_string(window[i]));
+    return window[i];
+  };
+  const TensorView wide_x = in_four(x), wide_out = in_four(spec.output);
+  TensorView kernel;
+  kernel.rank = 4;
+  const int64_t shape[4] = {count(0), count(1), wide_x.shape[kChannel], columns};
+  std::copy_n(shape, 4, kernel.shape);
+  const std::vector<TensorView> inputs = {wide_x, kernel};
+  auto op = std::make_unique<Bf16x3>();
+  op->shape = ConvShape::parse(words, OpSpec{inputs, wide_out, spec.params});
+  op->rank = rank;
+  const ConvShape& s = op->shape;
+  if (s.groups != 1 || s.channels < 1) throw GraphError("bf16x3 takes one group of at least one channel");
+  op->blocks = ceil_div(s.channels, kDepth);
+  const int64_t taps = s.kernel[0] * s.kernel[1];
+  const int64_t wanted[6] = {ceil_div(columns, kColumns), taps * op->blocks, 2, 2, kDepth / 2, kColumns};
+  if (!std::equal(w.shape, w.shape + 6, wanted)) {
+    throw GraphError("bf16x3's weights have shape " + describe(w) + ", which are not the parts of " + describe(kernel));
+  }
+  if (s.channels > 1 && !is_empty(x) && s.x_strides[kChannel] != 1) {
+    throw GraphError("bf16x3 needs adjacent channels of x; copy it first");
+  }
+  if (rank < 4 && (s.out_height != s.height || s.out_width != s.width || taps != 1)) {
+    throw GraphError("bf16x3 has a window of several elements on a product of rank " + std::to_string(rank));
+  }
+  for (int64_t i = 0; i < taps; ++i) {
+    const int64_t down = i / s.kernel[1] * s.dilation[0], right = i % s.kernel[1] * s.dilation[1];
+    const Bf16x3::Phase phase{down % s.stride[0], right % s.stride[1]};
+    const auto known = std::find_if(op->phases.begin(), op->phases.end(), [&](const Bf16x3::Phase& other) {
+      return other.down == phase.down && other.right == phase.right;
+    });
+    const int64_t grid = known - op->phases.begin();
+    if (known == op->phases.end()) op->phases.push_back(phase);
+    op->taps.push_back({grid, down / s.stride[0], right / s.stride[1]});
+    op->down = std::max(op->down, op->taps.back().down);
+    op->right = std::max(op->right, op->taps.back().right);
+  }
+  // In float64, where nothing overflows.
+  const auto bytes = [&](int64_t height, int64_t width) {
+    return static_cast<double>(op->bytes_of_position()) * (static_cast<double>(height) + static_cast<double>(op->down)) *
+           (static_cast<double>(width) + static_cast<double>(op->right));
+  };
+  if (bytes(s.out_height, s.out_width) > 0x1p60 || bytes(1, std::min(kNarrowest, s.out_width)) > 0x1p30) {
+    throw GraphError("bf16x3's window reaches too far for its scratch memory");
+  }
+  const bool scaled = words.integer(0, 1, "bf16x3's mark for a scale of channels") == 1;
+  if (scaled) {
+    if (spec.inputs.size() < 3) throw GraphError("bf16x3 needs a third input, the scale of x");
+    check_channel_scale(spec.inputs[2], x, "bf16x3's scale");
+    op->scale_stride = used_stride(spec.inputs[2], kImage);
+  }
+  op->epilogue = Epilogue::parse(words, spec, scaled ? 3 : 2, DType::kF32);
+  PreparedOp prepared;
+  prepared.run = scaled ? run<Way, true> : run<Way, false>;
+  const int64_t grids = is_empty(spec.output) ? 0 : op->most_bytes();
+  prepared.scratch_bytes = static_cast<size_t>(kSumsBytes + round_up(op->steps() * 8, 64) + grids) + op->epilogue.scratch_bytes();
+  prepared.state = std::move(op);
+  return prepared;
+}
+
+}  // namespace
+
+PreparedOp prepare_bf16x3(const OpSpec& spec) { return prepare<ByVectors>(spec); }
+
+#if defined(__AVX512F__)
+PreparedOp prepare_bf16x3_amx(const OpSpec& spec) { return prepare<ByMatrixUnits>(spec); }
+#endif
+
+}  // namespace aspen::cpu::ASPEN_TARGET
