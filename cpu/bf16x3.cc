@@ -309,23 +309,35 @@ void split_band(const Bf16x3& op, const float* x, const float* scale, const Plac
   }
 }
 
-// Rows of sums, taken through the epilogue's first steps in registers and stored to `out`.
-void finish_rows(const float* sums, int64_t rows, const Finish& finish, float* out, int64_t out_stride) noexcept {
-  const auto get = [](const float* from, int) __attribute__((always_inline)) { return load(from); };
+// Rows of sums, taken through the epilogue's first steps in registers, where they are its rows from `first_row` on, and stored to
+// `out`; up to kColumns of them.
+template <bool kWhole>
+void finish_rows(const float* sums, int64_t rows, int64_t columns, const Finish& finish, int64_t first_row, float* out,
+                 int64_t out_stride) noexcept {
   constexpr int kVectors = 2;
   const auto each = [&]<int kCount>(int64_t row) __attribute__((always_inline)) {
-    for (int64_t c = 0; c < kColumns; c += kVectors * kLanes) {
+    for (int64_t c = 0; c < (kWhole ? kColumns : columns); c += kVectors * kLanes) {
+      const auto lanes = [&](int v) { return static_cast<int>(std::clamp<int64_t>(columns - c - v * kLanes, 0, kLanes)); };
+      const auto get = [&](const float* from, int v)
+                           __attribute__((always_inline)) { return kWhole ? load(from) : load_partial(from, lanes(v)); };
       Floats sum[kCount][kVectors];
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = load(sums + (row + r) * kColumns + c + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = get(sums + (row + r) * kColumns + c + v * kLanes, v);
       }
-      finish_in_registers(finish, 0, row, c, sum, get);
+      finish_in_registers(finish, 0, first_row + row, c, sum, get);
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) store(out + (row + r) * out_stride + c + v * kLanes, sum[r][v]);
+        for (int v = 0; v < kVectors; ++v) {
+          float* const to = out + (row + r) * out_stride + c + v * kLanes;
+          if constexpr (kWhole) {
+            store(to, sum[r][v]);
+          } else {
+            store_partial(to, sum[r][v], lanes(v));
+          }
+        }
       }
     }
   };
@@ -334,23 +346,27 @@ void finish_rows(const float* sums, int64_t rows, const Finish& finish, float* o
   for (; row < rows; ++row) each.template operator()<1>(row);
 }
 
-// Gives the outputs [at, at + count positions) x [column, column + columns) what `sums` holds of them.
-void finish_outputs(const Bf16x3& op, const TileArgs& args, const int64_t* place, int64_t count, int64_t columns, float* sums,
-                    std::byte* scratch) noexcept {
+// Gives `count` positions of the output, from `place` on, in `columns` columns, what `sums` holds of them. `ready` is what the
+// epilogue does in registers, if that is known, and then these are its rows from `row` on.
+void finish_outputs(const Bf16x3& op, const TileArgs& args, const int64_t* place, int64_t count, int64_t columns,
+                    const Finish* ready, int64_t row, float* sums, std::byte* scratch) noexcept {
   const int64_t* const at = place + 4 - op.rank;
   const int row_axis = op.rank - 2;
-  if (columns < kColumns || !op.epilogue.begins_in_registers()) {
+  if (!op.epilogue.begins_in_registers()) {
     return op.epilogue.apply(args, at, row_axis, count, columns, sums, kColumns, scratch);
   }
-  Finish finish;
-  op.epilogue.finish(args, at, row_axis, finish);
-  if (finish.completes) {
-    auto* const out = reinterpret_cast<float*>(op.epilogue.output_at(args, at));
-    return finish_rows(sums, count, finish, out, op.shape.out_channels);
+  Finish own;
+  if (ready == nullptr) {
+    op.epilogue.finish(args, at, row_axis, own);
+    ready = &own;
+    row = 0;
   }
-  // In the L1 cache, not in the output, whose rows may be so far apart that they share places in it.
-  finish_rows(sums, count, finish, sums, kColumns);
-  op.epilogue.complete(args, at, row_axis, count, columns, sums, kColumns, scratch);
+  // What is not completed in registers is in the L1 cache, not in the output, whose rows may be so far apart that they share
+  // places in it.
+  float* const out = ready->completes ? reinterpret_cast<float*>(op.epilogue.output_at(args, at)) : sums;
+  const int64_t out_stride = ready->completes ? op.shape.out_channels : kColumns;
+  (columns == kColumns ? finish_rows<true> : finish_rows<false>)(sums, count, columns, *ready, row, out, out_stride);
+  if (!ready->completes) op.epilogue.complete(args, at, row_axis, count, columns, sums, kColumns, scratch);
 }
 
 template <class Way, bool kScaled>
@@ -399,6 +415,11 @@ const char* run(const TileArgs& args) noexcept {
       const std::byte* const b = weights + panel * panel_bytes;
       const int64_t column = std::max(panel * kColumns, lo[kChannel]);
       const int64_t columns = std::min((panel + 1) * kColumns, hi[kChannel]) - column;
+      Finish finish;
+      if (joined && op.epilogue.begins_in_registers()) {
+        const int64_t at[4] = {place.image, place.top, place.left, column};
+        op.epilogue.finish(args, at + 4 - op.rank, op.rank - 2, finish);
+      }
       for (int64_t lot = 0; lot < lots; ++lot) {
         const int64_t first = lot * kRows, last = std::min(first + kRows, positions);
         Way::multiply(grids + first * kPartBytes, offsets, low, op.steps(), b, last - first, sums);
@@ -409,7 +430,7 @@ const char* run(const TileArgs& args) noexcept {
           if (position < end) {
             const int64_t at[4] = {place.image, place.top + down, place.left + right, column};
             float* const from = sums + (position - first) * kColumns + column - panel * kColumns;
-            finish_outputs(op, args, at, end - position, columns, from, epilogue_scratch);
+            finish_outputs(op, args, at, end - position, columns, joined ? &finish : nullptr, position, from, epilogue_scratch);
           }
           position = joined ? last : (down + 1) * across;
         }

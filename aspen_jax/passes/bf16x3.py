@@ -31,24 +31,25 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     for op in program.ops:
         found = _rewritten(op)
         source = None if found is None else constants.source(op.inputs[1])
+        parting: Op | None = None
         # What an op computes is no weight: it may be the keys or values of an attention, which another pass joins.
-        is_given = found is not None and storage.behind_copy(op.inputs[1], copied).value in program.inputs
-        if found is None or (source is None and (found.weights is None or not is_given)):
+        if found is not None and found.weights is not None and storage.behind_copy(op.inputs[1], copied).value in program.inputs:
+            parting = parted.get(found.weights) or _parting(found.weights, op)
+        if found is None or (source is None and parting is None):
             ops.append(op)
             continue
-        own = [] if found.weights is None or source is not None else [_parting(found.weights, op)]
-        own = [parting for parting in own if parting.inputs[0] not in parted]
-        if not machine.are_cheaper([*own, found.op], [op]):
+        new = [] if parting is None or parting.inputs[0] in parted else [parting]
+        if not machine.are_cheaper([*new, found.op], [op]):
             ops.append(op)
             continue
-        if source is not None:
+        if parting is not None:
+            parts = Operand.whole(parting.output)
+            parted[parting.inputs[0]] = parting
+        else:
+            assert source is not None
             weights = Operand(source.value, source.view.transpose(found.order))
             parts = constants.stored(weights, functools.partial(_parts, shape=found.shape), "bf16x3")
-        else:
-            ops += own
-            parted.update((parting.inputs[0], parting) for parting in own)
-            parts = Operand.whole(parted[found.weights].output)
-        ops.append(found.op.replace(inputs=(found.op.inputs[0], parts, *op.extra_inputs)))
+        ops += [*new, found.op.replace(inputs=(found.op.inputs[0], parts, *op.extra_inputs))]
     return program.replace(ops=tuple(ops), constants=constants.all())
 
 
