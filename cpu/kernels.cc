@@ -7,8 +7,8 @@ namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_arg_reduce(const OpSpec& spec);
 PreparedOp prepare_attention(const OpSpec& spec);
-PreparedOp prepare_bf16x3(const OpSpec& spec);
-PreparedOp prepare_bf16x3_weights(const OpSpec& spec);
+PreparedOp prepare_bf16x6(const OpSpec& spec);
+PreparedOp prepare_bf16x6_weights(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
@@ -34,8 +34,8 @@ std::span<const Kernel> kernels() {
   static constexpr Kernel kTable[] = {
       {"arg_reduce", prepare_arg_reduce},
       {"attention", prepare_attention},
-      {"bf16x3", prepare_bf16x3},
-      {"bf16x3_weights", prepare_bf16x3_weights},
+      {"bf16x6", prepare_bf16x6},
+      {"bf16x6_weights", prepare_bf16x6_weights},
       {"block", prepare_block},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
@@ -60,7 +60,7 @@ std::span<const Kernel> kernels() {
 
 #if defined(__AVX512F__)
 
-PreparedOp prepare_bf16x3_amx(const OpSpec& spec);
+PreparedOp prepare_bf16x6_amx(const OpSpec& spec);
 std::span<const Kernel> kernels_with_amx();
 
 // Those of this target, but for the one that has another way there.
@@ -68,7 +68,7 @@ std::span<const Kernel> kernels_with_amx() {
   static const std::vector<Kernel> table = [] {
     std::vector<Kernel> all(kernels().begin(), kernels().end());
     for (Kernel& kernel : all) {
-      if (kernel.prepare == prepare_bf16x3) kernel.prepare = prepare_bf16x3_amx;
+      if (kernel.prepare == prepare_bf16x6) kernel.prepare = prepare_bf16x6_amx;
     }
     return all;
   }();

@@ -21,7 +21,7 @@ KERNEL_TESTS = (
     "test_attention.py",
     "test_conv_pairs.py",
     "test_strassen.py",
-    "test_bf16x3.py",
+    "test_bf16x6.py",
 )
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 
@@ -32,7 +32,7 @@ ALIKE = {"avx512", "amx"}
 @pytest.mark.parametrize("target", OTHERS)
 def test_kernels_on_target(target, tmp_path):
     tests = Path(__file__).parent
-    names = ("test_bf16x3.py",) if {target, _engine.cpu_target()} == ALIKE else KERNEL_TESTS
+    names = ("test_bf16x6.py",) if {target, _engine.cpu_target()} == ALIKE else KERNEL_TESTS
     command = [
         sys.executable,
         "-m",

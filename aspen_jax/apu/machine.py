@@ -28,7 +28,7 @@ class Machine:
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
         places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
-        bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x3.py).
+        bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x6.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """

@@ -26,7 +26,7 @@ from aspen_jax.passes import disabled_by_environment
 ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
 # Passes whose ops are for the CPU's kernels alone.
-LEFT_OUT = frozenset({"bf16x3", "winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
+LEFT_OUT = frozenset({"bf16x6", "winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
 
 
 def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:

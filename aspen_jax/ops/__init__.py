@@ -4,7 +4,7 @@ from aspen_jax.ops import layout as _layout  # noqa: F401  (registers its conver
 from aspen_jax.ops.arg_reduce import ARG_REDUCE
 from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
-from aspen_jax.ops.bf16x3 import BF16X3, BF16X3_WEIGHTS
+from aspen_jax.ops.bf16x6 import BF16X6, BF16X6_WEIGHTS
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
@@ -47,8 +47,8 @@ _ALL = (
     WINOGRAD_WEIGHTS,
     STRASSEN,
     STRASSEN_ROWS,
-    BF16X3,
-    BF16X3_WEIGHTS,
+    BF16X6,
+    BF16X6_WEIGHTS,
 )
 FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in _ALL}
 

@@ -14,7 +14,7 @@ from aspen_jax.errors import InputError
 from aspen_jax.passes import (
     affine,
     attention,
-    bf16x3,
+    bf16x6,
     constants,
     conv_pairs,
     conv_panels,
@@ -36,8 +36,8 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "simplify": simplify.run,
     "layout": layout.run,
     "affine": affine.run,
-    "bf16x3": bf16x3.run,
     "winograd": winograd.run,
+    "bf16x6": bf16x6.run,
     "strassen": strassen.run,
     "panels": panels.run,
     "constants": constants.run,
@@ -53,8 +53,8 @@ PASSES: dict[str, Callable[[Program], Program]] = {
 
 # Those that ask the cost model.
 _CHOOSING = {
-    "bf16x3": bf16x3.run,
     "winograd": winograd.run,
+    "bf16x6": bf16x6.run,
     "strassen": strassen.run,
     "attention": attention.run,
     "split_depth": split_depth.run,

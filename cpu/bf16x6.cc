@@ -1,19 +1,19 @@
-// bf16x3: a convolution, or a product as one of a 1x1 window, whose float32 operands are sums of two bfloat16 each, high + low.
-// Of the four products of parts, high * high + low * high + high * low are added up in float32; low * low is left out, below
-// 2^-16 of its product. (XLA calls this algorithm BF16_BF16_F32_X3.) On a machine with matrix units for bfloat16 (AMX) one core
-// does these three several times faster than its vectors do one float32 product. Elsewhere vectors do the same three, so that a
-// graph made for such a machine runs anywhere.
+// bf16x6: a convolution, or a product as one of a 1x1 window, whose float32 operands are sums of three bfloat16 each, high +
+// middle + low, which are the operand itself. Of the nine products of parts the six largest are added up in float32; the others
+// are below 2^-26 of their product. (XLA calls this algorithm BF16_BF16_F32_X6.) On a machine with matrix units for bfloat16
+// (AMX) one core does these six faster than its vectors do one float32 product. Elsewhere vectors multiply the sums of the
+// parts, so that a graph made for such a machine runs anywhere.
 //
-// The weights come in parts: [ceil(O/32), KH * KW * ceil(C/32), 2, 2, 16, 32] bfloat16, by panels of 32 columns, steps of 32
-// channels of a tap, part (high, low), half of the columns, pair of channels, and then the two of each of 16 columns, which is
-// how the units want a right operand (kStepBytes for a step).
+// The weights come in parts: [ceil(O/32), KH * KW * ceil(C/32), 3, 2, 16, 32] bfloat16, by panels of 32 columns, steps of 32
+// channels of a tap, part (high, middle, low), half of the columns, pair of channels, and then the two of each of 16 columns,
+// which is how the units want a right operand (kStepBytes for a step).
 //
 // A tile splits what it reads of x itself, band by band, into grids in scratch memory: [grid][block of 32 channels][part]
 // [position][32], where positions are the pixels of the band's window, line by line, with zeros for padding. With strides there
 // is a grid for each phase of the pixels that some tap reads. So a tap is a constant offset, and 16 neighbouring positions are
 // one left operand of 1 KiB wherever they lie: rows of products are positions, also those at the ends of lines that are no
 // output's and are thrown away.
-#include "bf16x3.h"
+#include "bf16x6.h"
 
 #include <algorithm>
 #include <bit>
@@ -31,9 +31,9 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-PreparedOp prepare_bf16x3(const OpSpec& spec);
+PreparedOp prepare_bf16x6(const OpSpec& spec);
 #if defined(__AVX512F__)
-PreparedOp prepare_bf16x3_amx(const OpSpec& spec);
+PreparedOp prepare_bf16x6_amx(const OpSpec& spec);
 #endif
 
 namespace {
@@ -44,7 +44,7 @@ constexpr int64_t kRows = 32;  // positions that are multiplied at a time
 constexpr int64_t kPartBytes = kDepth * 2;
 // What of x is kept split, for a panel of weights after the other to be multiplied with it: most of the L2 cache of 2 MiB that
 // machines with matrix units have.
-constexpr int64_t kBandBytes = 1000 * 1024;
+constexpr int64_t kBandBytes = 750 * 1024;
 constexpr int64_t kNarrowest = 32;
 
 struct Tap {
@@ -57,7 +57,7 @@ struct Band {
   int64_t lines, across;
 };
 
-struct Bf16x3 final : OpState {
+struct Bf16x6 final : OpState {
   ConvShape shape;
   int rank;  // of the output; x and the output are taken to have four dimensions, with ones in front
   std::vector<Tap> taps;
@@ -74,7 +74,7 @@ struct Bf16x3 final : OpState {
   // Positions of a grid in memory: those that operands of whole rows of products may touch, and an odd number, so that the next
   // block of channels lies elsewhere in the caches.
   int64_t positions(Band band) const { return ((band.lines + down) * (band.across + right) + kRows) | 1; }
-  int64_t bytes_of_position() const { return static_cast<int64_t>(phases.size()) * blocks * 2 * kPartBytes; }
+  int64_t bytes_of_position() const { return static_cast<int64_t>(phases.size()) * blocks * kParts * kPartBytes; }
   int64_t most_bytes(Band band) const { return bytes_of_position() * ((band.lines + down) * (band.across + right) + kRows + 1); }
   // The largest band of so many lines and of this width at most that is kept.
   Band band(int64_t lines, int64_t across) const {
@@ -97,14 +97,15 @@ struct ByVectors {
   // the next block behind these.
   template <bool kScaled>
   static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
-    for (int64_t block = 0; block < channels; block += kDepth, to += 2 * part) {
+    for (int64_t block = 0; block < channels; block += kDepth, to += kParts * part) {
       for (int64_t k = 0; k < kDepth; k += kLanes) {
         const int count = static_cast<int>(std::clamp<int64_t>(channels - block - k, 0, kLanes));
         Floats x = count > 0 ? load_partial(from + block + k, count) : Floats{};
         if (kScaled && count > 0) x *= load_partial(scale + block + k, count);
-        const Floats high = high_part(x);
-        store_upper(high, to + 2 * k);
-        store_upper(low_part(x - high), to + part + 2 * k);
+        const Parts parts = parts_of(x);
+        store_upper(parts.high, to + 2 * k);
+        store_upper(parts.middle, to + part + 2 * k);
+        store_upper(with_plain_nans(parts.low), to + 2 * part + 2 * k);
       }
     }
   }
@@ -117,37 +118,35 @@ struct ByVectors {
     }
   }
 
-  static ASPEN_INLINE Floats widened(Ints pairs, bool second) {
-    return as_floats(second ? pairs & static_cast<int32_t>(0xffff0000) : pairs << 16);
-  }
-
-  // Sums of products of 32 positions, or 16, with a panel: [32, 32]. `a` is the first position of the first grid, where the part
-  // `low` bytes behind it is its low part; step i reads offsets[i] bytes further on.
-  static void multiply(const std::byte* a, const int64_t* offsets, int64_t low, int64_t steps, const std::byte* b, int64_t rows,
+  // Sums of products of `rows` positions, up to 32, with a panel: [32, 32]. `a` is the first position of the first grid, whose
+  // parts lie `part` bytes apart; step i reads offsets[i] bytes further on.
+  static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b, int64_t rows,
                        float* sums) noexcept {
     std::fill_n(sums, kRows * kColumns, 0.0f);
-    const auto value = [](const std::byte* at) {
-      uint16_t bits;
-      std::memcpy(&bits, at, 2);
-      return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    const auto value = [part](const std::byte* at) {
+      float sum = 0;
+      for (int64_t i = kParts - 1; i >= 0; --i) {  // the other way round the largest float32 would overflow
+        uint16_t bits;
+        std::memcpy(&bits, at + i * part, 2);
+        sum += std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+      }
+      return sum;
     };
     for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
       const std::byte* const left = a + offsets[step];
       for (int64_t pair = 0; pair < kDepth / 2; ++pair) {
         for (int64_t column = 0; column < kColumns; column += kLanes) {
-          const std::byte* const at = b + (column / 16) * (kStepBytes / 4) + pair * 64 + column % 16 * 4;
-          const Ints high = load(reinterpret_cast<const int32_t*>(at));
-          const Ints rest = load(reinterpret_cast<const int32_t*>(at + kStepBytes / 2));
-          const Floats first = widened(high, false), second = widened(high, true);
+          const std::byte* const at = b + (column / 16) * (kStepBytes / kParts / 2) + pair * 64 + column % 16 * 4;
+          Floats first = {}, second = {};
+          for (int64_t i = kParts - 1; i >= 0; --i) {
+            const Ints both = load(reinterpret_cast<const int32_t*>(at + i * (kStepBytes / kParts)));
+            first += as_floats(both << 16);
+            second += as_floats(both & static_cast<int32_t>(0xffff0000));
+          }
           for (int64_t row = 0; row < rows; ++row) {
             const std::byte* const x = left + row * kPartBytes + pair * 4;
             float* const sum = sums + row * kColumns + column;
-            const Floats x_first = broadcast(value(x)), x_second = broadcast(value(x + 2));
-            Floats total = load(sum);
-            total = fma(x_first, first, fma(x_second, second, total));
-            total = fma(x_first, widened(rest, false), fma(x_second, widened(rest, true), total));
-            total = fma(broadcast(value(x + low)), first, fma(broadcast(value(x + low + 2)), second, total));
-            store(sum, total);
+            store(sum, fma(broadcast(value(x)), first, fma(broadcast(value(x + 2)), second, load(sum))));
           }
         }
       }
@@ -165,10 +164,10 @@ struct ByMatrixUnits {
   template <bool kScaled>
   ASPEN_AMX static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
     int64_t k = 0;
-    for (; k + kDepth <= channels; k += kDepth, to += 2 * part) {
+    for (; k + kDepth <= channels; k += kDepth, to += kParts * part) {
       Floats first = load(from + k), second = load(from + k + kLanes);
       if constexpr (kScaled) first *= load(scale + k), second *= load(scale + k + kLanes);
-      store_parts(first, second, to, to + part);
+      store_parts(first, second, to, part);
     }
     if (const int rest = static_cast<int>(channels - k); rest > 0) {
       const int count = std::min(rest, kLanes);
@@ -178,22 +177,25 @@ struct ByMatrixUnits {
         second = load_partial(from + k + kLanes, rest - kLanes);
         if constexpr (kScaled) second *= load_partial(scale + k + kLanes, rest - kLanes);
       }
-      store_parts(first, second, to, to + part);
+      store_parts(first, second, to, part);
     }
   }
 
-  ASPEN_AMX static ASPEN_INLINE void store_parts(Floats x, Floats y, std::byte* high, std::byte* low) {
-    const Floats x_high = high_part(x), y_high = high_part(y);
-    const __m512bh highs = _mm512_cvtne2ps_pbh(y_high, x_high);
-    const __m512bh lows = _mm512_cvtne2ps_pbh(y - y_high, x - x_high);
-    std::memcpy(high, &highs, sizeof highs);
-    std::memcpy(low, &lows, sizeof lows);
+  ASPEN_AMX static ASPEN_INLINE void store_parts(Floats first, Floats second, std::byte* to, int64_t part) {
+    const Parts x = parts_of(first), y = parts_of(second);
+    const __m512bh high = _mm512_cvtne2ps_pbh(y.high, x.high);
+    const __m512bh middle = _mm512_cvtne2ps_pbh(y.middle, x.middle);
+    const __m512bh low = _mm512_cvtne2ps_pbh(y.low, x.low);
+    std::memcpy(to, &high, sizeof high);
+    std::memcpy(to + part, &middle, sizeof middle);
+    std::memcpy(to + 2 * part, &low, sizeof low);
   }
 
-  // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns.
-  ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t low, int64_t steps, const std::byte* b,
+  // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns. From each pair
+  // of parts to the next only one side is loaded.
+  ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b,
                                  int64_t rows, float* sums) noexcept {
-    constexpr int64_t kUnitBytes = 16 * kPartBytes, kSumStride = kColumns * 4;
+    constexpr int64_t kUnitBytes = 16 * kPartBytes, kMiddle = 2 * kUnitBytes, kLow = 4 * kUnitBytes, kSumStride = kColumns * 4;
     asm volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
@@ -201,45 +203,76 @@ struct ByMatrixUnits {
       _tile_zero(2);
       _tile_zero(3);
       for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
-        const std::byte* const left = a + offsets[step];
+        const std::byte* const high = a + offsets[step];
+        const std::byte *const middle = high + part, *const low = middle + part;
         _tile_loadd(6, b, 64);
-        _tile_loadd(4, left + low, 64);
+        _tile_loadd(4, low, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + kUnitBytes, 64);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, left + low + kUnitBytes, 64);
+        _tile_loadd(5, low + kUnitBytes, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(4, left, 64);
+        _tile_loadd(4, middle, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, left + kUnitBytes, 64);
+        _tile_loadd(5, middle + kUnitBytes, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(6, b + 2 * kUnitBytes, 64);
+        _tile_loadd(6, b + kMiddle, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + 3 * kUnitBytes, 64);
+        _tile_loadd(7, b + kMiddle + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(4, high, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, high + kUnitBytes, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(6, b + kLow, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, b + kLow + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, b + kUnitBytes, 64);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
       _tile_stored(2, sums + 16 * kColumns, kSumStride);
       _tile_stored(3, sums + 16 * kColumns + 16, kSumStride);
     } else {
+      // The same in the same order; here 2, 4 and 5 are the parts of the rows.
       for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
-        const std::byte* const left = a + offsets[step];
+        const std::byte* const high = a + offsets[step];
+        _tile_loadd(5, high + 2 * part, 64);
         _tile_loadd(6, b, 64);
-        _tile_loadd(4, left + low, 64);
-        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(0, 5, 6);
         _tile_loadd(7, b + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 5, 7);
+        _tile_loadd(4, high + part, 64);
+        _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, left, 64);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(6, b + 2 * kUnitBytes, 64);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(7, b + 3 * kUnitBytes, 64);
-        _tile_dpbf16ps(1, 5, 7);
+        _tile_loadd(6, b + kMiddle, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + kMiddle + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(2, high, 64);
+        _tile_dpbf16ps(0, 2, 6);
+        _tile_dpbf16ps(1, 2, 7);
+        _tile_loadd(6, b + kLow, 64);
+        _tile_dpbf16ps(0, 2, 6);
+        _tile_loadd(7, b + kLow + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 2, 7);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 2, 6);
+        _tile_loadd(7, b + kUnitBytes, 64);
+        _tile_dpbf16ps(1, 2, 7);
       }
     }
     _tile_stored(0, sums, kSumStride);
@@ -276,11 +309,11 @@ struct Place {
   int64_t image, top, left;
   Band band;
 
-  int64_t positions_across(const Bf16x3& op) const { return band.across + op.right; }
+  int64_t positions_across(const Bf16x6& op) const { return band.across + op.right; }
 };
 
 template <class Way, bool kScaled>
-void split_band(const Bf16x3& op, const float* x, const float* scale, const Place& place, std::byte* to) noexcept {
+void split_band(const Bf16x6& op, const float* x, const float* scale, const Place& place, std::byte* to) noexcept {
   const ConvShape& s = op.shape;
   const int64_t part = op.positions(place.band) * kPartBytes, across = place.positions_across(op);
   x += place.image * s.x_strides[kImage];
@@ -289,7 +322,7 @@ void split_band(const Bf16x3& op, const float* x, const float* scale, const Plac
   const int64_t bottom = (place.top + place.band.lines - 1) * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0] - s.pad[0];
   const int64_t end = (place.left + place.band.across - 1) * s.stride[1] + (s.kernel[1] - 1) * s.dilation[1] - s.pad[1];
   const int64_t last_row = std::min(bottom, s.height - 1), last_column = std::min(end, s.width - 1);
-  for (const Bf16x3::Phase& phase : op.phases) {
+  for (const Bf16x6::Phase& phase : op.phases) {
     std::byte* line_to = to;
     for (int64_t i = 0; i < place.band.lines + op.down; ++i, line_to += across * kPartBytes) {
       const int64_t row = (place.top + i) * s.stride[0] + phase.down - s.pad[0];
@@ -301,11 +334,11 @@ void split_band(const Bf16x3& op, const float* x, const float* scale, const Plac
         if (inside && column >= 0 && column <= last_column) {
           Way::template split<kScaled>(line + column * s.x_strides[kWidth], scale, s.channels, at, part);
         } else {
-          for (int64_t block = 0; block < 2 * op.blocks; ++block) std::memset(at + block * part, 0, kPartBytes);
+          for (int64_t block = 0; block < kParts * op.blocks; ++block) std::memset(at + block * part, 0, kPartBytes);
         }
       }
     }
-    to += op.blocks * 2 * part;
+    to += op.blocks * kParts * part;
   }
 }
 
@@ -348,7 +381,7 @@ void finish_rows(const float* sums, int64_t rows, int64_t columns, const Finish&
 
 // Gives `count` positions of the output, from `place` on, in `columns` columns, what `sums` holds of them. `ready` is what the
 // epilogue does in registers, if that is known, and then these are its rows from `row` on.
-void finish_outputs(const Bf16x3& op, const TileArgs& args, const int64_t* place, int64_t count, int64_t columns,
+void finish_outputs(const Bf16x6& op, const TileArgs& args, const int64_t* place, int64_t count, int64_t columns,
                     const Finish* ready, int64_t row, float* sums, std::byte* scratch) noexcept {
   const int64_t* const at = place + 4 - op.rank;
   const int row_axis = op.rank - 2;
@@ -371,7 +404,7 @@ void finish_outputs(const Bf16x3& op, const TileArgs& args, const int64_t* place
 
 template <class Way, bool kScaled>
 const char* run(const TileArgs& args) noexcept {
-  const auto& op = *static_cast<const Bf16x3*>(args.state);
+  const auto& op = *static_cast<const Bf16x6*>(args.state);
   const ConvShape& s = op.shape;
   int64_t lo[4] = {}, hi[4] = {1, 1, 1, 1};
   std::copy_n(args.lo, op.rank, lo + 4 - op.rank);
@@ -398,11 +431,11 @@ const char* run(const TileArgs& args) noexcept {
     place.top = lo[kHeight] + index / bands_across % bands_down * most.lines;
     place.left = lo[kWidth] + index % bands_across * most.across;
     place.band = {std::min(most.lines, hi[kHeight] - place.top), std::min(most.across, hi[kWidth] - place.left)};
-    const int64_t across = place.positions_across(op), low = op.positions(place.band) * kPartBytes;
+    const int64_t across = place.positions_across(op), part = op.positions(place.band) * kPartBytes;
     for (size_t tap = 0; tap < op.taps.size(); ++tap) {
       const auto& [grid, down, right] = op.taps[tap];
       for (int64_t block = 0; block < op.blocks; ++block) {
-        offsets[tap * op.blocks + block] = (grid * op.blocks + block) * 2 * low + (down * across + right) * kPartBytes;
+        offsets[tap * op.blocks + block] = (grid * op.blocks + block) * kParts * part + (down * across + right) * kPartBytes;
       }
     }
     split_band<Way, kScaled>(op, x, scale, place, grids);
@@ -422,7 +455,7 @@ const char* run(const TileArgs& args) noexcept {
       }
       for (int64_t lot = 0; lot < lots; ++lot) {
         const int64_t first = lot * kRows, last = std::min(first + kRows, positions);
-        Way::multiply(grids + first * kPartBytes, offsets, low, op.steps(), b, last - first, sums);
+        Way::multiply(grids + first * kPartBytes, offsets, part, op.steps(), b, last - first, sums);
         for (int64_t position = first; position < last;) {
           const int64_t down = position / across, right = position % across;
           const int64_t line_end = down * across + place.band.across;
@@ -453,22 +486,22 @@ TensorView in_four(const TensorView& view) {
 
 template <class Way>
 PreparedOp prepare(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("bf16x3 needs two inputs, x and the parts of the weights");
+  if (spec.inputs.size() < 2) throw GraphError("bf16x6 needs two inputs, x and the parts of the weights");
   const TensorView& x = spec.inputs[0];
   const TensorView& w = spec.inputs[1];
   const int rank = spec.output.rank;
-  if (rank < 2 || rank > 4) throw GraphError("bf16x3's output has rank " + std::to_string(rank) + ", not 2, 3 or 4");
-  check_rank(x, rank, "bf16x3's input x");
-  check_rank(spec.output, rank, "bf16x3's output");
-  check_float32(x, "bf16x3's input x");
-  check_rank(w, 6, "bf16x3's weights");
-  check_dense(w, "bf16x3's weights");
-  if (w.dtype != DType::kBF16) throw GraphError("bf16x3's weights are not of bfloat16");
+  if (rank < 2 || rank > 4) throw GraphError("bf16x6's output has rank " + std::to_string(rank) + ", not 2, 3 or 4");
+  check_rank(x, rank, "bf16x6's input x");
+  check_rank(spec.output, rank, "bf16x6's output");
+  check_float32(x, "bf16x6's input x");
+  check_rank(w, 6, "bf16x6's weights");
+  check_dense(w, "bf16x6's weights");
+  if (w.dtype != DType::kBF16) throw GraphError("bf16x6's weights are not of bfloat16");
   WordReader words(spec.params);
-  const auto window = words.list(2, "bf16x3's window");
-  const int64_t columns = words.integer(1, kMaxExtent, "bf16x3's number of columns");
+  const auto window = words.list(2, "bf16x6's window");
+  const int64_t columns = words.integer(1, kMaxExtent, "bf16x6's number of columns");
   const auto count = [&](int i) {
-    if (window[i] < 1 || window[i] > kMaxExtent) throw GraphError("bf16x3's window is " + std::to_string(window[i]));
+    if (window[i] < 1 || window[i] > kMaxExtent) throw GraphError("bf16x6's window is " + std::to_string(window[i]));
     return window[i];
   };
   const TensorView wide_x = in_four(x), wide_out = in_four(spec.output);
@@ -477,27 +510,27 @@ PreparedOp prepare(const OpSpec& spec) {
   const int64_t shape[4] = {count(0), count(1), wide_x.shape[kChannel], columns};
   std::copy_n(shape, 4, kernel.shape);
   const std::vector<TensorView> inputs = {wide_x, kernel};
-  auto op = std::make_unique<Bf16x3>();
+  auto op = std::make_unique<Bf16x6>();
   op->shape = ConvShape::parse(words, OpSpec{inputs, wide_out, spec.params});
   op->rank = rank;
   const ConvShape& s = op->shape;
-  if (s.groups != 1 || s.channels < 1) throw GraphError("bf16x3 takes one group of at least one channel");
+  if (s.groups != 1 || s.channels < 1) throw GraphError("bf16x6 takes one group of at least one channel");
   op->blocks = ceil_div(s.channels, kDepth);
   const int64_t taps = s.kernel[0] * s.kernel[1];
-  const int64_t wanted[6] = {ceil_div(columns, kColumns), taps * op->blocks, 2, 2, kDepth / 2, kColumns};
+  const int64_t wanted[6] = {ceil_div(columns, kColumns), taps * op->blocks, kParts, 2, kDepth / 2, kColumns};
   if (!std::equal(w.shape, w.shape + 6, wanted)) {
-    throw GraphError("bf16x3's weights have shape " + describe(w) + ", which are not the parts of " + describe(kernel));
+    throw GraphError("bf16x6's weights have shape " + describe(w) + ", which are not the parts of " + describe(kernel));
   }
   if (s.channels > 1 && !is_empty(x) && s.x_strides[kChannel] != 1) {
-    throw GraphError("bf16x3 needs adjacent channels of x; copy it first");
+    throw GraphError("bf16x6 needs adjacent channels of x; copy it first");
   }
   if (rank < 4 && (s.out_height != s.height || s.out_width != s.width || taps != 1)) {
-    throw GraphError("bf16x3 has a window of several elements on a product of rank " + std::to_string(rank));
+    throw GraphError("bf16x6 has a window of several elements on a product of rank " + std::to_string(rank));
   }
   for (int64_t i = 0; i < taps; ++i) {
     const int64_t down = i / s.kernel[1] * s.dilation[0], right = i % s.kernel[1] * s.dilation[1];
-    const Bf16x3::Phase phase{down % s.stride[0], right % s.stride[1]};
-    const auto known = std::find_if(op->phases.begin(), op->phases.end(), [&](const Bf16x3::Phase& other) {
+    const Bf16x6::Phase phase{down % s.stride[0], right % s.stride[1]};
+    const auto known = std::find_if(op->phases.begin(), op->phases.end(), [&](const Bf16x6::Phase& other) {
       return other.down == phase.down && other.right == phase.right;
     });
     const int64_t grid = known - op->phases.begin();
@@ -512,12 +545,12 @@ PreparedOp prepare(const OpSpec& spec) {
            (static_cast<double>(width) + static_cast<double>(op->right));
   };
   if (bytes(s.out_height, s.out_width) > 0x1p60 || bytes(1, std::min(kNarrowest, s.out_width)) > 0x1p30) {
-    throw GraphError("bf16x3's window reaches too far for its scratch memory");
+    throw GraphError("bf16x6's window reaches too far for its scratch memory");
   }
-  const bool scaled = words.integer(0, 1, "bf16x3's mark for a scale of channels") == 1;
+  const bool scaled = words.integer(0, 1, "bf16x6's mark for a scale of channels") == 1;
   if (scaled) {
-    if (spec.inputs.size() < 3) throw GraphError("bf16x3 needs a third input, the scale of x");
-    check_channel_scale(spec.inputs[2], x, "bf16x3's scale");
+    if (spec.inputs.size() < 3) throw GraphError("bf16x6 needs a third input, the scale of x");
+    check_channel_scale(spec.inputs[2], x, "bf16x6's scale");
     op->scale_stride = used_stride(spec.inputs[2], kImage);
   }
   op->epilogue = Epilogue::parse(words, spec, scaled ? 3 : 2, DType::kF32);
@@ -531,10 +564,10 @@ PreparedOp prepare(const OpSpec& spec) {
 
 }  // namespace
 
-PreparedOp prepare_bf16x3(const OpSpec& spec) { return prepare<ByVectors>(spec); }
+PreparedOp prepare_bf16x6(const OpSpec& spec) { return prepare<ByVectors>(spec); }
 
 #if defined(__AVX512F__)
-PreparedOp prepare_bf16x3_amx(const OpSpec& spec) { return prepare<ByMatrixUnits>(spec); }
+PreparedOp prepare_bf16x6_amx(const OpSpec& spec) { return prepare<ByMatrixUnits>(spec); }
 #endif
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,4 +1,4 @@
-"""Gives convolutions and products of float32 to matrix units for bfloat16, where the machine has them (ops/bf16x3.py).
+"""Gives convolutions and products of float32 to matrix units for bfloat16, where the machine has them (ops/bf16x6.py).
 
 Constant weights are stored in parts once; others are parted by an op of its own, once for all that read them so.
 """
@@ -13,11 +13,14 @@ import numpy as np
 
 from aspen_jax import storage
 from aspen_jax.apu.machine import Machine
-from aspen_jax.ops.bf16x3 import BF16X3, BF16X3_WEIGHTS, Bf16x3Attrs, parts_shape, to_parts
+from aspen_jax.ops.bf16x6 import BF16X6, BF16X6_WEIGHTS, Bf16x6Attrs, parts_shape, to_parts
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.passes import matrices
 from aspen_jax.program import Op, Operand, Program, Value
+
+# With fewer the units multiply as many zeros, and splitting takes as long as multiplying.
+_FEWEST_CHANNELS, _FEWEST_COLUMNS = 64, 64
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
@@ -48,7 +51,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         else:
             assert source is not None
             weights = Operand(source.value, source.view.transpose(found.order))
-            parts = constants.stored(weights, functools.partial(_parts, shape=found.shape), "bf16x3")
+            parts = constants.stored(weights, functools.partial(_parts, shape=found.shape), "bf16x6")
         ops += [*new, found.op.replace(inputs=(found.op.inputs[0], parts, *op.extra_inputs))]
     return program.replace(ops=tuple(ops), constants=constants.all())
 
@@ -61,7 +64,7 @@ def _parts(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _parting(weights: Operand, op: Op) -> Op:
     build = Builder()
     build.name, build.source = f"{op.name}/weights", op.source
-    build.op(BF16X3_WEIGHTS, None, [weights])
+    build.op(BF16X6_WEIGHTS, None, [weights])
     return build.ops[0]
 
 
@@ -88,19 +91,19 @@ def _rewritten(op: Op) -> _Rewritten | None:
         return None
     if op.family is CONV2D and op.attrs.groups == 1:
         attrs, rows, order, shape = op.attrs, op.inputs[0], (0, 1, 2, 3), op.inputs[1].shape
-        own = Bf16x3Attrs(shape[:2], shape[3], attrs.strides, attrs.padding, attrs.dilation)
+        own = Bf16x6Attrs(shape[:2], shape[3], attrs.strides, attrs.padding, attrs.dilation)
     else:
         found = matrices.of_product(op)
         if found is None or not 2 <= len(op.output.shape) <= 4:
             return None
         rows, order = found
         shape = (1, 1, rows.shape[-1], op.output.shape[-1])
-        own = Bf16x3Attrs((1, 1), op.output.shape[-1])
-    if 0 in shape or not BF16X3.reads_well(op, 0, rows):
+        own = Bf16x6Attrs((1, 1), op.output.shape[-1])
+    if shape[2] < _FEWEST_CHANNELS or shape[3] < _FEWEST_COLUMNS or 0 in shape or not BF16X6.reads_well(op, 0, rows):
         return None
     build = Builder()
     build.name, build.source = op.name, op.source
-    build.op(BF16X3, own, [rows, Operand.whole(Value(parts_shape(shape[:2], *shape[2:]), np.dtype(jnp.bfloat16)))])
+    build.op(BF16X6, own, [rows, Operand.whole(Value(parts_shape(shape[:2], *shape[2:]), np.dtype(jnp.bfloat16)))])
     (product,) = build.ops
     product = product.replace(inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program)
     view = op.inputs[1].view.transpose(order).reshape(shape)

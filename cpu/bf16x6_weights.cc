@@ -1,23 +1,23 @@
-// bf16x3_weights: w [KH,KW,C,O], float32, in parts as bf16x3 reads it (bf16x3.cc), with zeros beyond C and O.
+// bf16x6_weights: w [KH,KW,C,O], float32, in parts as bf16x6 reads it (bf16x6.cc), with zeros beyond C and O.
 #include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "aspen_jax/engine/words.h"
-#include "bf16x3.h"
+#include "bf16x6.h"
 #include "gemm.h"
 #include "shapes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-PreparedOp prepare_bf16x3_weights(const OpSpec& spec);
+PreparedOp prepare_bf16x6_weights(const OpSpec& spec);
 
 namespace {
 
 // Axes of w, and of the parts.
 enum { kDown, kAcross, kIn, kOut };
 enum { kPanel, kStep, kPart, kHalf, kPair, kColumn };
-constexpr int64_t kInner[4] = {2, 2, kStepDepth / 2, kStepColumns};  // extents from kPart on
+constexpr int64_t kInner[4] = {kParts, 2, kStepDepth / 2, kStepColumns};  // extents from kPart on
 
 struct Weights final : OpState {
   int64_t across;  // taps in a row of the window
@@ -38,18 +38,18 @@ void part_step(const float* from, int64_t channel_stride, int64_t column_stride,
       for (int64_t c = 0; c < columns; ++c) block[k][c] = from[c * column_stride];
     }
   }
-  constexpr int64_t kHalfColumns = kStepColumns / 2, kPartWords = kStepBytes / 8;
+  constexpr int64_t kHalfColumns = kStepColumns / 2, kPartWords = kStepBytes / 4 / kParts;
   for (int64_t pair = 0; pair < kStepDepth / 2; ++pair) {
     for (int64_t column = 0; column < kStepColumns; column += kLanes) {
-      const Floats first = load(block[2 * pair] + column), second = load(block[2 * pair + 1] + column);
-      const Floats highs[2] = {high_part(first), high_part(second)};
-      const Floats lows[2] = {low_part(first - highs[0]), low_part(second - highs[1])};
+      const Parts first = parts_of(load(block[2 * pair] + column)), second = parts_of(load(block[2 * pair + 1] + column));
       int32_t* const at = to + column / kHalfColumns * (kPartWords / 2) + pair * kHalfColumns + column % kHalfColumns;
-      const auto joined = [](const Floats(&both)[2]) {
-        return reinterpret_cast<Ints>(reinterpret_cast<Uints>(both[0]) >> 16) | as_ints(both[1]);
+      const auto store_part = [&](int64_t part, Floats one, Floats other) {
+        const Ints lower = reinterpret_cast<Ints>(reinterpret_cast<Uints>(one) >> 16);
+        store(at + part * kPartWords, lower | (as_ints(other) & static_cast<int32_t>(0xffff0000)));
       };
-      store(at, joined(highs));
-      store(at + kPartWords, joined(lows));
+      store_part(0, first.high, second.high);
+      store_part(1, first.middle, second.middle);
+      store_part(2, with_plain_nans(first.low), with_plain_nans(second.low));
     }
   }
 }
@@ -92,17 +92,17 @@ const char* run(const TileArgs& args) noexcept {
 
 }  // namespace
 
-PreparedOp prepare_bf16x3_weights(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("bf16x3_weights needs one input, w");
+PreparedOp prepare_bf16x6_weights(const OpSpec& spec) {
+  if (spec.inputs.size() != 1) throw GraphError("bf16x6_weights needs one input, w");
   const TensorView& w = spec.inputs[0];
-  check_rank(w, 4, "bf16x3_weights' input");
-  check_rank(spec.output, 6, "bf16x3_weights' output");
-  check_float32(w, "bf16x3_weights' input");
-  check_dense(spec.output, "bf16x3_weights' output");
-  if (spec.output.dtype != DType::kBF16) throw GraphError("bf16x3_weights' output is not of bfloat16");
+  check_rank(w, 4, "bf16x6_weights' input");
+  check_rank(spec.output, 6, "bf16x6_weights' output");
+  check_float32(w, "bf16x6_weights' input");
+  check_dense(spec.output, "bf16x6_weights' output");
+  if (spec.output.dtype != DType::kBF16) throw GraphError("bf16x6_weights' output is not of bfloat16");
   WordReader words(spec.params);
-  if (words.integer(0, 0, "bf16x3_weights' mark for a block program") != 0 || !words.done()) {
-    throw GraphError("bf16x3_weights takes no attributes and no epilogue");
+  if (words.integer(0, 0, "bf16x6_weights' mark for a block program") != 0 || !words.done()) {
+    throw GraphError("bf16x6_weights takes no attributes and no epilogue");
   }
   auto op = std::make_unique<Weights>();
   op->across = w.shape[kAcross];
@@ -110,13 +110,14 @@ PreparedOp prepare_bf16x3_weights(const OpSpec& spec) {
   op->columns = w.shape[kOut];
   op->blocks = ceil_div(op->channels, kStepDepth);
   const int64_t taps = w.shape[kDown] * op->across;
-  const int64_t wanted[6] = {ceil_div(op->columns, kStepColumns), spec.output.shape[kStep], 2, 2, kStepDepth / 2, kStepColumns};
+  const int64_t wanted[6] = {
+      ceil_div(op->columns, kStepColumns), spec.output.shape[kStep], kParts, 2, kStepDepth / 2, kStepColumns};
   // Divided, as the product of three extents may be too large.
   const bool steps_fit = op->blocks == 0 || taps == 0
                              ? spec.output.shape[kStep] == 0
                              : spec.output.shape[kStep] % op->blocks == 0 && spec.output.shape[kStep] / op->blocks == taps;
   if (!steps_fit || !std::equal(wanted, wanted + 6, spec.output.shape)) {
-    throw GraphError("bf16x3_weights of " + describe(w) + " does not give " + describe(spec.output));
+    throw GraphError("bf16x6_weights of " + describe(w) + " does not give " + describe(spec.output));
   }
   op->steps = spec.output.shape[kStep];
   for (int i = 0; i < 4; ++i) op->strides[i] = used_stride(w, i);

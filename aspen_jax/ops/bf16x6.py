@@ -1,12 +1,10 @@
-"""Convolutions and products of float32 by matrix units for bfloat16: each operand as the sum of two numbers of 16 bits.
+"""Convolutions and products of float32 by matrix units for bfloat16: each operand as the sum of three numbers of 16 bits.
 
-A float32 x is high + low + what is lost, which is at most 2^-17 of x. Of the four products of two such sums low * low is left out
-and the others are added up in float32: the algorithm that XLA calls BF16_BF16_F32_X3 and that JAX's precision HIGH means on
-accelerators (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
-Computations", 2019). Three such products cost a matrix unit a fifth of what one of float32 costs the vectors of the same core.
-
-The error is bounded element by element, at most 2^-15 of the sum of the products' magnitudes and typically below 2^-18, for any
-operands whose low parts are no subnormal numbers (from about 1e-36 on); infinities and NaNs go where float32 has them.
+A float32 is high + middle + low exactly. Of the nine products of two such sums the six largest are added up in float32: the
+algorithm that XLA calls BF16_BF16_F32_X6, and by which accelerators compute JAX's precision HIGHEST (Henry, Tang and Heinecke,
+"Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). What is left out is below
+2^-26 of its product, so results are as near to the exact ones as those of float32; but for operands below 1e-33, whose low
+parts are subnormal numbers, which the units take for zeros. Infinities and NaNs go where float32 has them.
 """
 
 from __future__ import annotations
@@ -29,24 +27,25 @@ from aspen_jax.program import Operand
 if TYPE_CHECKING:
     from aspen_jax.program import Op
 
+PARTS = 3
 DEPTH = 32  # channels of a step
 COLUMNS = 32  # of a panel
 _ROWS = 16  # of a product of the units
 
-# Operations of three products that take as long as one of float32; and what splitting an element of x, finishing one of the
+# Operations of six products that take as long as one of float32; and what splitting an element of x, finishing one of the
 # output and splitting a weight cost beside.
-_RATE, _SPLIT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 4.0, 12.0, 8.0, 8.0
+_RATE, _SPLIT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 2.2, 16.0, 8.0, 10.0
 
 _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
 
 
 def parts_shape(window: Sequence[int], channels: int, columns: int) -> tuple[int, ...]:
     """The shape of the parts of weights [*window, channels, columns]."""
-    return -(-columns // COLUMNS), math.prod(window) * -(-channels // DEPTH), 2, 2, DEPTH // 2, COLUMNS
+    return -(-columns // COLUMNS), math.prod(window) * -(-channels // DEPTH), PARTS, 2, DEPTH // 2, COLUMNS
 
 
 def to_parts(w: Any, numpy: Any) -> Any:
-    """W [KH,KW,C,O], float32, as its high and low parts [ceil(O/32), KH * KW * ceil(C/32), 2, 2, 16, 32], bfloat16.
+    """W [KH,KW,C,O], float32, as its high, middle and low parts [ceil(O/32), KH * KW * ceil(C/32), 3, 2, 16, 32], bfloat16.
 
     By the functions of `numpy` (numpy or jax.numpy).
     """
@@ -57,22 +56,25 @@ def to_parts(w: Any, numpy: Any) -> Any:
     w = w.reshape(taps, w.shape[1] // DEPTH, DEPTH // 2, 2, w.shape[2] // COLUMNS, 2, COLUMNS // 2)
     w = w.transpose(4, 0, 1, 5, 2, 6, 3).reshape(*shape[:2], *shape[3:])
     high = numpy.clip(w, -_LARGEST, _LARGEST).astype(jnp.bfloat16)
-    return numpy.stack([high, (w - high.astype(np.float32)).astype(jnp.bfloat16)], axis=2)
+    rest = w - high.astype(np.float32)
+    middle = numpy.clip(rest, -_LARGEST, _LARGEST).astype(jnp.bfloat16)
+    return numpy.stack([high, middle, (rest - middle.astype(np.float32)).astype(jnp.bfloat16)], axis=2)
 
 
 def from_parts(parts: jax.Array, window: Sequence[int], channels: int, columns: int) -> jax.Array:
     """The sums of the parts as W [KH,KW,C,O]."""
-    w = parts[:, :, 0].astype(jnp.float32) + parts[:, :, 1].astype(jnp.float32)
+    high, middle, low = (parts[:, :, part].astype(jnp.float32) for part in range(PARTS))
+    w = high + (middle + low)
     w = w.reshape(w.shape[0], math.prod(window), -1, 2, DEPTH // 2, COLUMNS // 2, 2).transpose(1, 2, 4, 6, 0, 3, 5)
     w = w.reshape(*window, w.shape[1] * DEPTH, -1)
     return w[:, :, :channels, :columns]
 
 
-class Bf16x3Weights(OpFamily):
+class Bf16x6Weights(OpFamily):
     """w [KH,KW,C,O], float32 -> its parts (`to_parts`), bfloat16."""
 
-    name = "bf16x3_weights"
-    kernel = "bf16x3_weights"
+    name = "bf16x6_weights"
+    kernel = "bf16x6_weights"
 
     def num_main(self, op: Op) -> int:
         return 1
@@ -80,7 +82,7 @@ class Bf16x3Weights(OpFamily):
     def infer(self, attrs: None, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         ((shape, dtype),) = inputs
         if len(shape) != 4 or dtype != np.float32:
-            raise ValueError(f"bf16x3_weights of {dtype} {shape}")
+            raise ValueError(f"bf16x6_weights of {dtype} {shape}")
         return parts_shape(shape[:2], *shape[2:]), np.dtype(jnp.bfloat16)
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
@@ -94,15 +96,15 @@ class Bf16x3Weights(OpFamily):
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         parts = box_sizes(boxes)
-        return Work(_WEIGHT_FLOPS * parts / 2, 4.0 * parts)
+        return Work(_WEIGHT_FLOPS * parts / PARTS, (2.0 + 4.0 / PARTS) * parts)
 
     def reference(self, attrs: None, *inputs: jax.Array) -> jax.Array:
         return to_parts(inputs[0], jnp)
 
 
 @dataclasses.dataclass(frozen=True)
-class Bf16x3Attrs(Attrs):
-    """Attributes of bf16x3.
+class Bf16x6Attrs(Attrs):
+    """Attributes of bf16x6.
 
     Attributes:
         window: rows and columns of the weights.
@@ -123,21 +125,21 @@ class Bf16x3Attrs(Attrs):
     scaled: bool = False
 
 
-class Bf16x3(OpFamily):
+class Bf16x6(OpFamily):
     """x [N,H,W,C], parts of w (`to_parts`) -> [N,OH,OW,O], float32; with a window of one element also without N, or N and H."""
 
-    name = "bf16x3"
-    kernel = "bf16x3"
+    name = "bf16x6"
+    kernel = "bf16x6"
     takes_epilogue = True
-    attrs_type = Bf16x3Attrs
+    attrs_type = Bf16x6Attrs
 
     def num_main(self, op: Op) -> int:
         return 3 if op.attrs.scaled else 2
 
-    def infer(self, attrs: Bf16x3Attrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Bf16x6Attrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (parts, parts_dtype), *scale = inputs
         if scale != [(x, dtype)] * attrs.scaled or (attrs.scaled and len(x) != 4):
-            raise ValueError(f"bf16x3 of {x} scaled by {scale} with {attrs}")
+            raise ValueError(f"bf16x6 of {x} scaled by {scale} with {attrs}")
         if (
             not 2 <= len(x) <= 4
             or len(attrs.window) != 2
@@ -145,18 +147,18 @@ class Bf16x3(OpFamily):
             or attrs.columns < 1
             or min(*attrs.window, x[-1]) < 1
         ):
-            raise ValueError(f"bf16x3 of {x} with {attrs}")
+            raise ValueError(f"bf16x6 of {x} with {attrs}")
         if parts != parts_shape(attrs.window, x[-1], attrs.columns) or parts_dtype != jnp.bfloat16 or dtype != np.float32:
-            raise ValueError(f"bf16x3 of {dtype} {x} by {parts_dtype} {parts} with {attrs}")
+            raise ValueError(f"bf16x6 of {dtype} {x} by {parts_dtype} {parts} with {attrs}")
         wide = (1,) * (4 - len(x)) + x
         conv = ConvAttrs(attrs.strides, attrs.padding, attrs.dilation, 1)
         output, _ = CONV2D.infer(conv, [(wide, dtype), ((*attrs.window, x[-1], attrs.columns), dtype)])
         if len(x) < 4 and (attrs.window != (1, 1) or output[:3] != wide[:3]):
-            raise ValueError(f"bf16x3 of {x} with {attrs}: it is a product of matrices, where windows have one element")
+            raise ValueError(f"bf16x6 of {x} with {attrs}: it is a product of matrices, where windows have one element")
         return output[4 - len(x) :], dtype
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
-        attrs: Bf16x3Attrs = op.attrs
+        attrs: Bf16x6Attrs = op.attrs
         shape = op.inputs[index].shape
         region = np.empty((len(boxes), len(shape), 2), np.int64)
         region[:] = [(0, extent) for extent in shape]
@@ -181,7 +183,7 @@ class Bf16x3(OpFamily):
         return operand.view.is_dense() if index == 1 else operand.shape[-1] == 1 or operand.view.strides()[-1] == 1
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
-        attrs: Bf16x3Attrs = op.attrs
+        attrs: Bf16x6Attrs = op.attrs
         own = epilogue_work(op, boxes)
         x, parts = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
         extents = boxes[:, :, 1] - boxes[:, :, 0]
@@ -195,7 +197,7 @@ class Bf16x3(OpFamily):
         flops = products / _RATE + _SPLIT_FLOPS * split + _OUTPUT_FLOPS * positions * columns
         return Work(own.flops + flops, own.bytes + 4 * box_sizes(x) + 2 * box_sizes(parts))
 
-    def reference(self, attrs: Bf16x3Attrs, *inputs: jax.Array) -> jax.Array:
+    def reference(self, attrs: Bf16x6Attrs, *inputs: jax.Array) -> jax.Array:
         x, parts, *scale = inputs
         for factor in scale:
             x = x * factor
@@ -205,5 +207,5 @@ class Bf16x3(OpFamily):
         return output.reshape(output.shape[4 - x.ndim :])
 
 
-BF16X3_WEIGHTS = Bf16x3Weights()
-BF16X3 = Bf16x3()
+BF16X6_WEIGHTS = Bf16x6Weights()
+BF16X6 = Bf16x6()
