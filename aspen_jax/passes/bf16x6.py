@@ -19,8 +19,8 @@ from aspen_jax.ops.conv import CONV2D
 from aspen_jax.passes import matrices
 from aspen_jax.program import Op, Operand, Program, Value
 
-# With fewer the units multiply as many zeros, and splitting takes as long as multiplying.
-_FEWEST_CHANNELS, _FEWEST_COLUMNS = 64, 64
+# With fewer, splitting and finishing take as long as multiplying.
+_FEWEST_CHANNELS, _FEWEST_COLUMNS = 128, 128
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
