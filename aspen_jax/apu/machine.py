@@ -19,7 +19,8 @@ class Machine:
 
     The defaults are one core of a machine with AVX-512. Within 10%, ResNet-50, MobileNetV2 and VGG-16 take the same time for half
     the rates, for twice the tiles a worker and for shortest tiles of 10 to 20 us. They are constants, not measured at start-up,
-    because the graph's bytes are part of the key of JAX's persistent compilation cache.
+    because the graph's bytes are part of the key of JAX's persistent compilation cache; only whether there are
+    matrix units is asked of the processor, since processors with and without them take different algorithms.
 
     Attributes:
         flops_per_ns: rate of a kernel whose operands are in cache.
