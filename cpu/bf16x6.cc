@@ -13,16 +13,14 @@
 // is a grid for each phase of the pixels that some tap reads. So a tap is a constant offset, and 16 neighbouring positions are
 // one left operand of 1 KiB wherever they lie: rows of products are positions, also those at the ends of lines that are no
 // output's and are thrown away.
-#include "bf16x6.h"
-
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "aspen_jax/engine/words.h"
+#include "bf16x6_ways.h"
 #include "conv2d.h"
 #include "epilogue.h"
 #include "gemm.h"
@@ -38,12 +36,8 @@ PreparedOp prepare_bf16x6_amx(const OpSpec& spec);
 
 namespace {
 
-constexpr int64_t kDepth = kStepDepth;
-constexpr int64_t kColumns = kStepColumns;
-constexpr int64_t kRows = 32;  // positions that are multiplied at a time
-constexpr int64_t kPartBytes = kDepth * 2;
-// What of x is kept split, for a panel of weights after the other to be multiplied with it: most of the L2 cache of 2 MiB that
-// machines with matrix units have.
+// What of x is kept split, for a panel of weights after the other to be multiplied with it: with more of the L2 cache of 2 MiB
+// that machines with matrix units have, the units wait (docs/performance.md).
 constexpr int64_t kBandBytes = 750 * 1024;
 constexpr int64_t kNarrowest = 32;
 
@@ -89,218 +83,6 @@ struct Bf16x6 final : OpState {
     return std::min(std::max(kBandBytes, most_bytes(narrow)), most_bytes(whole));
   }
 };
-
-// ---- splitting
-
-struct ByVectors {
-  // The channels of a position, scaled where there is a scale; the parts of a block of them lie `part` bytes apart, and those of
-  // the next block behind these.
-  template <bool kScaled>
-  static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
-    for (int64_t block = 0; block < channels; block += kDepth, to += kParts * part) {
-      for (int64_t k = 0; k < kDepth; k += kLanes) {
-        const int count = static_cast<int>(std::clamp<int64_t>(channels - block - k, 0, kLanes));
-        Floats x = count > 0 ? load_partial(from + block + k, count) : Floats{};
-        if (kScaled && count > 0) x *= load_partial(scale + block + k, count);
-        const Parts parts = parts_of(x);
-        store_upper(parts.high, to + 2 * k);
-        store_upper(parts.middle, to + part + 2 * k);
-        store_upper(with_plain_nans(parts.low), to + 2 * part + 2 * k);
-      }
-    }
-  }
-
-  // The upper 16 bits of each lane.
-  static void store_upper(Floats x, std::byte* to) noexcept {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const auto bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(x[lane]) >> 16);
-      std::memcpy(to + 2 * lane, &bits, 2);
-    }
-  }
-
-  // Sums of products of `rows` positions, up to 32, with a panel: [32, 32]. `a` is the first position of the first grid, whose
-  // parts lie `part` bytes apart; step i reads offsets[i] bytes further on.
-  static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b, int64_t rows,
-                       float* sums) noexcept {
-    std::fill_n(sums, kRows * kColumns, 0.0f);
-    const auto value = [part](const std::byte* at) {
-      float sum = 0;
-      for (int64_t i = kParts - 1; i >= 0; --i) {  // the other way round the largest float32 would overflow
-        uint16_t bits;
-        std::memcpy(&bits, at + i * part, 2);
-        sum += std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-      }
-      return sum;
-    };
-    for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
-      const std::byte* const left = a + offsets[step];
-      for (int64_t pair = 0; pair < kDepth / 2; ++pair) {
-        for (int64_t column = 0; column < kColumns; column += kLanes) {
-          const std::byte* const at = b + (column / 16) * (kStepBytes / kParts / 2) + pair * 64 + column % 16 * 4;
-          Floats first = {}, second = {};
-          for (int64_t i = kParts - 1; i >= 0; --i) {
-            const Ints both = load(reinterpret_cast<const int32_t*>(at + i * (kStepBytes / kParts)));
-            first += as_floats(both << 16);
-            second += as_floats(both & static_cast<int32_t>(0xffff0000));
-          }
-          for (int64_t row = 0; row < rows; ++row) {
-            const std::byte* const x = left + row * kPartBytes + pair * 4;
-            float* const sum = sums + row * kColumns + column;
-            store(sum, fma(broadcast(value(x)), first, fma(broadcast(value(x + 2)), second, load(sum))));
-          }
-        }
-      }
-    }
-  }
-
-  struct Unit {};  // nothing to set up
-};
-
-#if defined(__AVX512F__)
-
-#define ASPEN_AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-
-struct ByMatrixUnits {
-  template <bool kScaled>
-  ASPEN_AMX static void split(const float* from, const float* scale, int64_t channels, std::byte* to, int64_t part) noexcept {
-    int64_t k = 0;
-    for (; k + kDepth <= channels; k += kDepth, to += kParts * part) {
-      Floats first = load(from + k), second = load(from + k + kLanes);
-      if constexpr (kScaled) first *= load(scale + k), second *= load(scale + k + kLanes);
-      store_parts(first, second, to, part);
-    }
-    if (const int rest = static_cast<int>(channels - k); rest > 0) {
-      const int count = std::min(rest, kLanes);
-      Floats first = load_partial(from + k, count), second = {};
-      if constexpr (kScaled) first *= load_partial(scale + k, count);
-      if (rest > kLanes) {
-        second = load_partial(from + k + kLanes, rest - kLanes);
-        if constexpr (kScaled) second *= load_partial(scale + k + kLanes, rest - kLanes);
-      }
-      store_parts(first, second, to, part);
-    }
-  }
-
-  ASPEN_AMX static ASPEN_INLINE void store_parts(Floats first, Floats second, std::byte* to, int64_t part) {
-    const Parts x = parts_of(first), y = parts_of(second);
-    const __m512bh high = _mm512_cvtne2ps_pbh(y.high, x.high);
-    const __m512bh middle = _mm512_cvtne2ps_pbh(y.middle, x.middle);
-    const __m512bh low = _mm512_cvtne2ps_pbh(y.low, x.low);
-    std::memcpy(to, &high, sizeof high);
-    std::memcpy(to + part, &middle, sizeof middle);
-    std::memcpy(to + 2 * part, &low, sizeof low);
-  }
-
-  // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns. From each pair
-  // of parts to the next only one side is loaded.
-  ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b,
-                                 int64_t rows, float* sums) noexcept {
-    constexpr int64_t kUnitBytes = 16 * kPartBytes, kMiddle = 2 * kUnitBytes, kLow = 4 * kUnitBytes, kSumStride = kColumns * 4;
-    asm volatile("" ::: "memory");
-    _tile_zero(0);
-    _tile_zero(1);
-    if (rows > 16) {
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
-        const std::byte* const high = a + offsets[step];
-        const std::byte *const middle = high + part, *const low = middle + part;
-        _tile_loadd(6, b, 64);
-        _tile_loadd(4, low, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, low + kUnitBytes, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(4, middle, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, middle + kUnitBytes, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(6, b + kMiddle, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + kMiddle + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(4, high, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, high + kUnitBytes, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(6, b + kLow, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + kLow + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      _tile_stored(2, sums + 16 * kColumns, kSumStride);
-      _tile_stored(3, sums + 16 * kColumns + 16, kSumStride);
-    } else {
-      // The same in the same order; here 2, 4 and 5 are the parts of the rows.
-      for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
-        const std::byte* const high = a + offsets[step];
-        _tile_loadd(5, high + 2 * part, 64);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(7, b + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(4, high + part, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, b + kMiddle, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + kMiddle + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(2, high, 64);
-        _tile_dpbf16ps(0, 2, 6);
-        _tile_dpbf16ps(1, 2, 7);
-        _tile_loadd(6, b + kLow, 64);
-        _tile_dpbf16ps(0, 2, 6);
-        _tile_loadd(7, b + kLow + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 2, 7);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 2, 6);
-        _tile_loadd(7, b + kUnitBytes, 64);
-        _tile_dpbf16ps(1, 2, 7);
-      }
-    }
-    _tile_stored(0, sums, kSumStride);
-    _tile_stored(1, sums + 16, kSumStride);
-    asm volatile("" ::: "memory");
-  }
-
-  // All eight registers hold 16 rows of 64 bytes while a tile is computed; the thread's register state is small again after it.
-  class Unit {
-   public:
-    ASPEN_AMX Unit() noexcept {
-      struct alignas(64) Shapes {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-      };
-      static constexpr Shapes kShapes;
-      _tile_loadconfig(&kShapes);
-    }
-    ASPEN_AMX ~Unit() { _tile_release(); }
-    Unit(const Unit&) = delete;
-    Unit& operator=(const Unit&) = delete;
-  };
-};
-
-#endif
-
-// ---- a tile
 
 constexpr int64_t kSumsBytes = kRows * kColumns * 4;
 
