@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "cache.h"
 #include "epilogue.h"
 #include "shapes.h"
 #include "vec.h"
@@ -27,9 +28,10 @@ namespace {
 
 constexpr int64_t kColumns = kWinogradPanel;
 // Transformed patches that are multiplied together: enough to read the weights seldom, and few enough to leave an L2 cache room
-// for a matrix of weights and its sums.
+// for a matrix of weights and its sums. Beyond the cache weights come slowly, so that a larger one is filled but for kLeft.
 constexpr int64_t kMostPatchFloats = 160 * 1024;
 constexpr int64_t kMostGatheredFloats = 90 * 1024;
+constexpr int64_t kLeft = 384 * 1024;
 constexpr int64_t kMaxPhases = 64;
 
 enum { kImage, kHeight, kWidth, kChannel };
@@ -341,7 +343,10 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   op->patch_stride = round_up(op->channels, kLanes) + kLanes;
   const int64_t most_floats = op->gathers() ? kMostGatheredFloats : kMostPatchFloats;
   const int64_t of_output = ceil_div(out.shape[kHeight], tile[0]) * ceil_div(out.shape[kWidth], tile[1]);
-  op->patches = std::clamp<int64_t>(most_floats / op->patch_floats(), kBlockRows, std::max<int64_t>(of_output, kBlockRows));
+  const int64_t held = op->patch_floats() + op->points() * (kColumns + (op->gathers() ? op->gathered_pixel() : 0));
+  const int64_t fitting = (l2_cache_bytes() - kLeft) / static_cast<int64_t>(sizeof(float)) / held;
+  op->patches = std::clamp<int64_t>(std::max(most_floats / op->patch_floats(), fitting), kBlockRows,
+                                    std::max<int64_t>(of_output, kBlockRows));
   op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run_tile;
