@@ -237,7 +237,8 @@ const char* run(const TileArgs& args) noexcept {
       }
       for (int64_t lot = 0; lot < lots; ++lot) {
         const int64_t first = lot * kRows, last = std::min(first + kRows, positions);
-        Way::multiply(grids + first * kPartBytes, offsets, part, op.steps(), b, last - first, sums);
+        const auto multiply = lot == 0 ? Way::template multiply<true> : Way::template multiply<false>;
+        multiply(grids + first * kPartBytes, offsets, part, op.steps(), b, last - first, sums);
         for (int64_t position = first; position < last;) {
           const int64_t down = position / across, right = position % across;
           const int64_t line_end = down * across + place.band.across;

@@ -16,6 +16,7 @@ inline constexpr int64_t kDepth = kStepDepth;
 inline constexpr int64_t kColumns = kStepColumns;
 inline constexpr int64_t kRows = 32;  // positions that are multiplied at a time
 inline constexpr int64_t kPartBytes = kDepth * 2;
+inline constexpr int64_t kFetchBytes = 4096;  // how far ahead a panel is fetched that comes from memory
 
 struct ByVectors {
   // The channels of a position, scaled where there is a scale; the parts of a block of them lie `part` bytes apart, and those of
@@ -44,7 +45,8 @@ struct ByVectors {
   }
 
   // Sums of products of `rows` positions, up to 32, with a panel: [32, 32]. `a` is the first position of the first grid, whose
-  // parts lie `part` bytes apart; step i reads offsets[i] bytes further on.
+  // parts lie `part` bytes apart; step i reads offsets[i] bytes further on. kFetch: the panel comes from memory.
+  template <bool kFetch>
   static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b, int64_t rows,
                        float* sums) noexcept {
     std::fill_n(sums, kRows * kColumns, 0.0f);
@@ -119,6 +121,7 @@ struct ByMatrixUnits {
 
   // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns. From each pair
   // of parts to the next only one side is loaded. With one lot of rows the sums are the same, in the same order.
+  template <bool kFetch>
   ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b,
                                  int64_t rows, float* sums) noexcept {
     constexpr int64_t kUnitBytes = 16 * kPartBytes, kMiddle = 2 * kUnitBytes, kLow = 4 * kUnitBytes, kSumStride = kColumns * 4;
@@ -126,22 +129,36 @@ struct ByMatrixUnits {
       _tile_loadd(6, from, 64);
       _tile_loadd(7, from + kUnitBytes, 64);
     };
+    // A sixth of a step of the panel, for each time that products are added.
+    const auto fetch = [&](int64_t sixth) ASPEN_AMX_INLINE {
+      if constexpr (kFetch) {
+        const std::byte* const from = b + kFetchBytes + sixth * (kStepBytes / 6);
+#pragma GCC unroll 16
+        for (int64_t at = 0; at < kStepBytes / 6; at += 64) __builtin_prefetch(from + at, 0, 2);
+      }
+    };
     const auto all_steps = [&](auto rows_of, auto add_products) ASPEN_AMX_INLINE {
       for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
         const std::byte* const high = a + offsets[step];
         rows_of(high + 2 * part);
         columns_of(b);
         add_products();
+        fetch(0);
         rows_of(high + part);
         add_products();
+        fetch(1);
         columns_of(b + kMiddle);
         add_products();
+        fetch(2);
         rows_of(high);
         add_products();
+        fetch(3);
         columns_of(b + kLow);
         add_products();
+        fetch(4);
         columns_of(b);
         add_products();
+        fetch(5);
       }
     };
     asm volatile("" ::: "memory");

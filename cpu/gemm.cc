@@ -77,9 +77,10 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 #pragma GCC unroll 16
       for (int v = 0; v < kWhole; ++v) {
         w[v] = load_columns(weights + v * kLanes, v);
-        // The strips of a few rows are bound by memory, and each row of the operand may lie on a page of its own.
-        if constexpr (kPack || kVectors > kPanelVectors) {
-          if (v % kVectorsOfCacheLine == 0) __builtin_prefetch(weights + 8 * stride + v * kLanes);
+        // Few rows are bound by memory, and in a strip each row of the operand may lie on a page of its own.
+        if constexpr (kPack || kRows <= kFewRows) {
+          constexpr int kRowsAhead = kVectors > kPanelVectors || kPack ? 8 : 24;
+          if (v % kVectorsOfCacheLine == 0) __builtin_prefetch(weights + kRowsAhead * stride + v * kLanes);
         }
         if constexpr (kPack) store(packed + v * kLanes, w[v]);
       }
