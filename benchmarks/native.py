@@ -33,14 +33,14 @@ def ffi_handler(source: str, symbol: str) -> Any:
         return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(library)), symbol))  # stays loaded when the file is gone
 
 
-def cmake_program(target: str, directory: Path) -> Path:
+def cmake_program(target: str, directory: Path, build_type: str = "Release") -> Path:
     """Build a target of the checkout's CMakeLists.txt without the Python module, and give its path.
 
     Raises:
         AspenError: there is no CMake or no compiler, or the build fails.
     """
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["-DASPEN_BUILD_MODULE=OFF", "-DASPEN_BUILD_TESTS=ON"]
+    options = ["-DASPEN_BUILD_MODULE=OFF", "-DASPEN_BUILD_TESTS=ON", f"-DCMAKE_BUILD_TYPE={build_type}"]
     _run(["cmake", "-S", str(_ROOT), "-B", str(directory), *generator, *options])
     _run(["cmake", "--build", str(directory), "--target", target, "--parallel", str(len(os.sched_getaffinity(0)))])
     return next(path for path in directory.rglob(target) if path.is_file() and os.access(path, os.X_OK))

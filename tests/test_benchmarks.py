@@ -139,6 +139,8 @@ oneTBB: absent; install it
         (["memory", "--models", "ResNet5"], "no model 'ResNet5'"),
         (["scheduler", "--rounds", "0"], "the number of rounds is 0"),
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
+        (["sharing", "--rounds", "0"], "the number of rounds is 0"),
+        (["sharing", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),
         (["layers", "--sweeps", "depth"], "no sweep is called 'depth'; take layers, size, channels"),
         (["tiles", "--counts", "0"], "0 tiles"),
