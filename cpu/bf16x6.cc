@@ -37,8 +37,9 @@ PreparedOp prepare_bf16x6_amx(const OpSpec& spec);
 namespace {
 
 // What of x is kept split, for a panel of weights after the other to be multiplied with it: with more of the L2 cache of 2 MiB
-// that machines with matrix units have, the units wait (docs/performance.md).
+// that machines with matrix units have, the units wait (docs/performance.md). A little more where that is all of a tile.
 constexpr int64_t kBandBytes = 750 * 1024;
+constexpr int64_t kWholeBytes = 832 * 1024;
 constexpr int64_t kNarrowest = 32;
 
 struct Tap {
@@ -72,6 +73,7 @@ struct Bf16x6 final : OpState {
   int64_t most_bytes(Band band) const { return bytes_of_position() * ((band.lines + down) * (band.across + right) + kRows + 1); }
   // The largest band of so many lines and of this width at most that is kept.
   Band band(int64_t lines, int64_t across) const {
+    if (bytes_of_position() * (lines + down) * (across + right) <= kWholeBytes) return {lines, across};
     const int64_t room = kBandBytes / bytes_of_position() - kRows - 1;
     const int64_t most_across = room / (1 + down) - right;
     if (most_across < across) return {1, std::clamp(most_across / kRows * kRows, std::min(kNarrowest, across), across)};
@@ -80,11 +82,14 @@ struct Bf16x6 final : OpState {
   // What any band takes.
   int64_t most_bytes() const {
     const Band narrow{1, std::min(kNarrowest, shape.out_width)}, whole{shape.out_height, shape.out_width};
-    return std::min(std::max(kBandBytes, most_bytes(narrow)), most_bytes(whole));
+    const int64_t most = kWholeBytes + bytes_of_position() * (kRows + 1);
+    return std::min(std::max(most, most_bytes(narrow)), most_bytes(whole));
   }
 };
 
-constexpr int64_t kSumsBytes = kRows * kColumns * 4;
+// Lots of positions that are multiplied with a step of a panel, one after the other.
+constexpr int64_t kTogether = 2;
+constexpr int64_t kSumsBytes = kTogether * kRows * kColumns * 4;
 
 // A band of a tile, in one image: lines of the output from `top` on, columns from `left` on.
 struct Place {
@@ -235,10 +240,18 @@ const char* run(const TileArgs& args) noexcept {
         const int64_t at[4] = {place.image, place.top, place.left, column};
         op.epilogue.finish(args, at + 4 - op.rank, op.rank - 2, finish);
       }
-      for (int64_t lot = 0; lot < lots; ++lot) {
-        const int64_t first = lot * kRows, last = std::min(first + kRows, positions);
-        const auto multiply = lot == 0 ? Way::template multiply<true> : Way::template multiply<false>;
-        multiply(grids + first * kPartBytes, offsets, part, op.steps(), b, last - first, sums);
+      for (int64_t lot = 0; lot < lots; lot += kTogether) {
+        // Several share each step while it is in the L1 cache; the panel comes from memory for the first of them.
+        const int64_t together = std::min(kTogether, lots - lot), some = together > 1 ? 1 : op.steps();
+        for (int64_t step = 0; step < op.steps(); step += some) {
+          for (int64_t i = 0; i < together; ++i) {
+            const int64_t first = (lot + i) * kRows;
+            const Fetched fetched = lot == 0 ? Fetched{i * kSixths / together, (i + 1) * kSixths / together} : Fetched{};
+            Way::multiply(grids + first * kPartBytes, offsets + step, part, some, b + step * kStepBytes,
+                          std::min(kRows, positions - first), sums + i * kRows * kColumns, step > 0, fetched);
+          }
+        }
+        const int64_t first = lot * kRows, last = std::min(first + together * kRows, positions);
         for (int64_t position = first; position < last;) {
           const int64_t down = position / across, right = position % across;
           const int64_t line_end = down * across + place.band.across;

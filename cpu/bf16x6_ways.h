@@ -16,7 +16,12 @@ inline constexpr int64_t kDepth = kStepDepth;
 inline constexpr int64_t kColumns = kStepColumns;
 inline constexpr int64_t kRows = 32;  // positions that are multiplied at a time
 inline constexpr int64_t kPartBytes = kDepth * 2;
-inline constexpr int64_t kFetchBytes = 4096;  // how far ahead a panel is fetched that comes from memory
+
+// What of each step of a panel is fetched from memory while a step is multiplied: these sixths of it, a step ahead.
+inline constexpr int64_t kSixths = 6;
+struct Fetched {
+  int64_t begin = 0, end = 0;
+};
 
 struct ByVectors {
   // The channels of a position, scaled where there is a scale; the parts of a block of them lie `part` bytes apart, and those of
@@ -44,12 +49,11 @@ struct ByVectors {
     }
   }
 
-  // Sums of products of `rows` positions, up to 32, with a panel: [32, 32]. `a` is the first position of the first grid, whose
-  // parts lie `part` bytes apart; step i reads offsets[i] bytes further on. kFetch: the panel comes from memory.
-  template <bool kFetch>
+  // Sums of products of `rows` positions, up to 32, with steps of a panel: [32, 32]. `a` is the first position of the first
+  // grid, whose parts lie `part` bytes apart; step i reads offsets[i] bytes further on.
   static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b, int64_t rows,
-                       float* sums) noexcept {
-    std::fill_n(sums, kRows * kColumns, 0.0f);
+                       float* sums, bool accumulate, Fetched) noexcept {
+    if (!accumulate) std::fill_n(sums, kRows * kColumns, 0.0f);
     const auto value = [part](const std::byte* at) {
       float sum = 0;
       for (int64_t i = kParts - 1; i >= 0; --i) {  // the other way round the largest float32 would overflow
@@ -121,21 +125,18 @@ struct ByMatrixUnits {
 
   // Registers 0 to 3: sums, of two lots of 16 rows by two of 16 columns; 4 and 5: the rows; 6 and 7: the columns. From each pair
   // of parts to the next only one side is loaded. With one lot of rows the sums are the same, in the same order.
-  template <bool kFetch>
   ASPEN_AMX static void multiply(const std::byte* a, const int64_t* offsets, int64_t part, int64_t steps, const std::byte* b,
-                                 int64_t rows, float* sums) noexcept {
+                                 int64_t rows, float* sums, bool accumulate, Fetched fetched) noexcept {
     constexpr int64_t kUnitBytes = 16 * kPartBytes, kMiddle = 2 * kUnitBytes, kLow = 4 * kUnitBytes, kSumStride = kColumns * 4;
     const auto columns_of = [](const std::byte* from) ASPEN_AMX_INLINE {
       _tile_loadd(6, from, 64);
       _tile_loadd(7, from + kUnitBytes, 64);
     };
-    // A sixth of a step of the panel, for each time that products are added.
     const auto fetch = [&](int64_t sixth) ASPEN_AMX_INLINE {
-      if constexpr (kFetch) {
-        const std::byte* const from = b + kFetchBytes + sixth * (kStepBytes / 6);
+      if (sixth < fetched.begin || sixth >= fetched.end) return;
+      const std::byte* const from = b + kStepBytes + sixth * (kStepBytes / kSixths);
 #pragma GCC unroll 16
-        for (int64_t at = 0; at < kStepBytes / 6; at += 64) __builtin_prefetch(from + at, 0, 2);
-      }
+      for (int64_t at = 0; at < kStepBytes / kSixths; at += 64) __builtin_prefetch(from + at, 0, 2);
     };
     const auto all_steps = [&](auto rows_of, auto add_products) ASPEN_AMX_INLINE {
       for (int64_t step = 0; step < steps; ++step, b += kStepBytes) {
@@ -162,11 +163,21 @@ struct ByMatrixUnits {
       }
     };
     asm volatile("" ::: "memory");
-    _tile_zero(0);
-    _tile_zero(1);
+    if (accumulate) {
+      _tile_loadd(0, sums, kSumStride);
+      _tile_loadd(1, sums + 16, kSumStride);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+    }
     if (rows > 16) {
-      _tile_zero(2);
-      _tile_zero(3);
+      if (accumulate) {
+        _tile_loadd(2, sums + 16 * kColumns, kSumStride);
+        _tile_loadd(3, sums + 16 * kColumns + 16, kSumStride);
+      } else {
+        _tile_zero(2);
+        _tile_zero(3);
+      }
       all_steps(
           [](const std::byte* from) ASPEN_AMX_INLINE {
             _tile_loadd(4, from, 64);
