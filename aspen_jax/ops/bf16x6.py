@@ -34,7 +34,7 @@ _ROWS = 16  # of a product of the units
 
 # Operations of six products that take as long as one of float32; and what splitting an element of x, finishing one of the
 # output and splitting a weight cost beside.
-_RATE, _SPLIT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 2.2, 16.0, 8.0, 10.0
+_RATE, _SPLIT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 2.2, 64.0, 8.0, 10.0
 
 _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
 
