@@ -32,8 +32,8 @@ DEPTH = 32  # channels of a step
 COLUMNS = 32  # of a panel
 _ROWS = 16  # of a product of the units
 
-# Operations of six products that take as long as one of float32; and what splitting an element of x, finishing one of the
-# output and splitting a weight cost beside.
+# Operations of six products that take as long as one of float32; and what splitting an element of x (inside a network mostly the
+# wait for what the other worker wrote), finishing one of the output and splitting a weight cost beside.
 _RATE, _SPLIT_FLOPS, _OUTPUT_FLOPS, _WEIGHT_FLOPS = 2.2, 64.0, 8.0, 10.0
 
 _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
