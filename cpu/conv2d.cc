@@ -310,12 +310,17 @@ struct Pixels {
 
   float* direct(int64_t pixel, int rows, int64_t column, Finish& finish) const {
     if (!op.epilogue.begins_in_registers()) return nullptr;
-    const int64_t at[4] = {image, row_of(pixel), column_of(pixel), first_channel + column};
     const bool runs_on = across == op.shape.out_width && op.epilogue.runs_on(kWidth);
+    // What is the same for all rows need not be filled in again, and nothing divided.
+    if (runs_on && finish.length > 0 && !finish.reads_rows) return output_of(args.lo[kHeight], pixel, column);
+    const int64_t at[4] = {image, row_of(pixel), column_of(pixel), first_channel + column};
     if (!runs_on && at[kWidth] + rows > args.hi[kWidth]) return nullptr;
     op.epilogue.finish(args, at, kWidth, finish);
+    return output_of(at[kHeight], at[kWidth], column);
+  }
+  float* output_of(int64_t row, int64_t pixel, int64_t column) const {
     return static_cast<float*>(args.output) +
-           ((image * op.shape.out_height + at[kHeight]) * op.shape.out_width + at[kWidth]) * op.shape.out_channels + at[kChannel];
+           ((image * op.shape.out_height + row) * op.shape.out_width + pixel) * op.shape.out_channels + first_channel + column;
   }
   int64_t direct_stride() const { return op.shape.out_channels; }
 

@@ -65,7 +65,12 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
           epilogue.links_.push_back({link.kind, link.input - 1, 0});
           continue;
         }
-        epilogue.links_.push_back({link.kind, -1, static_cast<int>(epilogue.splats_.size())});
+        if (Operand* const before = epilogue.links_.empty() ? nullptr : &epilogue.links_.back();
+            link.kind == Finish::kAtMost && before != nullptr && before->kind == Finish::kAtLeast && before->extra < 0) {
+          before->kind = Finish::kBetween;  // the next splat is its second
+        } else {
+          epilogue.links_.push_back({link.kind, -1, static_cast<int>(epilogue.splats_.size())});
+        }
         std::ranges::fill(epilogue.splats_.emplace_back().lanes, link.constant);
       }
       epilogue.has_rest_ = draft.result != 0;
@@ -119,7 +124,9 @@ const std::byte* Epilogue::extra_at(const TileArgs& args, size_t extra, const in
 }
 
 void Epilogue::finish(const TileArgs& args, const int64_t* at, int row_axis, Finish& finish) const noexcept {
+  finish.length = 0;
   finish.completes = !has_rest_;
+  finish.reads_rows = false;
   for (const Operand& link : links_) {
     Finish::Step& step = finish.steps[finish.length++];
     if (link.extra < 0) {
@@ -127,6 +134,7 @@ void Epilogue::finish(const TileArgs& args, const int64_t* at, int row_axis, Fin
     } else {
       const auto extra = static_cast<size_t>(link.extra);
       step = {link.kind, reinterpret_cast<const float*>(extra_at(args, extra, at)), extra_[extra].strides[row_axis], 1};
+      finish.reads_rows |= step.row_stride != 0;
     }
   }
 }

@@ -11,8 +11,8 @@ namespace aspen::cpu::ASPEN_TARGET {
 struct Finish {
   static constexpr int kMaxSteps = 8;
 
-  // kAtLeast and kAtMost keep a NaN; their operand is none.
-  enum Kind : uint8_t { kAdd, kSubtract, kMultiply, kAtLeast, kAtMost };
+  // The last three keep a NaN; their operand is none. kBetween is kAtLeast its operand, then kAtMost the vector behind it.
+  enum Kind : uint8_t { kAdd, kSubtract, kMultiply, kAtLeast, kAtMost, kBetween };
 
   struct Step {
     Kind kind;
@@ -22,7 +22,8 @@ struct Finish {
   };
 
   int length = 0;
-  bool completes = true;  // whether the epilogue has no further steps
+  bool completes = true;    // whether the epilogue has no further steps
+  bool reads_rows = false;  // whether a step's operand has rows
   Step steps[kMaxSteps];
 };
 
@@ -95,6 +96,15 @@ ASPEN_INLINE void finish_in_registers(const Finish& finish, int begin, int64_t r
       case Finish::kAtMost:
         each([](Floats x, Floats y) __attribute__((always_inline)) { return at_most(x, y); });
         break;
+      case Finish::kBetween: {
+        const Floats least = load(step->operand), most = load(step->operand + kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = at_most(at_least(sum[r][v], least), most);
+        }
+        break;
+      }
     }
   }
 }

@@ -31,9 +31,9 @@ enum class Last { kWhole, kPartial, kHalf };
 // counts the columns of the last vector and is not read where it is whole; `packed` receives the weights as they are read, where
 // kPack; a line a row of `ahead` is fetched, where kFetch. All that changes from call to call comes in registers or words of its
 // own: a structure that is written in words and then copied in vectors waits until the sums before it have left for the cache.
-template <class T, int kRows, int kVectors, Last kLastVector, bool kPack, bool kFetch = false>
-void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unused]] int lanes, [[maybe_unused]] float* packed,
-           [[maybe_unused]] const Ahead* ahead) noexcept {
+template <class T, int kRows, int kVectors, Last kLastVector, bool kPack, bool kFetch>
+ASPEN_INLINE void sum_panel(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unused]] int lanes,
+                            [[maybe_unused]] float* packed, [[maybe_unused]] const Ahead* ahead) {
   constexpr int kLast = kVectors - 1;
   constexpr bool kPartial = kLastVector != Last::kWhole, kHalf = kLastVector == Last::kHalf;
   constexpr int kWhole = kHalf ? kLast : kVectors;
@@ -41,20 +41,23 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
   const auto load_columns = [&](const auto* from, int v) __attribute__((always_inline)) {
     return kPartial && v == kLast ? load_partial(from, lanes) : load(from);
   };
+  // Once, not again after each store, which for all that the compiler knows might write to them.
+  const Finish* const finish = block.finish;
+  const int64_t out_stride = block.out_stride;
   float* const first_out = block.out + at;
   const int64_t column = block.column + at;
   Floats sum[kRows][kVectors];
-  const int begun = begin_in_registers(block.finish, column, sum, load_columns);
+  const int begun = begin_in_registers(finish, column, sum, load_columns);
   [[maybe_unused]] HalfFloats half[kRows];
   if constexpr (kHalf) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) half[r] = low_half(sum[r][kLast]);
   }
   // What is written, and read to finish it, mostly lies beyond the L2 cache: ask for it while the sums are worked out.
-  if (block.finish != nullptr || block.exact) {
-    prefetch_rows<kRows, kVectors>(first_out, block.out_stride);
-    if (block.finish != nullptr) {
-      for (const Finish::Step* step = block.finish->steps; step != block.finish->steps + block.finish->length; ++step) {
+  if (finish != nullptr || block.exact) {
+    prefetch_rows<kRows, kVectors>(first_out, out_stride);
+    if (finish != nullptr && finish->reads_rows) {
+      for (const Finish::Step* step = finish->steps; step != finish->steps + finish->length; ++step) {
         if (step->row_stride != 0) prefetch_rows<kRows, kVectors>(step->operand + column, step->row_stride);
       }
     }
@@ -103,20 +106,49 @@ void micro(const Block& block, int64_t at, RightOperand<T> operand, [[maybe_unus
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) sum[r][kLast] = widened(half[r]);
   }
-  if (block.finish != nullptr) finish_in_registers(*block.finish, begun, 0, column, sum, load_columns);
+  if (finish != nullptr) finish_in_registers(*finish, begun, 0, column, sum, load_columns);
+  const auto each_row = [&](auto take) __attribute__((always_inline)) {
+    float* out = first_out;
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* out = first_out + r * block.out_stride;
+    for (int r = 0; r < kRows; ++r, out += out_stride) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      if (kPartial && v == kLast) {
-        if (block.accumulate) sum[r][v] += load_partial(out + v * kLanes, lanes);
-        store_partial(out + v * kLanes, sum[r][v], lanes);
-      } else {
-        if (block.accumulate) sum[r][v] += load(out + v * kLanes);
-        store(out + v * kLanes, sum[r][v]);
-      }
+      for (int v = 0; v < kVectors; ++v) take(out + v * kLanes, v, sum[r][v]);
     }
+  };
+  if (block.accumulate) {
+    each_row([&](float* out, int v, Floats& s) __attribute__((always_inline)) { s += load_columns(out, v); });
+  }
+  each_row([&](float* out, int v, Floats s) __attribute__((always_inline)) {
+    if (kPartial && v == kLast) {
+      store_partial(out, s, lanes);
+    } else {
+      store(out, s);
+    }
+  });
+}
+
+template <class T, int kRows, int kVectors, Last kLastVector, bool kPack, bool kFetch = false>
+void micro(const Block& block, int64_t at, RightOperand<T> operand, int lanes, float* packed, const Ahead* ahead) noexcept {
+  sum_panel<T, kRows, kVectors, kLastVector, kPack, kFetch>(block, at, operand, lanes, packed, ahead);
+}
+
+// How whole panels follow each other in a right operand: `left` of them side by side, then `every` after each jump of so many
+// floats.
+struct PanelOrder {
+  int64_t left, every, jump;
+};
+
+// `count` whole panels: with few products a sum, what all panels of a block share costs as much as what they do not.
+template <int kRows>
+void whole_panels(const Block& of_panels, int64_t at, RightOperand<float> operand, int64_t count, PanelOrder order) noexcept {
+  const Block block = of_panels;  // which no store can change
+  for (; count > 0; --count) {
+    sum_panel<float, kRows, kPanelVectors, Last::kWhole, false, false>(block, at, operand, 0, nullptr, nullptr);
+    at += kPanel;
+    operand.at += kPanel;
+    if (--order.left > 0) continue;
+    order.left = order.every;
+    operand.at += order.jump;
   }
 }
 
@@ -127,6 +159,11 @@ template <class T, int kVectors, Last kLastVector, bool kPack>
 constexpr auto kByRows = []<int... kRow>(std::integer_sequence<int, kRow...>) {
   return std::array<Micro<T>, kMostRows<T>>{micro<T, kRow + 1, kVectors, kLastVector, kPack>...};
 }(std::make_integer_sequence<int, kMostRows<T>>());
+
+constexpr auto kWholePanels = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<void (*)(const Block&, int64_t, RightOperand<float>, int64_t, PanelOrder) noexcept, kBlockRows>{
+      whole_panels<kRow + 1>...};
+}(std::make_integer_sequence<int, kBlockRows>());
 
 // Those that multiply a whole packed panel and fetch ahead.
 constexpr auto kFetching = []<int... kRow>(std::integer_sequence<int, kRow...>) {
@@ -269,39 +306,46 @@ void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t 
 
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept {
   const int64_t depth = block.runs * block.depth;
-  for (int64_t at = 0; columns > 0; columns -= kPanel) {
-    const int64_t width = columns > kLanes ? kPanel : kLanes;
-    if (columns >= (block.exact ? kPanel : kLanes + 1) && ahead.lines > 0) {
-      kFetching[block.rows - 1](block, at, {packed, width}, 0, nullptr, &ahead);
-      ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
-      --ahead.lines;
-    } else {
-      const int64_t written = block.exact ? std::min(columns, width) : width;
-      const int lanes = static_cast<int>((written - 1) % kLanes + 1);
-      panel_kernel<float, false>(block.rows, written)(block, at, {packed, width}, lanes, nullptr, nullptr);
-    }
-    packed += depth * width;
-    at += width;
+  // The last panel may be written beyond its columns, unless the block is exact.
+  const int64_t whole = (columns + (block.exact ? 0 : kLanes - 1)) / kPanel;
+  const int64_t fetching = std::min(whole, ahead.lines);
+  int64_t at = 0;
+  for (; at < fetching * kPanel; at += kPanel) {
+    kFetching[block.rows - 1](block, at, {packed + at * depth, kPanel}, 0, nullptr, &ahead);
+    ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
+    --ahead.lines;
   }
+  kWholePanels[block.rows - 1](block, at, {packed + at * depth, kPanel}, whole - fetching, {1, 1, (depth - 1) * kPanel});
+  at = whole * kPanel;
+  if (columns <= at) return;
+  const int64_t width = columns - at > kLanes ? kPanel : kLanes;
+  const int64_t written = block.exact ? std::min(columns - at, width) : width;
+  const int lanes = static_cast<int>((written - 1) % kLanes + 1);
+  panel_kernel<float, false>(block.rows, written)(block, at, {packed + at * depth, width}, lanes, nullptr, nullptr);
 }
 
 void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
                      Ahead& ahead) noexcept {
   constexpr int64_t kLines = kStoredPanel * sizeof(float) / kCacheLine;
   // Few rows take a panel at once where it is wider than a block.
-  const bool whole = kStoredPanel > kPanel && block.rows <= kFewRows && strip_vectors(block.rows, 0) * kLanes == kStoredPanel;
+  const bool wide = kStoredPanel > kPanel && block.rows <= kFewRows && strip_vectors(block.rows, 0) * kLanes == kStoredPanel;
+  const int64_t next_panel = (weights.rows - 1) * kStoredPanel;  // from the end of a panel's row
   int64_t at = 0;
   for (int64_t width; columns > 0; columns -= width) {
     const RightOperand<float> panel{weights.find(row, column), kStoredPanel};
     const int64_t left = std::min(columns, kStoredPanel - column % kStoredPanel);
-    if (whole && left == kStoredPanel) {
+    if (wide && left == kStoredPanel) {
       width = left;
       kStrips<float>[block.rows - 1][0](block, at, panel, 0, nullptr, nullptr);
     } else if (left >= kPanel && ahead.lines > 0) {
       width = kPanel;
       kFetching[block.rows - 1](block, at, panel, 0, nullptr, &ahead);
       ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));
-      if (--ahead.lines % kLines == 0) ahead.at += (weights.rows - 1) * kStoredPanel;
+      if (--ahead.lines % kLines == 0) ahead.at += next_panel;
+    } else if (left >= kPanel && column % kPanel == 0) {
+      // Up to the last whole one, from any part of a stored panel on.
+      width = columns / kPanel * kPanel;
+      kWholePanels[block.rows - 1](block, at, panel, width / kPanel, {left / kPanel, kStoredPanel / kPanel, next_panel});
     } else {
       width = std::min<int64_t>(left, kPanel);
       panel_kernel<float, false>(block.rows, width)(block, at, panel, static_cast<int>((width - 1) % kLanes + 1), nullptr,

@@ -61,7 +61,8 @@ class ProductPlan {
   //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
   //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
   //   float* direct(int64_t row, int rows, int64_t column, Finish&) const, int64_t direct_stride() const: where the block goes if
-  //     its rows are equally far apart and it is to be left as it is or what is filled in is to be done first, or nullptr;
+  //     its rows are equally far apart and it is to be left as it is or what is filled in is to be done first, or nullptr. The
+  //     next block of these columns comes with what was filled in for the last one;
   //   optionally void complete(int64_t row, int rows, int64_t column, int64_t columns) const: what is left to do then;
   //   void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const.
   template <class Source>
@@ -80,6 +81,7 @@ class ProductPlan {
     for (int64_t column = 0; column < columns; column += pass) {
       const int64_t width = std::min(pass, columns - column);
       const int64_t stride = round_up(width, kLanes);
+      Finish finish;
       for (int64_t top = 0; top < rows; top += band) {
         const int64_t height = std::min(band, rows - top);
         for (Chunk chunk{0, chunk_runs_, 0, chunk_depth_}; chunk.run < std::max<int64_t>(runs_, 1); advance(chunk)) {
@@ -96,12 +98,12 @@ class ProductPlan {
           const bool packs = blocks >= kPackingBlocks && !kInPanels<Source>;
           const bool fetches = kInPanels<Source> ? blocks > 1 : packs && in_place;
           Ahead ahead = fetches ? following(source, column, width, chunk, last) : Ahead{};
+          const int64_t least_rows = height / blocks, larger = height % blocks;
           int64_t row = top;
           for (int64_t i = 0; i < blocks; ++i, row += block.rows) {
-            block.rows = static_cast<int>(height / blocks + (i < height % blocks));
+            block.rows = static_cast<int>(least_rows + (i < larger));
             source.point(row, block.rows, chunk, pointers, gathered);
             const bool is_packed = !in_place || (packs && i > 0);
-            Finish finish;
             float* direct = one_chunk() ? source.direct(row, block.rows, column, finish) : nullptr;
             block.out = direct != nullptr ? direct : one_chunk() ? sums : sums + (row - top) * stride;
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
@@ -123,7 +125,7 @@ class ProductPlan {
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
             if constexpr (requires { source.complete(row, block.rows, column, width); }) {
-              if (!finish.completes) source.complete(row, block.rows, column, width);
+              if (direct != nullptr && !finish.completes) source.complete(row, block.rows, column, width);
             }
           }
         }
