@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from aspen_jax.apu import Machine, build
-from aspen_jax.apu import memory as apu_memory
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping
 from aspen_jax.apu.tiling import cut_points
 from aspen_jax.ops import windows
 from aspen_jax.ops.arg_reduce import ARG_REDUCE
-from aspen_jax.ops.attention import ATTENTION, weight_labels
+from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
@@ -29,29 +28,12 @@ from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
-from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
-
-
-def build_with_random_tiles(program: Program, seed: int, reuse: bool) -> TileGraph:
-    """A graph whose cuts owe nothing to the cost model, and whose smallest values share space too."""
-    rng = np.random.default_rng(seed)
-
-    def cuts(op, num_workers, machine):
-        del num_workers, machine
-        inner = [np.flatnonzero(rng.random(max(extent, 1)) < 0.4) for extent in op.output.shape]
-        if op.family is ROWS and op.attrs.rows.gives_rows:  # the one promise of a tile that the kernel needs: whole rows
-            inner = [cut[:0] if axis in op.attrs.axes else cut for axis, cut in enumerate(inner)]
-        if op.family is ATTENTION:  # as whole are its columns
-            inner = [cut if axis in weight_labels(op.attrs) else cut[:0] for axis, cut in enumerate(inner)]
-        return tuple(np.union1d(cut, (0, extent)).astype(np.int64) for cut, extent in zip(inner, op.output.shape, strict=True))
-
-    with mock.patch("aspen_jax.apu.pipeline.cut_points", cuts), mock.patch.object(apu_memory, "_SMALLEST_REUSED", 1):
-        return build(program, 2, reuse=reuse)
+from tests.tile_graphs import build_with_random_tiles, numbers_of
 
 
 def boxes_of_tiles(graph: TileGraph) -> dict[int, tuple[int, np.ndarray]]:
@@ -193,16 +175,6 @@ def run_in_some_order(graph, program, read, rng, deepest_first):
     assert done == graph.num_tiles
     for operand in rebuilt.outputs:
         check(operand.value, np.arange(operand.value.size))
-
-
-def numbers_of(program: Program, graph: TileGraph) -> dict[Value, int]:
-    """The number in the graph's table of each value of a rebuilt program that has one of its own: not a view as a result."""
-    return dict(
-        [
-            *zip(program.inputs, graph.operands.tolist(), strict=True),
-            *zip((op.output for op in program.ops), graph.ops[:, 1].tolist(), strict=True),
-        ]
-    )
 
 
 @pytest.mark.parametrize(("window", "tile"), [(window, tile) for window in TILES for tile in TILES[window]])

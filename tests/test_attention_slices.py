@@ -25,8 +25,8 @@ from aspen_jax.reference import evaluate
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
 from tests.cuda_check import exactly, ops_of, random, trace_of
-from tests.test_apu import build_with_random_tiles
 from tests.test_cuda_kernels import assemble
+from tests.tile_graphs import build_with_random_tiles
 from tests.tiled import TINY_TILES
 
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")

@@ -17,7 +17,7 @@ from benchmarks.network.in_jax import in_jax
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
 from tests.random_programs import random_program
-from tests.test_apu import build_with_random_tiles
+from tests.tile_graphs import build_with_random_tiles
 
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 

@@ -30,7 +30,7 @@ from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared
-from tests.test_tilegraph import small_net
+from tests.tile_graphs import small_net
 from tests.tiled import TINY_TILES
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")

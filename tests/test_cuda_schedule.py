@@ -30,7 +30,7 @@ from benchmarks.models import gpt2, zoo
 from benchmarks.models.transformer import Config
 from benchmarks.network.in_jax import in_jax
 from tests.random_programs import random_program
-from tests.test_apu import build_with_random_tiles
+from tests.tile_graphs import build_with_random_tiles
 from tests.vector_clocks import LAUNCH, RECORD, WAIT, Device
 
 Pairs = tuple[np.ndarray, np.ndarray]

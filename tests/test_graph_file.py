@@ -1,0 +1,200 @@
+"""Files of graphs: what comes back from them, and what is refused, whatever their bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from aspen_jax.apu import build, pack
+from aspen_jax.dtypes import DTYPES
+from aspen_jax.errors import GraphFormatError
+from aspen_jax.ops.block_program import single
+from aspen_jax.ops.builder import Builder
+from aspen_jax.program import Operand, Program, Value
+from aspen_jax.tilegraph import TileGraph
+from tests.tile_graphs import random_graph, small_net
+
+FLOAT = np.dtype(np.float32)
+
+
+def test_a_file_brings_back_graph_and_constants(tmp_path):
+    graph = small_net()
+    graph.save(tmp_path / "net.aspen")
+    again = TileGraph.load(tmp_path / "net.aspen")
+    assert again == graph
+    np.testing.assert_array_equal(again.constants[0], graph.constants[0])
+    assert again != small_net(seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.aspen"]
+
+
+def test_constants_of_every_kind_survive(tmp_path):
+    arrays = [np.arange(7, dtype=np.int8), np.array(2.5, np.float32), np.zeros((0, 3), np.float32), np.eye(3, dtype=bool)]
+    x = Operand.whole(Value((2,), FLOAT))
+    builder = Builder()
+    for array in arrays:
+        builder.constant(array)
+    out = builder.block(single("neg_f"), [x], (2,), FLOAT)
+    graph = build(Program((x.value,), tuple(builder.constants), tuple(builder.ops), (out,)), 1)
+    graph.save(tmp_path / "g")
+    for array, again in zip(arrays, TileGraph.load(tmp_path / "g").constants, strict=True):
+        assert again.dtype == array.dtype
+        np.testing.assert_array_equal(again, array)
+
+
+def of_small_constants(sizes: list[int]) -> tuple[TileGraph, np.ndarray]:
+    """A vector plus the sums of some constants, and what that is for zeros."""
+    rng = np.random.default_rng(len(sizes))
+    x = Operand.whole(Value((8,), FLOAT))
+    builder, expected, last = Builder(), np.zeros(8, np.float32), x
+    for size in sizes:
+        array = rng.standard_normal((size, 8), np.float32)
+        row = builder.constant(array)
+        view = row.view.slice((size - 1, 0), (size, 8)).reshape((8,))
+        last = builder.block(single("add_f"), [last, Operand(row.value, view)], (8,), FLOAT)
+        expected += array[-1]
+    return build(Program((x.value,), tuple(builder.constants), tuple(builder.ops), (last,)), 1), expected
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 3], [2, 1, 5, 40000, 7, 33000]])
+def test_small_constants_share_an_operand(tmp_path, sizes):
+    graph, expected = of_small_constants(sizes)
+    large = [size for size in sizes if size > 30000]
+    assert len(graph.constants) == len(large) + 1
+    graph.verify()
+    TileGraph.from_bytes(graph.to_bytes()).verify()
+    graph.save(tmp_path / "g")
+    for again in (graph, TileGraph.load(tmp_path / "g"), build(graph.program(), 1)):
+        np.testing.assert_array_equal(again.run(np.zeros(8, np.float32))[0], expected)
+        assert sorted(array.size for array in again.constants) == sorted(array.size for array in graph.constants)
+
+
+def test_constants_that_were_packed_are_not_copied_again():
+    program = of_small_constants([2, 3, 4])[0].program()
+    packed = pack(program.constants)
+    assert all(array.base is packed.operands[0][1] for _, array in packed.constants)
+    assert pack(packed.constants).operands[0][1] is packed.operands[0][1]
+    assert pack(packed.constants[1:]).operands[0][1] is not packed.operands[0][1]
+
+
+@pytest.mark.parametrize(("column", "number"), [(1, 32), (1, 1 << 20), (2, DTYPES.index(np.dtype(np.int32)))])
+def test_values_that_do_not_lie_inside_their_operand_are_refused(column, number):
+    graph, _ = of_small_constants([1, 2])
+    values = graph.values.copy()
+    (part,) = np.flatnonzero((values[:, 0] == 1) & (values[:, 1] > 0))
+    values[part, column] = number
+    broken = dataclasses.replace(graph, values=values)
+    with pytest.raises(GraphFormatError, match=f"value {part} lies at byte"):
+        broken.verify()
+    with pytest.raises(GraphFormatError, match=f"value {part}"):
+        broken.run(np.zeros(8, np.float32))
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):
+    graph = small_net()
+    graph.save(tmp_path / "g")
+    broken = dataclasses.replace(graph, constants=(Unwritable(),))
+    with pytest.raises(RuntimeError):
+        broken.save(tmp_path / "g")
+    assert TileGraph.load(tmp_path / "g") == graph
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+class Unwritable:
+    nbytes = 4
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError
+
+
+def test_every_truncation_of_a_file_is_refused(tmp_path):
+    path = tmp_path / "g"
+    small_net().save(path)
+    whole = path.read_bytes()
+    for size in {*range(0, len(whole), 37), *range(len(whole) - 70, len(whole)), *range(40)}:
+        path.write_bytes(whole[:size])
+        with pytest.raises(GraphFormatError, match="save the graph again"):
+            TileGraph.load(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(GraphFormatError):
+        TileGraph.load(path)
+
+
+def test_every_flipped_bit_of_a_file_is_refused_or_harmless(tmp_path):
+    path = tmp_path / "g"
+    graph = small_net()
+    graph.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        position, bit = int(rng.integers(len(whole))), int(rng.integers(8))
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << bit
+        path.write_bytes(damaged)
+        with pytest.raises(GraphFormatError, match=str(path)):
+            TileGraph.load(path)
+
+
+def test_another_version_is_named():
+    data = bytearray(small_net().to_bytes())
+    data[8] = 9
+    with pytest.raises(GraphFormatError, match=r"version 9 .* version 1"):
+        TileGraph.from_bytes(bytes(data))
+
+
+def test_a_missing_file_is_the_systems_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        TileGraph.load(tmp_path / "nothing")
+
+
+def with_payload(payload: bytes) -> bytes:
+    return b"ASPENTG\0" + struct.pack("<IIQ", 1, zlib.crc32(payload), len(payload)) + payload
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mutated_payloads_are_refused_or_right(seed):
+    """Any bytes at all either fail with GraphFormatError or make a graph that passes every check."""
+    rng = np.random.default_rng(seed)
+    payload = (small_net() if seed % 2 else random_graph(seed)).to_bytes()[24:]
+    for _ in range(150):
+        mutated = bytearray(payload)
+        for _ in range(int(rng.integers(1, 4))):
+            position = int(rng.integers(len(mutated)))
+            match int(rng.integers(4)):
+                case 0:
+                    mutated[position] ^= 1 << int(rng.integers(8))
+                case 1:
+                    mutated[position] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF]))
+                case 2:
+                    del mutated[position]
+                case 3:
+                    mutated.insert(position, int(rng.integers(256)))
+        try:
+            TileGraph.from_bytes(with_payload(bytes(mutated))).verify()
+        except GraphFormatError as error:
+            assert str(error)  # noqa: PT017 (that it is this error is the point)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mutated_arrays_are_refused_or_right(seed):
+    """As above, but with a number changed inside an otherwise well-formed graph, which reaches the deeper checks."""
+    rng = np.random.default_rng(seed)
+    graph = small_net() if seed % 2 else random_graph(seed)
+    names = [field.name for field in dataclasses.fields(TileGraph) if isinstance(getattr(graph, field.name), np.ndarray)]
+    refused = 0
+    for _ in range(150):
+        name = names[int(rng.integers(len(names)))]
+        array = getattr(graph, name).copy()
+        if not array.size:
+            continue
+        change = int(rng.choice([-1, 1, 2, 16, 64, -(1 << 40), (1 << 62), -(1 << 63)]))
+        with np.errstate(over="ignore"):
+            array.reshape(-1)[int(rng.integers(array.size))] += np.int64(change)
+        try:
+            dataclasses.replace(graph, **{name: array}).verify()
+        except GraphFormatError:
+            refused += 1
+    assert refused > 75
