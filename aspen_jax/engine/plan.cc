@@ -31,6 +31,9 @@ Plan::Plan(Graph graph, const KernelRegistry& registry)
     scratch_bytes_ = std::max(scratch_bytes_, prepared_.back().scratch_bytes);
   }
 
+  for (const Input& input : graph_.inputs) inputs_.push_back({graph_.values[input.value].buffer, input.offset});
+  for (const Op& op : graph_.ops) outputs_.push_back({graph_.values[op.output].buffer, graph_.values[op.output].offset});
+
   tiles_.reserve(num_tiles() + 1);
   for (size_t tile = 0; tile < num_tiles(); ++tile) {
     tiles_.push_back(

@@ -23,6 +23,13 @@ struct PlannedTile {
   uint32_t first_child;
 };
 
+// Where an op's input or output begins: `offset` bytes into an operand, a result or the workspace, which are numbered as in the
+// graph. Kept apart from the views, which every run would otherwise bring into the caches to find these.
+struct Place {
+  int32_t buffer;
+  int64_t offset;
+};
+
 class Plan {
  public:
   // Throws GraphError where a kernel is unknown or refuses its op; the message names the op.
@@ -50,6 +57,9 @@ class Plan {
   const std::vector<PreparedOp>& prepared() const { return prepared_; }
   const std::vector<PlannedTile>& tiles() const { return tiles_; }
   const std::vector<int32_t>& roots() const { return roots_; }
+  // Of the inputs of all ops, in the graph's order, and of each op's output.
+  const std::vector<Place>& inputs() const { return inputs_; }
+  const std::vector<Place>& outputs() const { return outputs_; }
   RunStateCache& run_states() const { return *run_states_; }
 
  private:
@@ -57,6 +67,7 @@ class Plan {
   std::vector<PreparedOp> prepared_;
   std::vector<PlannedTile> tiles_;  // and a sentinel, so that the last tile's children end somewhere
   std::vector<int32_t> roots_;
+  std::vector<Place> inputs_, outputs_;
   int64_t total_cost_ = 0;
   size_t scratch_bytes_ = 0;
   std::unique_ptr<RunStateCache> run_states_;

@@ -27,18 +27,17 @@ RunState::RunState(const Plan& plan)
 
 void RunState::start(Call call, std::span<const void* const> operands, std::span<void* const> results) noexcept {
   const Graph& graph = plan_.graph();
-  const auto writable = [&](const Value& value) -> std::byte* {
-    if (value.buffer == graph.workspace()) return workspace_.data() + value.offset;
-    return static_cast<std::byte*>(results[static_cast<size_t>(value.buffer) - operands.size()]);
+  const int32_t workspace = graph.workspace();
+  const auto writable = [&](const Place& place) -> std::byte* {
+    if (place.buffer == workspace) return workspace_.data() + place.offset;
+    return static_cast<std::byte*>(results[static_cast<size_t>(place.buffer) - operands.size()]) + place.offset;
   };
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    const Input& input = graph.inputs[i];
-    const Value& value = graph.values[input.value];
-    const bool operand = static_cast<size_t>(value.buffer) < operands.size();
-    inputs_[i] = operand ? static_cast<const std::byte*>(operands[value.buffer]) + input.offset
-                         : writable(value) + (input.offset - value.offset);
+    const Place& place = plan_.inputs()[i];
+    const auto buffer = static_cast<size_t>(place.buffer);
+    inputs_[i] = buffer < operands.size() ? static_cast<const std::byte*>(operands[buffer]) + place.offset : writable(place);
   }
-  for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(graph.values[graph.ops[i].output]);
+  for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
   if (columns_of_ != call.policy) {
     columns_of_ = call.policy;
     for (size_t i = 0; i < ops_.size(); ++i) {
