@@ -16,9 +16,7 @@ from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.program import Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
-from tests.tile_graphs import random_graph, small_net
-
-FLOAT = np.dtype(np.float32)
+from tests.tile_graphs import FLOAT, random_graph, small_net
 
 
 def test_a_file_brings_back_graph_and_constants(tmp_path):

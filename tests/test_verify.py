@@ -18,9 +18,7 @@ from aspen_jax.tilegraph import TileGraph
 from aspen_jax.verify_reuse import check_reuse
 from aspen_jax.view import View
 from tests.random_programs import random_program
-from tests.tile_graphs import FINE, build_with_random_tiles, changed, numbers_of, random_graph, small_net
-
-FLOAT = np.dtype(np.float32)
+from tests.tile_graphs import FINE, FLOAT, build_with_random_tiles, changed, numbers_of, random_graph, small_net
 
 
 def refused(graph: TileGraph, match: str) -> None:
