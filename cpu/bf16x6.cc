@@ -23,7 +23,7 @@
 #include "bf16x6_ways.h"
 #include "conv2d.h"
 #include "epilogue.h"
-#include "gemm.h"
+#include "panels.h"
 #include "shapes.h"
 #include "vec.h"
 

@@ -5,7 +5,7 @@
 
 #include "aspen_jax/engine/words.h"
 #include "bf16x6.h"
-#include "gemm.h"
+#include "panels.h"
 #include "shapes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {

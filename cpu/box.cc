@@ -1,5 +1,7 @@
 #include "box.h"
 
+#include "planes.h"
+
 namespace aspen::cpu::ASPEN_TARGET {
 
 void copy_box(int64_t element_bytes, int rank, const int64_t* extents, const void* from, const int64_t* from_strides, void* to,

@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "aspen_jax/engine/kernel.h"
-#include "planes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 

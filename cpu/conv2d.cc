@@ -1,7 +1,7 @@
 // conv2d: x [N,H,W,C] with w [KH,KW,C/groups,O], both through any views; float32, or floats of 16 bits, which are widened on
 // the way to the product. Direct: no im2col. A row of the product is an output pixel; its runs are the taps, each C/groups
 // adjacent floats of x, or a row of zeros where the tap falls into the padding. conv2d_panels: the same in one group with
-// w [ceil(O/32),KH,KW,C,32], stored in panels (gemm.h).
+// w [ceil(O/32),KH,KW,C,32], stored in panels (panels.h).
 #include "conv2d.h"
 
 #include <memory>

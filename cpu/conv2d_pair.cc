@@ -9,7 +9,7 @@
 
 #include "block.h"
 #include "conv2d.h"
-#include "gemm.h"
+#include "panels.h"
 #include "shapes.h"
 
 namespace aspen::cpu::ASPEN_TARGET {

@@ -12,7 +12,7 @@
 #include "conv2d.h"
 #include "elements.h"
 #include "epilogue.h"
-#include "gemm.h"
+#include "panels.h"
 #include "shapes.h"
 #include "sliding.h"
 

@@ -240,4 +240,19 @@ ASPEN_INLINE auto visit_element(DType dtype, Visitor visit) {
   }
 }
 
+// Calls visit(T{}) with the unsigned type of `bytes` bytes.
+template <class Visitor>
+void visit_size(int64_t bytes, Visitor visit) {
+  switch (bytes) {
+    case 1:
+      return visit(uint8_t{});
+    case 2:
+      return visit(uint16_t{});
+    case 4:
+      return visit(uint32_t{});
+    case 8:
+      return visit(uint64_t{});
+  }
+}
+
 }  // namespace aspen::cpu::ASPEN_TARGET

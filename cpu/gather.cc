@@ -12,6 +12,7 @@
 
 #include "aspen_jax/engine/words.h"
 #include "box.h"
+#include "elements.h"
 #include "indices.h"
 #include "shapes.h"
 

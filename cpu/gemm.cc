@@ -5,8 +5,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "planes.h"
-
 namespace aspen::cpu::ASPEN_TARGET {
 
 namespace {
@@ -225,61 +223,7 @@ struct Walk {
   int64_t panel() const { return columns > kLanes ? kPanel : kLanes; }
 };
 
-// Columns whose sums the dot products of kFewRows rows keep in registers, beside the vectors that they read.
-constexpr int kDotColumns = 4;
-
-// kRows x kColumns sums of products along adjacent memory on both sides, a vector of partial sums for each.
-template <class T, int kRows, int kColumns>
-void dots(const Block& block, RightOperand<T> weights) noexcept {
-  Floats sum[kRows][kColumns] = {};
-  const T* columns = weights.at;
-  const float* const* pointers = block.pointers;
-  const int64_t whole = block.depth / kLanes * kLanes;
-  const int rest = static_cast<int>(block.depth - whole);
-  const auto add = [&](int64_t k, auto load_some) __attribute__((always_inline)) {
-    Floats w[kColumns];
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) w[c] = load_some(columns + c * weights.stride + k);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Floats x = load_some(pointers[r] + k);
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) sum[r][c] = fma(x, w[c], sum[r][c]);
-    }
-  };
-  for (int64_t run = 0; run < block.runs; ++run, pointers += kBlockRows, columns += block.depth) {
-    for (int64_t k = 0; k < whole; k += kLanes) add(k, [](const auto* from) { return load(from); });
-    if (rest > 0) add(whole, [&](const auto* from) { return load_partial(from, rest); });
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* const out = block.out + r * block.out_stride;
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) out[c] = (block.accumulate ? out[c] : 0) + sum_of_lanes(sum[r][c]);
-  }
-}
-
-template <class T>
-constexpr auto kDots = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<std::array<void (*)(const Block&, RightOperand<T>) noexcept, 2>, kFewRows>{
-      {{dots<T, kRow + 1, 1>, dots<T, kRow + 1, kDotColumns>}...}};
-}(std::make_integer_sequence<int, kFewRows>());
-
 }  // namespace
-
-template <class T>
-void multiply_columns(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
-  Block part = block;
-  for (int64_t width = kDotColumns; columns > 0; columns -= width) {
-    if (columns < kDotColumns) width = 1;
-    kDots<T>[block.rows - 1][width == kDotColumns](part, weights);
-    weights.at += width * weights.stride;
-    part.out += width;
-  }
-}
-template void multiply_columns(const Block&, RightOperand<float>, int64_t) noexcept;
-template void multiply_columns(const Block&, RightOperand<BF16>, int64_t) noexcept;
-template void multiply_columns(const Block&, RightOperand<F16>, int64_t) noexcept;
 
 template <class T>
 void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
@@ -353,40 +297,6 @@ void multiply_panels(const Block& block, const StoredPanels& weights, int64_t ro
     }
     at += width;
     column += width;
-  }
-}
-
-void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
-          int64_t first, int64_t total) noexcept {
-  for (int64_t column = 0; column < columns; column += kPanel) {
-    const int64_t left = columns - column;
-    const int64_t width = left > kLanes ? kPanel : kLanes;
-    float* to = packed + column * total + first * width;
-    const float* source = from + column * column_stride;
-    if (column_stride == 1 && left >= width) {
-      for (int64_t row = 0; row < rows; ++row, to += width, source += row_stride) {
-        for (int64_t v = 0; v < width; v += kLanes) store(to + v, load(source + v));
-      }
-      continue;
-    }
-    const int64_t present = std::min(left, width);
-    if (present < width) std::fill_n(to, rows * width, 0.0f);
-    load_lanes(DType::kF32, source, row_stride, column_stride, rows, present, reinterpret_cast<int32_t*>(to), width);
-  }
-}
-
-void pack(DType dtype, const void* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
-          int64_t first, int64_t total) noexcept {
-  if (dtype == DType::kF32) {
-    return pack(static_cast<const float*>(from), row_stride, column_stride, rows, columns, packed, first, total);
-  }
-  for (int64_t column = 0; column < columns; column += kPanel) {
-    const int64_t left = columns - column;
-    const int64_t width = left > kLanes ? kPanel : kLanes;
-    float* to = packed + column * total + first * width;
-    if (left < width) std::fill_n(to, rows * width, 0.0f);
-    load_lanes(dtype, static_cast<const std::byte*>(from) + column * column_stride * size_of(dtype), row_stride, column_stride,
-               rows, std::min(left, width), reinterpret_cast<int32_t*>(to), width);
   }
 }
 

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "aspen_jax/engine/kernel.h"
-#include "elements.h"
 #include "finish.h"
+#include "panels.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -24,9 +24,6 @@ inline constexpr int kBlockRows = 6;
 #else
 inline constexpr int kBlockRows = 4;  // the product needs a register of its own where there is no fused multiply-add
 #endif
-inline constexpr int kPanelVectors = 2;
-inline constexpr int kPanel = kPanelVectors * kLanes;
-
 // Up to this many rows the product is bound by reading the right operand once: it is read in place, in wide strips.
 inline constexpr int kFewRows = kBlockRows / 2;
 
@@ -46,8 +43,8 @@ struct Block {
   bool exact = false;  // nothing beyond the last column may be written
 };
 
-// A right operand of float, BF16 or F16 in place. What `stride` counts, multiply and multiply_columns say; k counts through the
-// runs.
+// A right operand of float, BF16 or F16 in place. What `stride` counts, multiply here and multiply_columns (dots.h) say; k counts
+// through the runs.
 template <class T>
 struct RightOperand {
   const T* at;
@@ -74,40 +71,9 @@ struct Ahead {
 // have room for round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
 
-// A right operand stored in panels: kStoredPanel columns side by side for each of `rows` rows, then the next panel; what is
-// missing of the last one is zero. The same for all targets, so that what was stored for one serves any.
-inline constexpr int kStoredPanel = 32;
-struct StoredPanels {
-  const float* at;
-  int64_t rows;
-
-  const float* find(int64_t row, int64_t column) const {
-    return at + (column / kStoredPanel * rows + row) * kStoredPanel + column % kStoredPanel;
-  }
-};
-
 // The same where the right operand is stored in panels: its rows from `row` on, its columns from `column` on. Nothing beyond
 // these columns is touched. `ahead` is a part of such an operand too.
 void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
                      Ahead& ahead) noexcept;
-
-// The same for at most kFewRows rows where column c of the right operand is in adjacent memory, at + c * stride.
-template <class T>
-void multiply_columns(const Block& block, RightOperand<T> weights, int64_t columns) noexcept;
-
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Floats that `rows` rows of `columns` columns take when packed.
-constexpr int64_t packed_size(int64_t rows, int64_t columns) { return rows * round_up(columns, kLanes); }
-
-// Packs `rows` rows of `columns` columns at `from` as rows [first, first + rows) of a packed operand of `total` rows. Panels of
-// kPanel columns follow each other, the last one a vector narrower where that suffices; missing columns are zero.
-void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
-          int64_t first, int64_t total) noexcept;
-
-// The same from floats of any size.
-void pack(DType dtype, const void* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
-          int64_t first, int64_t total) noexcept;
 
 }  // namespace aspen::cpu::ASPEN_TARGET

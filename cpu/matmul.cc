@@ -1,6 +1,6 @@
 // matmul: sums of products of two operands over the dimensions that only they have, through any views; float32, or floats of 16
 // bits, which are widened on the way. Each dimension of an operand runs along one of the output, or is summed, so that no operand
-// has to be transposed or repeated first. matmul_panels: the same with b stored in panels (gemm.h).
+// has to be transposed or repeated first. matmul_panels: the same with b stored in panels (panels.h).
 #include <algorithm>
 #include <cstdlib>
 #include <functional>

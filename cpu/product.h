@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "dots.h"
 #include "gemm.h"
+#include "panels.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 

@@ -17,6 +17,7 @@
 
 #include "cache.h"
 #include "epilogue.h"
+#include "gemm.h"
 #include "shapes.h"
 #include "vec.h"
 

@@ -7,7 +7,7 @@
 
 #include "aspen_jax/engine/kernel.h"
 #include "aspen_jax/engine/words.h"
-#include "gemm.h"
+#include "panels.h"
 #include "toom_cook.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
