@@ -144,7 +144,7 @@ class Match:
     def _measure(self, what: str) -> Any:
         size = json.dumps(dataclasses.asdict(self._prepared.size))
         words = (str(self._prepared.folder), self._prepared.name, size, str(self._threads), what)
-        return measure_in_child("benchmarks.peers.prepared", words, _QUIET)
+        return measure_in_child("benchmarks.peers.prepare", words, _QUIET)
 
     def _say(self, what: str) -> None:
         self._bar.set_description(f"{self._prepared.name}: {what}")
