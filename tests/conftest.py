@@ -1,4 +1,7 @@
-"""Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX; a cache directory of our own."""
+"""Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX; a cache directory of our own.
+
+XLA computes what to compare with, mostly once for each shape, so its code is not optimised: compiling takes longer than running.
+"""
 
 import os
 import sys
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+_FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # what is set wins
 os.environ["KERAS_BACKEND"] = "jax"
 _cache = tempfile.TemporaryDirectory()  # removed at exit
 os.environ["ASPEN_CACHE_DIR"] = _cache.name
