@@ -14,16 +14,18 @@
 
 namespace aspen::cpu {
 
-// Each target's objects define these (kernels.cc, peak.cc).
+// Each target's objects define these (kernels.cc, peak.cc). ASPEN_HAS_...: cmake says which targets are compiled.
 namespace portable {
 std::span<const Kernel> kernels();
 double measure_peak();
 }  // namespace portable
-#if defined(__x86_64__)
+#if defined(ASPEN_HAS_avx2)
 namespace avx2 {
 std::span<const Kernel> kernels();
 double measure_peak();
 }  // namespace avx2
+#endif
+#if defined(ASPEN_HAS_avx512)
 namespace avx512 {
 std::span<const Kernel> kernels();
 std::span<const Kernel> kernels_with_amx();
@@ -41,14 +43,15 @@ struct Build {
   double (*measure_peak)();
 };
 
-#if defined(__x86_64__)
-
+#if defined(ASPEN_HAS_avx2) || defined(ASPEN_HAS_avx512)
 bool has_avx2() {
   // __builtin_cpu_supports also asks the operating system whether it saves the wider registers.
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
+#endif
 
+#if defined(ASPEN_HAS_avx512)
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -70,13 +73,14 @@ bool may_use_amx() {
   return false;
 #endif
 }
-
 #endif
 
 constexpr Build kBuilds[] = {
     {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::measure_peak},
-#if defined(__x86_64__)
+#if defined(ASPEN_HAS_avx2)
     {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::measure_peak},
+#endif
+#if defined(ASPEN_HAS_avx512)
     {Target::kAvx512, "avx512", has_avx512, avx512::kernels, avx512::measure_peak},
     {Target::kAmx, "amx", may_use_amx, avx512::kernels_with_amx, avx512::measure_peak},
 #endif
