@@ -24,6 +24,7 @@ inline constexpr int kBlockRows = 6;
 #else
 inline constexpr int kBlockRows = 4;  // the product needs a register of its own where there is no fused multiply-add
 #endif
+
 // Up to this many rows the product is bound by reading the right operand once: it is read in place, in wide strips.
 inline constexpr int kFewRows = kBlockRows / 2;
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aspen_jax.program import Op, Operand
 
 
-# Columns of the register block of the widest matrix kernel (cpu/gemm.h): a tile of fewer wastes lanes.
+# Columns of the register block of the widest matrix kernel (cpu/panels.h): a tile of fewer wastes lanes.
 PRODUCT_COLUMNS = 32
 
 
