@@ -23,9 +23,20 @@ ASPEN_INLINE Ints to_some_lanes(const T* from, int n) {
   return to_lanes(padded);
 }
 
-// Elements as lanes by squares, at most kLanes rows and columns, whose columns are each in adjacent memory.
+// Elements as lanes by squares whose columns are each in adjacent memory: a whole one,
 template <class T>
-void load_transposed(const T* from, int64_t col_stride, int rows, int cols, int32_t* to, int64_t to_row_stride) {
+ASPEN_INLINE void load_square(const T* from, int64_t col_stride, int32_t* to, int64_t to_row_stride) {
+  Ints square[kLanes];
+#pragma GCC unroll 16
+  for (int col = 0; col < kLanes; ++col) square[col] = to_lanes(from + col * col_stride);
+  transpose(square);
+#pragma GCC unroll 16
+  for (int row = 0; row < kLanes; ++row) store(to + row * to_row_stride, square[row]);
+}
+
+// and some rows and columns of one. Partial stores take some processors eleven cycles each.
+template <class T>
+void load_part_of_square(const T* from, int64_t col_stride, int rows, int cols, int32_t* to, int64_t to_row_stride) {
   Ints square[kLanes];
 #pragma GCC unroll 16
   for (int col = 0; col < kLanes; ++col) {
@@ -47,8 +58,14 @@ void load_lanes_of(const T* from, int64_t row_stride, int64_t col_stride, int64_
   if (row_stride == 1 && col_stride != 1 && rows > kFew && cols > kFew) {
     for (int64_t row = 0; row < rows; row += kLanes) {
       for (int64_t col = 0; col < cols; col += kLanes) {
-        load_transposed(from + row + col * col_stride, col_stride, static_cast<int>(std::min<int64_t>(kLanes, rows - row)),
-                        static_cast<int>(std::min<int64_t>(kLanes, cols - col)), to + row * to_row_stride + col, to_row_stride);
+        const T* const corner = from + row + col * col_stride;
+        int32_t* const to_corner = to + row * to_row_stride + col;
+        if (row + kLanes <= rows && col + kLanes <= cols) {
+          load_square(corner, col_stride, to_corner, to_row_stride);
+        } else {
+          load_part_of_square(corner, col_stride, static_cast<int>(std::min<int64_t>(kLanes, rows - row)),
+                              static_cast<int>(std::min<int64_t>(kLanes, cols - col)), to_corner, to_row_stride);
+        }
       }
     }
   } else if (col_stride == 1) {
