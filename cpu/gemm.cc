@@ -163,7 +163,7 @@ constexpr auto kWholePanels = []<int... kRow>(std::integer_sequence<int, kRow...
       whole_panels<kRow + 1>...};
 }(std::make_integer_sequence<int, kBlockRows>());
 
-// Those that multiply a whole packed panel and fetch ahead.
+// Those that multiply a whole packed panel and fetch ahead, where any do.
 constexpr auto kFetching = []<int... kRow>(std::integer_sequence<int, kRow...>) {
   return std::array<Micro<float>, kBlockRows>{micro<float, kRow + 1, kPanelVectors, Last::kWhole, false, true>...};
 }(std::make_integer_sequence<int, kBlockRows>());
@@ -252,7 +252,7 @@ void multiply_packed(const Block& block, const float* packed, int64_t columns, A
   const int64_t depth = block.runs * block.depth;
   // The last panel may be written beyond its columns, unless the block is exact.
   const int64_t whole = (columns + (block.exact ? 0 : kLanes - 1)) / kPanel;
-  const int64_t fetching = std::min(whole, ahead.lines);
+  const int64_t fetching = kFetchesAhead ? std::min(whole, ahead.lines) : 0;
   int64_t at = 0;
   for (; at < fetching * kPanel; at += kPanel) {
     kFetching[block.rows - 1](block, at, {packed + at * depth, kPanel}, 0, nullptr, &ahead);
@@ -281,7 +281,7 @@ void multiply_panels(const Block& block, const StoredPanels& weights, int64_t ro
     if (wide && left == kStoredPanel) {
       width = left;
       kStrips<float>[block.rows - 1][0](block, at, panel, 0, nullptr, nullptr);
-    } else if (left >= kPanel && ahead.lines > 0) {
+    } else if (kFetchesAhead && left >= kPanel && ahead.lines > 0) {
       width = kPanel;
       kFetching[block.rows - 1](block, at, panel, 0, nullptr, &ahead);
       ahead.at += kCacheLine / static_cast<int64_t>(sizeof(float));

@@ -68,6 +68,10 @@ struct Ahead {
   int64_t lines = 0;
 };
 
+// Only where a block has as many columns as a stored panel: with half of them there is a prefetch to twelve multiply-adds, and a
+// Zen 3 core loses more of its arithmetic by them than it waits for lines that it has not foreseen.
+inline constexpr bool kFetchesAhead = kPanel == kStoredPanel;
+
 // The same where the right operand has been packed. Unless the block is exact all vectors of `out` are written whole: its rows
 // have room for round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
