@@ -1,6 +1,6 @@
 """What others make of the same work on a GPU: cuBLAS and cuDNN through PyTorch and CuPy, models by torch.compile and by XLA.
 
-Each measurement is a process of its own (`measure_in_child`), because libraries share a GPU's memory badly. Not run on a GPU yet.
+Each measurement is a process of its own (`measure_in_child`), because libraries share a GPU's memory badly.
 """
 # pyright: reportMissingImports=false
 # PyTorch is optional, also where types are checked.

@@ -44,7 +44,10 @@ def network(params, x):
     for i, (w, v, b) in enumerate(params):
         left = jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers) + b)
         right = lax.conv_general_dilated(x, v, (1, 1), "SAME", dimension_numbers=numbers)
-        x = lax.reduce_window(left * jnp.tanh(right), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME") + i
+        left, right = (
+            lax.reduce_window(side, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME") for side in (left, jnp.tanh(right))
+        )
+        x = left * right + i
     return x, x.sum((1, 2))
 
 
