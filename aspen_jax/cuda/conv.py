@@ -85,7 +85,7 @@ def _products(op: Op, slices: int = 0) -> str | None:
     # Axes of the output: the slices, then n, y, x and c.
     rank = len(op.output.shape)
     n, y, x_axis, c = range(rank - 4, rank)
-    begin, end, skip = columns_of(c, rank, column_vector)
+    begin, end, _ = columns_of(c, rank, column_vector)
     length = attrs.length(depth) if slices else depth
     rows = (
         f"const ConvRows<{element}, {row_vector}> {'gathered' if slices else 'rows'}"
@@ -129,10 +129,9 @@ def _products(op: Op, slices: int = 0) -> str | None:
       const int first_column = {begin} + part % parts * Core::kColumns;
       const int first_row = part / parts{" % blocks" if slices else ""} * Core::kRows;{own}"""
     at = [f"box[{n}] + pixel / (height * width)", f"box[{y}] + pixel / width % height", f"box[{x_axis}] + pixel % width"]
-    store = (
-        f"{skip}const int pixel = first_row + row;\n"
-        f"        const int at[] = {{{', '.join([*(['slice'] if slices else []), *at])}, first_column + column}};\n"
-        "        finish(buffers, at, as_bits(sum));"
+    coordinates = (
+        "const int pixel = first_row + row;\n"
+        f"        int at[] = {{{', '.join([*(['slice'] if slices else []), *at])}, first_column + column}};"
     )
     num_rows, num_columns = "min_of(all_rows - first_row, Core::kRows)", f"min_of({end} - first_column, Core::kColumns)"
     pixels = op.output.size // max(outputs, 1) // max(slices, 1)
@@ -140,7 +139,7 @@ def _products(op: Op, slices: int = 0) -> str | None:
         multiplies = core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2)
     else:
         multiplies = block_core(op, pixels, length, min(row_vector, column_vector))
-    by_threads = tile(multiplies, f"      {rows}\n      {columns}", loop, num_rows, num_columns, str(length), store)
+    by_threads = tile(op, multiplies, f"      {rows}\n      {columns}", loop, num_rows, num_columns, str(length), coordinates, c)
     boxes = conv_boxes(op)
     return by_threads if boxes is None else either(tile_by_boxes(op, boxes), by_threads)
 

@@ -136,10 +136,9 @@ def tile_by_boxes(op: Op, boxes: ConvBoxes) -> str:
       const PixelBoxes<{lines}, {kinds}> rows{{buffers.maps[0], {corner}, {first_chunk}}};
       const TapBoxes<{boxes.chunks}> columns{{buffers.maps[1], first_column, {first_chunk}}};"""
     at = [f"first_image + row / {down * across}", f"first_y + row / {across} % {down}", f"first_x + row % {across}"]
-    store = f"""\
-const int at[] = {{{", ".join([*(["slice"] if slices else []), *at, "first_column + column"])}}};
-        if (at[{n}] >= box[{rank + n}] || at[{y}] >= box[{rank + y}] || at[{x}] >= box[{rank + x}]) return;
-        finish(buffers, at, as_bits(sum));"""
+    coordinates = f"""\
+int at[] = {{{", ".join([*(["slice"] if slices else []), *at, "first_column + column"])}}};
+        if (at[{n}] >= box[{rank + n}] || at[{y}] >= box[{rank + y}] || at[{x}] >= box[{rank + x}]) return;"""
     multiplies = block_core(op, math.prod(op.output.shape[n:c]), boxes.chunks_of_slice * LINE, 8)
     num_columns = f"min_of(box[{rank + c}] - first_column, Core::kColumns)"
-    return tile(multiplies, operands, loop, str(lines), num_columns, f"{chunks} * {LINE}", store, memory=COPIED_IN_BOXES)
+    return tile(op, multiplies, operands, loop, str(lines), num_columns, f"{chunks} * {LINE}", coordinates, c, COPIED_IN_BOXES)

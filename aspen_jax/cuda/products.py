@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.lanes import load, place
+from aspen_jax.cuda.runs import Read, run_function, run_length
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.tensor_maps import Tensor, tensors
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
@@ -125,8 +126,9 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
     return f"BlockCore<{KINDS[dtype.name]}, {rows}, {columns}, {vector}, {depth}, {str(along_depth).lower()}>"
 
 
-# What is done with an element of a product is given.
+# What is done with an element of a product is given, or with a run of them.
 VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
+_VISITED_RUN = "[[maybe_unused]] int row, [[maybe_unused]] int column, const float* sums, [[maybe_unused]] int count"
 
 
 # What a block holds in shared memory.
@@ -135,24 +137,43 @@ COPIED_IN_BOXES = "  using Memory = TensorMemory<Core, Core::kStages>;"
 
 
 def tile(
+    op: Op,
     core: str,
     operands: str,
     loop: str,
     num_rows: str,
     num_columns: str,
     depth: str,
-    store: str,
+    at: str,
+    column: int | None,
     memory: str = COPIED_BY_THREADS,
 ) -> str:
-    """A tile function that goes through `loop`, for each with its own `rows` and `columns`, which `operands` declares."""
+    """A tile function that goes through `loop`, for each with its own `rows` and `columns`, which `operands` declares.
+
+    `at` declares the coordinates of the element at `row` and `column`, and returns where that row is not the tile's. Columns are
+    the output's axis `column`, if any; what comes before the box was read only for whole vectors.
+    """
+    count = 1 if column != len(op.output.shape) - 1 else run_length(op, *(item.dtype for item in op.extra_inputs))
+    one = "finish(buffers, at, as_bits(sums[i]));"
+    if column is None:
+        store, run = f"constexpr int i = 0;\n        {one}", ""
+    else:
+        first = f"at[{column}]"
+        store = f"for (int i = 0; i < count; ++i, ++{first}) {{\n          if ({first} >= box[{column}]) {one}\n        }}"
+        run = "" if count == 1 else run_function(op, count, lambda: Read([], "as_bits(sums[i])"), ", const float* sums")
+    if run:
+        whole = f"count == {count} && {first} % {count} == 0 && {first} >= box[{column}]"
+        store = f"if ({whole}) {{\n          run(buffers, at, sums);\n          return;\n        }}\n        {store}"
     return f"""\
+{run}
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
 {memory}
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
 {loop}
 {operands}
-      multiply_tile(memory, rows, columns, {num_rows}, {num_columns}, {depth}, [&]({VISITED}) {{
+      multiply_tile<{count}>(memory, rows, columns, {num_rows}, {num_columns}, {depth}, [&]({_VISITED_RUN}) {{
+        {at}
         {store}
       }});
     }}
@@ -234,10 +255,7 @@ def matmul(op: Op) -> str:
     at = {axis: f"box[{axis}]" for axis in range(rank)} | names | row_names
     if column is not None:
         at[column] = "first_column + column"
-    store = (
-        f"{skip}{' '.join(row_lines)}\n        const int at[{rank + 1}] = {{{', '.join(at[axis] for axis in range(rank))}}};\n"
-        "        finish(buffers, at, as_bits(sum));"
-    )
+    coordinates = f"{' '.join(row_lines)}\n        int at[{rank + 1}] = {{{', '.join(at[axis] for axis in range(rank))}}};"
     place_rows = (
         f"const auto place = [&]([[maybe_unused]] int row) {{ {' '.join(row_lines)} "
         f"return int64_t{{{offset(left.strides, row_names)}}}; }};"
@@ -262,7 +280,8 @@ def matmul(op: Op) -> str:
       Product::multiply(memory, [&](int row) {{ return left + place(row); }}, {left.step}, {right_data},
                         {right.step if across is not None else column_stride}, {extent(matrices.rows, rank)},
                         {end} - first_column, {matrices.depth}, [&]({VISITED}) {{
-        {store}
+        {skip}{coordinates}
+        finish(buffers, at, as_bits(sum));
       }});
     }}
   }}"""
@@ -297,7 +316,7 @@ def matmul(op: Op) -> str:
     operands = f"      {rows}\n      {columns}"
     if maps is not None:
         memory, operands = either(COPIED_IN_BOXES, memory), either(_boxes(op, matrices, maps, names), operands)
-    return tile(multiplies, operands, loop, "num_rows", num_columns, str(matrices.depth), store, memory)
+    return tile(op, multiplies, operands, loop, "num_rows", num_columns, str(matrices.depth), coordinates, column, memory)
 
 
 def _loop_by_runs(op: Op, matrices: Matrices) -> str:
@@ -307,12 +326,12 @@ def _loop_by_runs(op: Op, matrices: Matrices) -> str:
         own = extent([axis], rank)
         run = f"{own} * ({own} == {op.output.shape[axis]} ? {run} : 1)" if run else own
     return f"""\
-    const int run = {run};
-    const int blocks_of_run = (run + Core::kRows - 1) / Core::kRows, blocks = all_rows / run * blocks_of_run;
+    const int rows_of_run = {run};
+    const int blocks_of_run = (rows_of_run + Core::kRows - 1) / Core::kRows, blocks = all_rows / rows_of_run * blocks_of_run;
     for (int all = 0; all < parts * blocks * {extent(matrices.outer, rank)}; ++all) {{
       const int row_of_run = all / parts % blocks_of_run * Core::kRows;
-      const int first_row = all / parts % blocks / blocks_of_run * run + row_of_run;
-      const int num_rows = min_of(run - row_of_run, Core::kRows);"""
+      const int first_row = all / parts % blocks / blocks_of_run * rows_of_run + row_of_run;
+      const int num_rows = min_of(rows_of_run - row_of_run, Core::kRows);"""
 
 
 def _boxes(op: Op, matrices: Matrices, maps: tuple[Tensor, Tensor], outer: dict[int, str]) -> str:

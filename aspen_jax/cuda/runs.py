@@ -75,6 +75,26 @@ def per_run(op: Op, count: int, own: Callable[[], Read] | None, lane: str) -> st
         own: what the kernel gives; None: all is done by the op's program.
         lane: the same for a single element, behind a comma, or nothing.
     """
+    return f"""\
+{run_function(op, count, own)}
+  static constexpr int kThreads = 256;
+  struct Memory {{}};
+  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
+    Block<kThreads> block;
+    each_run<{len(op.output.shape)}, {count}>(
+        block, box, [&](const int* at) {{ run(buffers, at); }}, [&](const int* at) {{ finish(buffers, at{lane}); }});
+  }}"""
+
+
+def run_function(op: Op, count: int, own: Callable[[], Read] | None, parameters: str = "") -> str:
+    """A function `run` that computes `count` elements from `at` on along the last axis, and stores them at once.
+
+    Args:
+        op: the op; its output has an axis.
+        count: elements of a run.
+        own: what the kernel gives; None: all is done by the op's program.
+        parameters: what the function takes besides addresses and coordinates, behind a comma.
+    """
     rank, num_main = len(op.output.shape), op.family.num_main(op)
     at = [f"at[{axis}]" for axis in range(rank)]
     lines, registers = [], []
@@ -92,7 +112,7 @@ def per_run(op: Op, count: int, own: Callable[[], Read] | None, lane: str) -> st
     to = f"static_cast<{word}*>(buffers.output) + {place(at, View.identity(op.output.shape).strides())}"
     before, body = ("\n".join(f"{indent}{line}" for line in text) for indent, text in (("    ", lines), ("      ", inner)))
     return f"""\
-  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at) {{
+  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at{parameters}) {{
 {before}
     Vector<{word}, {count}> result;
     ASPEN_UNROLL for (int i = 0; i < {count}; ++i) {{
@@ -100,11 +120,4 @@ def per_run(op: Op, count: int, own: Callable[[], Read] | None, lane: str) -> st
       {kind}::store(result.elements, i, {result});
     }}
     store_vector<{count}>({to}, result);
-  }}
-  static constexpr int kThreads = 256;
-  struct Memory {{}};
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
-    Block<kThreads> block;
-    each_run<{rank}, {count}>(
-        block, box, [&](const int* at) {{ run(buffers, at); }}, [&](const int* at) {{ finish(buffers, at{lane}); }});
   }}"""

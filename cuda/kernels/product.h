@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "block.h"
+#include "tile.h"
 #include "warp_mma.h"
 #include "warpgroup_mma.h"
 
@@ -186,8 +187,36 @@ struct ProductMemory {
     alignas(Core::kAlignment) typename Core::Element rows[Core::kRowElements];
     alignas(Core::kAlignment) typename Core::Element columns[Core::kColumnElements];
   };
-  Stage stages[kStages];
+  // Lines of sums, apart by so much that those of a vector are aligned.
+  static constexpr int kSumStride = Core::kColumns + 8;
+  union {
+    Stage stages[kStages];
+    alignas(32) float sums[Core::kRows * kSumStride];  // of the whole depth
+  };
 };
+
+// Calls store(row, column, sums, count) for runs of kRun columns, of which the first `count` belong to the tile. All threads have
+// seen that nobody reads the stages any more.
+//
+// Sums pass through shared memory: what a core leaves a thread lies scattered over rows, and a program for each element, spelt
+// out as often as a thread has elements, waited for its instructions longer than for the product (docs/gpu.md).
+template <int kRun, class Core, int kStages, class Store>
+ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, int num_rows,
+                             int num_columns, const Store& store) {
+  constexpr int kStride = ProductMemory<Core, kStages>::kSumStride, kAcross = Core::kColumns / kRun;
+  static_assert(kRun <= 8 && Core::kColumns % kRun == 0);
+  core.each(block, [&](int row, int column, float sum) { memory.sums[row * kStride + column] = sum; });
+  block.sync();
+  block.each_thread([&](int thread) {
+    for (int run = thread; run < num_rows * kAcross; run += Core::kThreads) {
+      const int row = run / kAcross, column = run % kAcross * kRun;
+      if (column >= num_columns) continue;
+      const auto sums = load_vector<kRun>(static_cast<const float*>(memory.sums) + row * kStride + column);
+      store(row, column, sums.elements, min_of(kRun, num_columns - column));
+    }
+  });
+  block.sync();  // before the stages are filled again
+}
 
 // Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
 // of the chunk go to to[place(line, k)], vectors of them in one piece.
@@ -230,12 +259,12 @@ ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core
   }
 }
 
-// Computes num_rows x num_columns elements, no more than the Core has, and calls store(row, column, sum) for each.
+// Computes num_rows x num_columns elements, no more than the Core has, and gives them to `store` (store_sums).
 //
 // Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
 // multiple of kVector, or nullptr for zeros. Columns do the same where the Core has them along the depth; else they say where
 // elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`, an address in global memory that is aligned to their vectors.
-template <class Core, int kStages, class Rows, class Columns, class Store>
+template <int kRun, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
   constexpr int kThreads = Core::kThreads;
@@ -281,9 +310,7 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
   block.template wait<0>();
   core.template wait<0>(block);
   block.sync();
-  core.each(block, [&](int row, int column, float sum) {
-    if (row < num_rows && column < num_columns) store(row, column, sum);
-  });
+  store_sums<kRun>(block, core, memory, num_rows, num_columns, store);
 }
 
 }  // namespace aspen::cuda

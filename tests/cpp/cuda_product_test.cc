@@ -81,11 +81,11 @@ void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_
   const float untouched = 1e30f;
   std::vector<float> out(static_cast<size_t>(num_rows * num_columns), untouched);
   const auto memory = poisoned_memory<Memory>();
-  multiply_tile(*memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, float sum) {
+  multiply_tile<1>(*memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, const float* sums, int) {
     CHECK(row < num_rows && column < num_columns);
     float& to = out[static_cast<size_t>(row * num_columns + column)];
     CHECK_EQ(to, untouched);
-    to = sum;
+    to = sums[0];
   });
   for (int row = 0; row < num_rows; ++row) {
     for (int column = 0; column < num_columns; ++column) {
