@@ -33,6 +33,9 @@ def block_opcodes() -> dict[str, tuple[int, int]]:
 def cuda_registrations() -> dict[str, CapsuleType]:
     """Handlers of the custom call for `jax.ffi.register_ffi_target` on CUDA; they look for CUDA's driver when they are called."""
 
+CUDA_STREAMS: int
+CUDA_FEWEST_TILES: int
+
 def cuda_schedule(graph: bytes, num_streams: int, fewest_tiles: int) -> tuple[list[int], list[tuple[int, int, int]]]:
     """How a graph would be issued to CUDA streams; needs no GPU.
 

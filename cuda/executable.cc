@@ -7,14 +7,6 @@
 #include "loaded.h"
 
 namespace aspen::cuda {
-namespace {
-
-// As many thread blocks as a large GPU holds at once. Smaller launches overlap with others, but never made up for their number:
-// with 16 an H100 took 1.1 to 1.8 times as long for networks of batch 1 (docs/gpu.md).
-constexpr uint32_t kFewestTiles = 264;
-constexpr uint32_t kNumStreams = 4;
-
-}  // namespace
 
 Executable::Executable(Graph graph, Code code, Executor executor)
     : graph_(std::move(graph)), code_(std::move(code)), executor_(executor) {

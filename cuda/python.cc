@@ -87,6 +87,8 @@ class CudaRun {
 void define(nb::module_& module) {
   module.def("cuda_registrations", &registrations);
   module.def("cuda_schedule", &cuda_schedule, nb::arg("graph"), nb::arg("num_streams"), nb::arg("fewest_tiles"));
+  module.attr("CUDA_STREAMS") = kNumStreams;
+  module.attr("CUDA_FEWEST_TILES") = kFewestTiles;
   nb::class_<CudaRun>(module, "CudaRun")
       .def(nb::init<nb::bytes, nb::bytes, std::vector<int32_t>, int32_t>(), nb::arg("graph"), nb::arg("image"),
            nb::arg("kernels"), nb::arg("executor"))

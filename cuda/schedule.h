@@ -35,6 +35,9 @@ struct DeviceModel {
   int64_t num_sms = 132;
 };
 
+// What executors pass to `traverse`.
+inline constexpr uint32_t kNumStreams = 4;
+
 // Algorithm 1 (section 3.2) with as many DSEs as streams: each keeps the first child that becomes ready on its stream and puts
 // the others into its row of the Ready Pool, shallow first; one whose path has ended takes from its own row, then from others'.
 // Streams wait for each other only where nothing that they waited for already implies it. Throws std::invalid_argument for no

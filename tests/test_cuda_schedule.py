@@ -85,7 +85,7 @@ class Issue:
     Args:
         graph: the graph.
         num_streams: how many streams there are.
-        fewest_tiles: of an op that are launched together.
+        fewest_tiles: of an op that are launched together. 16 makes more launches than executors do, and so more to go wrong.
         pairs: of tiles that may not run at once; those of the graph if None.
     """
 
@@ -107,6 +107,9 @@ class Issue:
         return bool(ordered.all()) and device.is_between()
 
 
+# Streams and tiles of a launch as executors have them.
+AS_RUN = (_engine.CUDA_STREAMS, _engine.CUDA_FEWEST_TILES)
+
 DTYPES = {"image": np.float32, "token ids": np.int32, "segments": np.int32, "mask": np.bool_}
 
 
@@ -127,8 +130,8 @@ def graph_of(name: str) -> TileGraph:
 def test_networks_are_safe_on_streams(name):
     graph = graph_of(name)
     pairs = conflicts(graph)
-    for num_streams in (1, 4, 8):
-        issue = Issue(graph, num_streams, pairs=pairs)
+    for num_streams, fewest_tiles in ((1, 16), AS_RUN, (8, 16)):
+        issue = Issue(graph, num_streams, fewest_tiles, pairs)
         assert issue.num_launches < graph.num_tiles
         assert issue.is_safe()
 
@@ -142,8 +145,8 @@ def test_attention_whose_keys_are_shared_out_is_safe_on_streams(queries):
     assert [op.family.name for op in part.program.ops] == ["attention_slices", "rows"]
     (apart,) = compile_jaxpr(jaxpr, dataclasses.replace(options, disabled_passes=options.disabled_passes | {"attention"})).parts
     assert [op.family.name for op in apart.program.ops][:2] == ["matmul", "rows"]
-    for graph, num_streams in itertools.product((part.graph, apart.graph), (1, 4, 8)):
-        assert Issue(graph, num_streams).is_safe()
+    for graph, issued in itertools.product((part.graph, apart.graph), ((1, 16), AS_RUN, (8, 16))):
+        assert Issue(graph, *issued).is_safe()
 
 
 def test_a_decoder_with_its_cache_is_safe_on_streams():
@@ -151,8 +154,8 @@ def test_a_decoder_with_its_cache_is_safe_on_streams():
     jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
     (part,) = compile_jaxpr(jaxpr, cuda_options(Choices())).parts
     assert [op.family.name for op in part.program.ops].count("attention_slices") == 2
-    for num_streams in (1, 4, 8):
-        assert Issue(part.graph, num_streams).is_safe()
+    for issued in ((1, 16), AS_RUN, (8, 16)):
+        assert Issue(part.graph, *issued).is_safe()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -169,8 +172,9 @@ def inception() -> TileGraph:
     return graph_of("inception_v3")
 
 
-def test_several_streams_are_used(inception):
-    issue = Issue(inception, 4)
+@pytest.mark.parametrize("fewest_tiles", [16, AS_RUN[1]])
+def test_several_streams_are_used(inception, fewest_tiles):
+    issue = Issue(inception, 4, fewest_tiles)
     for kind in (LAUNCH, RECORD, WAIT):
         assert {stream for what, stream, _ in issue.commands if what == kind} == set(range(4))
 

@@ -23,8 +23,8 @@ NUM_BLOCKS = 2 * MULTIPROCESSORS
 class Gpu(Machine):
     """A GPU with as many multiprocessors as an H100 or H200, each of which holds two thread blocks of a product at once.
 
-    What its tensor cores and its memory give a block are NVIDIA's figures, by half; on an H100 halving or doubling
-    one moved networks of batch 1 by 1 to 10% (docs/gpu.md).
+    What its tensor cores and its memory give a block are NVIDIA's figures, by half; on an H100 other rates
+    made networks of batch 1 at most 3% faster (docs/gpu.md).
     """
 
     flops_per_ns: float = 700.0

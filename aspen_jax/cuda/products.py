@@ -153,19 +153,9 @@ def tile(
     `at` declares the coordinates of the element at `row` and `column`, and returns where that row is not the tile's. Columns are
     the output's axis `column`, if any; what comes before the box was read only for whole vectors.
     """
-    count = 1 if column != len(op.output.shape) - 1 else run_length(op, *(item.dtype for item in op.extra_inputs))
-    one = "finish(buffers, at, as_bits(sums[i]));"
-    if column is None:
-        store, run = f"constexpr int i = 0;\n        {one}", ""
-    else:
-        first = f"at[{column}]"
-        store = f"for (int i = 0; i < count; ++i, ++{first}) {{\n          if ({first} >= box[{column}]) {one}\n        }}"
-        run = "" if count == 1 else run_function(op, count, lambda: Read([], "as_bits(sums[i])"), ", const float* sums")
-    if run:
-        whole = f"count == {count} && {first} % {count} == 0 && {first} >= box[{column}]"
-        store = f"if ({whole}) {{\n          run(buffers, at, sums);\n          return;\n        }}\n        {store}"
+    count, functions, store = _stored(op, column)
     return f"""\
-{run}
+{functions}
   using Core = {core};
   static constexpr int kThreads = Core::kThreads;
 {memory}
@@ -178,6 +168,21 @@ def tile(
       }});
     }}
   }}"""
+
+
+def _stored(op: Op, column: int | None) -> tuple[int, str, str]:
+    """How many adjacent sums are stored at once, functions for that, and what is done with `count` sums from `at` on."""
+    if column is None:
+        return 1, "", "finish(buffers, at, as_bits(sums[0]));"
+    first = f"at[{column}]"
+    one = f"if ({first} >= box[{column}]) finish(buffers, at, as_bits(sums[i]));"
+    by_element = f"for (int i = 0; i < count; ++i, ++{first}) {{\n          {one}\n        }}"
+    run = run_length(op, *(item.dtype for item in op.extra_inputs)) if column == len(op.output.shape) - 1 else 1
+    if run == 1:
+        return 1, "", by_element
+    whole = f"count == {run} && {first} % {run} == 0 && {first} >= box[{column}]"
+    by_run = f"if ({whole}) {{\n          run(buffers, at, sums);\n          return;\n        }}\n        {by_element}"
+    return run, run_function(op, run, lambda: Read([], "as_bits(sums[i])"), ", const float* sums"), by_run
 
 
 def either(warpgroups: str, others: str) -> str:

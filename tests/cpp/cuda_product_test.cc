@@ -76,17 +76,20 @@ std::unique_ptr<Memory> poisoned_memory() {
 }
 
 // Runs a tile and checks each sum against `expected(row, column)`, and that each element is stored once and none outside.
-template <class Core, int kStages, class Memory = ProductMemory<Core, kStages>, class Rows, class Columns, class Expected>
-void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_columns, int depth, const Expected& expected) {
+template <class Core, int kStages, class Memory, int kRun, class Rows, class Columns, class Expected>
+void check_runs(const Rows& rows, const Columns& columns, int num_rows, int num_columns, int depth, const Expected& expected) {
   const float untouched = 1e30f;
   std::vector<float> out(static_cast<size_t>(num_rows * num_columns), untouched);
   const auto memory = poisoned_memory<Memory>();
-  multiply_tile<1>(*memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, const float* sums, int) {
-    CHECK(row < num_rows && column < num_columns);
-    float& to = out[static_cast<size_t>(row * num_columns + column)];
-    CHECK_EQ(to, untouched);
-    to = sums[0];
-  });
+  multiply_tile<kRun>(
+      *memory, rows, columns, num_rows, num_columns, depth, [&](int row, int column, const float* sums, int count) {
+        CHECK(row < num_rows && column % kRun == 0 && count >= 1 && count <= kRun && column + count <= num_columns);
+        for (int i = 0; i < count; ++i) {
+          float& to = out[static_cast<size_t>(row * num_columns + column + i)];
+          CHECK_EQ(to, untouched);
+          to = sums[i];
+        }
+      });
   for (int row = 0; row < num_rows; ++row) {
     for (int column = 0; column < num_columns; ++column) {
       const double want = expected(row, column);
@@ -95,6 +98,11 @@ void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_
       CHECK(std::abs(got - want) <= 1e-7 * depth + 1e-6);
     }
   }
+}
+template <class Core, int kStages, class Memory = ProductMemory<Core, kStages>, class Rows, class Columns, class Expected>
+void check_tile(const Rows& rows, const Columns& columns, int num_rows, int num_columns, int depth, const Expected& expected) {
+  check_runs<Core, kStages, Memory, 1>(rows, columns, num_rows, num_columns, depth, expected);
+  check_runs<Core, kStages, Memory, 8>(rows, columns, num_rows, num_columns, depth, expected);
 }
 
 // Columns that lie across the depth or along it, as the Core has them.
