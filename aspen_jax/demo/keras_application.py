@@ -16,6 +16,7 @@ import numpy as np
 from aspen_jax.errors import AspenError, InputError
 
 _SEED = 0
+_PIXELS = 224  # across and down, for models that take images of any size
 _BLOBS = 8  # along each side of a random image
 _DEEPEST_STRIDE = 32  # of the models' last feature maps
 _CALIBRATION_PIXELS = 96  # of these maps; few make statistics that amplify rounding errors without bound
@@ -87,7 +88,7 @@ def keras_application(name: str, image_size: int | None = None) -> KerasApplicat
 
     Args:
         name: such as ResNet50.
-        image_size: height and width of the images; the model's own by default.
+        image_size: height and width of the images; the model's own by default, 224 where it takes any.
 
     Raises:
         InputError: there is no such model, or it does not take images of that size.
@@ -110,7 +111,8 @@ def keras_application(name: str, image_size: int | None = None) -> KerasApplicat
 
     params = (_values(model.trainable_variables), _values(model.non_trainable_variables))
     preprocess = sys.modules[constructor.__module__].preprocess_input
-    return KerasApplication(name, predict, params, model.input_shape[1:], preprocess, model)
+    height, width, channels = model.input_shape[1:]
+    return KerasApplication(name, predict, params, (height or _PIXELS, width or _PIXELS, channels), preprocess, model)
 
 
 def _values(variables: Iterable[Any]) -> list[jax.Array]:
