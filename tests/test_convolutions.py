@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import frontend
+from aspen_jax import aspen, frontend
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import run_passes, winograd
@@ -99,6 +99,53 @@ def test_convolutions_with_constants(batch, image, channels, outputs, window, st
     missing = -outputs % 32
     expected = "conv2d_panels" if missing <= outputs else "conv2d"
     assert [op.family.name for op in run_passes(part).ops] == [expected]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)).filter(lambda spread: max(spread) > 1),
+    st.tuples(*[st.integers(-2, 4)] * 4),
+    st.sampled_from([(3, 5, 1), (4, 8, 4), (33, 40, 1)]),
+)
+def test_convolutions_of_spread_inputs_read_no_zeros(image, window, spread, padding, channels):
+    inputs, outputs, groups = channels
+    pads = (padding[:2], padding[2:])
+    sizes = [(n - 1) * step + 1 + sum(pair) - k + 1 for n, step, pair, k in zip(image, spread, pads, window, strict=True)]
+    assume(min(sizes) > 0)
+    rng = np.random.default_rng(inputs)
+    x = rng.standard_normal((2, *image, inputs), np.float32)
+    w = rng.standard_normal((*window, inputs // groups, outputs), np.float32)
+
+    def function(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), pads, lhs_dilation=spread, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+            precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+
+    def spread_first(x, w):
+        edges = ((0, 0, 0), *((low, high, step - 1) for (low, high), step in zip(pads, spread, strict=True)), (0, 0, 0))
+        return lax.conv_general_dilated(
+            lax.pad(x, x.dtype.type(0), edges), w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups, precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+
+    check(function, x, w, reference=spread_first)
+    assert "pad" not in {op.family.name for op in aspen(function).graph(x, w).program().ops}
+
+
+def test_the_gradient_of_strides_is_a_convolution_of_a_spread_input():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 9, 8, 5), np.float32), rng.standard_normal((3, 3, 5, 7), np.float32)
+
+    def function(x, w):
+        y = lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=lax.Precision.HIGHEST
+        )
+        return (y**2).sum()
+
+    check(jax.grad(function), x, w)
 
 
 @pytest.mark.parametrize("window", [3, 5, 7])

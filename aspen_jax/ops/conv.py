@@ -12,6 +12,7 @@ from jax import lax
 
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.conv_transposed import by_phases
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
@@ -158,13 +159,20 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
         x = transposed(build, x, (1, 2, 3, 0, 4))
         x = reshaped(build, x, (n // batch_groups, height, width, batch_groups * channels))
         groups = batch_groups
-    if any(step > 1 for step in lhs_dilation):
+
+    def convolve(x: Operand, w: Operand, padding: Sequence[tuple[int, int]]) -> Operand:
+        return build.op(CONV2D, ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups), [x, w], dtype=equation.dtype)
+
+    y = None
+    is_spread = max(lhs_dilation) > 1
+    if is_spread and max(*strides, *dilation) == 1:
+        y = by_phases(build, x, w, lhs_dilation, padding, convolve)
+    if y is None and is_spread:
         interior = (0, *(step - 1 for step in lhs_dilation), 0)
         zero = fill(build, np.zeros((), x.dtype), ())
         x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
-
-    attrs = ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups)
-    y = build.op(CONV2D, attrs, [x, w], dtype=equation.dtype)
+    if y is None:
+        y = convolve(x, w, padding)
     if spatial == 1:
         y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
     out_batch, out_feature, *out_spatial = numbers.out_spec
