@@ -368,7 +368,7 @@ PreparedOp prepare(const OpSpec& spec, bool in_panels) {
   auto op = std::make_unique<Matmul>();
   op->rows_input = 0;
   op->out_rank = spec.output.rank;
-  int64_t columns = 1;
+  int64_t rows = 1, columns = 1;
   for (int d = 0; d < spec.output.rank; ++d) {
     const Index& index = indices.of_output[d];
     if (index.extent != 1) op->rows_input = index.present[0] && !index.present[1] ? 1 : 0;
@@ -385,7 +385,8 @@ PreparedOp prepare(const OpSpec& spec, bool in_panels) {
                         .row_stride = index.strides[op->rows_input],
                         .column_stride = index.strides[1 - op->rows_input]});
     op->out_strides.push_back(spec.output.strides[d]);
-    if (!in_rows) columns = std::min(columns * index.extent, kMaxExtent);
+    int64_t& size = in_rows ? rows : columns;
+    size = std::min(size * index.extent, kMaxExtent);
   }
   op->runs = summed_dims(indices, op->rows_input, in_panels);
   op->depth = op->runs.back();
@@ -403,7 +404,8 @@ PreparedOp prepare(const OpSpec& spec, bool in_panels) {
     num_runs *= dim->extent;
   }
   op->inner = num_runs * op->depth.extent;
-  op->plan = ProductPlan(num_runs, op->depth.extent, columns, !op->rows_adjacent);
+  op->plan = ProductPlan(num_runs, op->depth.extent, columns, !op->rows_adjacent,
+                         in_panels || rows <= kFewRows ? ProductPlan::kLongSums : ProductPlan::kShortSums);
   if (in_panels) {
     int64_t of_b = 1;
     for (const Dim& dim : op->dims) {

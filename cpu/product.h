@@ -22,19 +22,33 @@ struct Chunk {
 // How a product is cut, decided once for an op.
 class ProductPlan {
  public:
+  // A chunk of packed weights and the rows of the left operand that are multiplied with it share the L2 cache.
+  static constexpr int64_t kPackedFloats = 96 * 1024;
+
+  // Up to `whole` products the inner dimension is not cut; else into pieces of about `part`, long enough to hide the cost of
+  // adding to the sums that wait in memory.
+  struct Sums {
+    int64_t whole, part;
+  };
+  // What is done with the sums at the end mostly happens in registers, if they need not wait.
+  static constexpr Sums kLongSums{kPackedFloats / kPanel, 1536};
+  // As many columns as fit beside such a piece are wide enough to read a matrix in place, whose rows lie on pages of their own.
+  static constexpr Sums kShortSums{768, 768};
+
   ProductPlan() = default;
 
-  // A row is `runs` runs of `depth`. `gathers`: rows may have to be copied before they can be multiplied.
-  ProductPlan(int64_t runs, int64_t depth, int64_t columns, bool gathers) : runs_(runs), depth_(depth) {
+  // A row is `runs` runs of `depth`. `gathers`: rows may have to be copied before they can be multiplied. `sums`: how many
+  // products are summed at once.
+  ProductPlan(int64_t runs, int64_t depth, int64_t columns, bool gathers, Sums sums = kLongSums) : runs_(runs), depth_(depth) {
     const int64_t inner = std::max<int64_t>(runs * depth, 1);
-    if (inner <= kPackedFloats / kPanel) {
+    if (inner <= sums.whole) {
       chunk_runs_ = runs;
       chunk_depth_ = depth;
-    } else if (depth >= kLongChunk) {
+    } else if (depth >= sums.part) {
       chunk_runs_ = 1;
-      chunk_depth_ = ceil_div(depth, ceil_div(depth, kLongChunk));
+      chunk_depth_ = ceil_div(depth, ceil_div(depth, sums.part));
     } else {
-      chunk_runs_ = ceil_div(runs, ceil_div(inner, kLongChunk));
+      chunk_runs_ = ceil_div(runs, ceil_div(inner, sums.part));
       chunk_depth_ = depth;
     }
     const int64_t chunk = std::max<int64_t>(chunk_runs_ * chunk_depth_, 1);
@@ -136,15 +150,11 @@ class ProductPlan {
   }
 
  private:
-  // A chunk of packed weights and the rows of the left operand that are multiplied with it share the L2 cache.
-  static constexpr int64_t kPackedFloats = 96 * 1024;
   // Sums that wait for the next chunk.
   static constexpr int64_t kSumFloats = 32 * 1024;
   static constexpr int64_t kMaxColumns = 512;
   // From this many blocks of rows on, the right operand is packed while it is multiplied with the first of them.
   static constexpr int64_t kPackingBlocks = 3;
-  // Where the inner dimension must be cut: long enough to hide the cost of adding to the sums.
-  static constexpr int64_t kLongChunk = 1536;
   static_assert(kSumFloats >= kMaxColumns * kBlockRows);
 
   template <class Source>

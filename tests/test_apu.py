@@ -25,7 +25,7 @@ from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
 from aspen_jax.ops.gather import GATHER
-from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
+from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS, MatmulAttrs
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
 from aspen_jax.ops.scatter import SCATTER
@@ -250,6 +250,24 @@ def test_a_layer_with_more_weights_than_pixels_is_split_into_columns():
 
 def test_a_tiny_op_is_one_tile():
     assert build(conv((1, 4, 4, 8), (3, 3, 8, 8)), 64).num_tiles == 1
+
+
+def product_of_one_row(order):
+    """[1,4096] by a matrix of 4096 x 4096, which lies as einsum's letters say."""
+    build = Builder()
+    a, b = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((1, 4096), (4096, 4096)))
+    build.op(MATMUL, MatmulAttrs((0, -1), {"kn": (-1, 1), "nk": (1, -1)}[order]), [a, b])
+    return build.ops[0]
+
+
+def test_a_matrix_that_lies_as_it_comes_is_read_in_long_pieces():
+    narrow = np.array([[[0, 1], [64, 128]]])
+    assert MATMUL.work(product_of_one_row("kn"), narrow).pieces == 4096
+    assert MATMUL.work(product_of_one_row("nk"), narrow).pieces == 0  # whole columns, one behind the other
+    assert MATMUL.work(product_of_one_row("kn"), np.array([[[0, 1], [0, 4096]]])).pieces == 0
+    op = product_of_one_row("kn")
+    parts = [len(cut_points(op, 2, Machine(piece_ns=nanoseconds))[1]) - 1 for nanoseconds in (0.0, Machine().piece_ns)]
+    assert parts[1] < parts[0]
 
 
 def test_cuts_lie_on_the_grain():

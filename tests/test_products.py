@@ -28,7 +28,7 @@ from tests.tiled import NARROW, check, check_narrow, run_tiled
 @given(
     st.integers(1, 3),
     st.sampled_from([1, 2, 5, 13, 14, 29, 64]),
-    st.sampled_from([1, 3, 16, 31, 100, 300]),
+    st.sampled_from([1, 3, 16, 31, 100, 300, 1700]),
     st.sampled_from([1, 7, 16, 32, 45, 200]),
     st.sampled_from(["mk,kn", "km,kn", "mk,nk", "km,nk"]),
     st.integers(0, 2**31),

@@ -25,6 +25,7 @@ class Machine:
     Attributes:
         flops_per_ns: rate of a kernel whose operands are in cache.
         bytes_per_ns: rate at which a worker streams operands past its private cache.
+        piece_ns: from one piece of a matrix to the next, beyond reading it: most lie on pages of their own.
         tile_ns: scheduling, starting the kernel and warming its registers and caches.
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
@@ -36,6 +37,7 @@ class Machine:
 
     flops_per_ns: float = 200.0
     bytes_per_ns: float = 20.0
+    piece_ns: float = 6.0
     tile_ns: float = 1_500.0
     shortest_tile_ns: float = 8_000.0
     tiles_per_worker: int = 4
@@ -56,7 +58,7 @@ class Machine:
 
     def nanoseconds(self, work: Work) -> np.ndarray:
         """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""
-        compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns
+        compute, stream = work.flops / self.flops_per_ns, work.bytes / self.bytes_per_ns + work.pieces * self.piece_ns
         return self.tile_ns + np.maximum(compute, stream) + np.minimum(compute, stream) / 2
 
     def has_kernel(self, op: Op) -> bool:

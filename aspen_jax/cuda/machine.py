@@ -29,6 +29,7 @@ class Gpu(Machine):
 
     flops_per_ns: float = 700.0
     bytes_per_ns: float = 9.0
+    piece_ns: float = 0.0
     tile_ns: float = 300.0
     launch_ns: float = 1_500.0
     shortest_tile_ns: float = 1_000.0

@@ -15,7 +15,7 @@ from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv_transposed import by_phases
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.ops.pad import PAD, PadAttrs
@@ -106,7 +106,8 @@ class Conv2D(OpFamily):
         own = epilogue_work(op, boxes)
         x, w = self.main_region(op, 0, boxes), self.main_region(op, 1, boxes)
         flops = 2.0 * box_sizes(boxes) * (kernel_height * kernel_width * channels)
-        return Work(own.flops + flops, own.bytes + op.inputs[0].dtype.itemsize * (box_sizes(x) + box_sizes(w)))
+        read = op.inputs[0].dtype.itemsize * (box_sizes(x) + box_sizes(w))
+        return Work(own.flops + flops, own.bytes + read, pieces(op.inputs[1], w))
 
     def reference(self, attrs: ConvAttrs, *inputs: jax.Array) -> jax.Array:
         top, bottom, left, right = attrs.padding

@@ -31,10 +31,27 @@ def unpermuted(entries: Sequence[int], permutation: Sequence[int]) -> tuple[int,
 
 
 class Work(NamedTuple):
-    """Estimated work of tiles: arrays of one entry a tile."""
+    """Estimated work of tiles: arrays of one entry a tile.
+
+    Attributes:
+        flops: floating-point operations.
+        bytes: moved.
+        pieces: places at which reading a matrix begins anew, since the columns that a tile wants of its rows lie apart.
+    """
 
     flops: np.ndarray
     bytes: np.ndarray
+    pieces: np.ndarray | float = 0.0
+
+
+def pieces(operand: Operand, boxes: np.ndarray) -> np.ndarray:
+    """How many pieces of adjacent elements the boxes of an operand are; none where each holds all that lies side by side."""
+    for axis, (stride, extent) in enumerate(zip(operand.view.strides(), operand.shape, strict=True)):
+        if stride == 1 and extent > 1:
+            lengths = np.maximum(boxes[:, axis, 1] - boxes[:, axis, 0], 0)
+            others = np.prod(np.maximum(np.delete(boxes, axis, axis=1) @ (-1, 1), 0), axis=1, dtype=np.float64)
+            return np.where(lengths < extent, others, 0.0)
+    return np.zeros(len(boxes))
 
 
 class OpFamily(abc.ABC):

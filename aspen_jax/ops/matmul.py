@@ -17,7 +17,7 @@ from jax import lax
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, unpermuted
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces, unpermuted
 from aspen_jax.ops.layout import transposed
 from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.program import Operand
@@ -95,8 +95,9 @@ class Matmul(OpFamily):
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
         inner = math.prod(extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0)
-        a, b = (box_sizes(self.main_region(op, index, boxes)) * op.inputs[index].dtype.itemsize for index in range(2))
-        return Work(own.flops + 2.0 * box_sizes(boxes) * inner, own.bytes + a + b)
+        regions = [self.main_region(op, index, boxes) for index in range(2)]
+        a, b = (box_sizes(region) * item.dtype.itemsize for region, item in zip(regions, op.inputs, strict=False))
+        return Work(own.flops + 2.0 * box_sizes(boxes) * inner, own.bytes + a + b, pieces(op.inputs[1], regions[1]))
 
     def reference(self, attrs: MatmulAttrs, *inputs: jax.Array) -> jax.Array:
         a, b = inputs
