@@ -132,7 +132,24 @@ def test_convolutions_of_spread_inputs_read_no_zeros(image, window, spread, padd
         )  # fmt: skip
 
     check(function, x, w, reference=spread_first)
+    check_narrow(function, NARROW[inputs % 2], x, w, reference=spread_first)
     assert "pad" not in {op.family.name for op in aspen(function).graph(x, w).program().ops}
+
+
+@pytest.mark.parametrize(("steps", "padding"), [((2, 2), "SAME"), ((2, 3), "VALID"), ((4, 1), ((3, 5), (0, 0)))])
+@pytest.mark.parametrize("constant", [True, False])
+def test_windows_as_large_as_the_steps_are_one_convolution(steps, padding, constant):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 5, 6, 7), np.float32), rng.standard_normal((*steps, 7, 9), np.float32)
+
+    def function(x, w=w):
+        return jax.nn.relu(lax.conv_transpose(x, w, steps, padding, precision=lax.Precision.HIGHEST) + 0.5)
+
+    arguments = (x,) if constant else (x, w)
+    check(function, *arguments)
+    names = [op.family.name for op in aspen(function).graph(*arguments).program().ops]
+    assert sum(name.startswith("conv2d") for name in names) == 1
+    assert "concatenate" not in names
 
 
 def test_the_gradient_of_strides_is_a_convolution_of_a_spread_input():

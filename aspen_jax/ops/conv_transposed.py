@@ -8,6 +8,7 @@ deep learning", section 4), which does one in s * s of the multiplications that 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -53,22 +54,47 @@ def by_phases(
         [_part(phase, step, before, window) for phase in range(step)]
         for step, (before, _), window in zip(spread, padding, taps, strict=True)
     ]
-    pieces: list[Operand] = []
+    if w.shape[2] == x.shape[3] and all(
+        window == step and pads[0] % step == step - 1 for window, step, pads in zip(taps, spread, padding, strict=True)
+    ):
+        # Each pixel of a square meets one tap, those of the last pixels come first, and all meet the same pixel of the input.
+        flat = transposed(build, viewed(build, w, w.view.reverse((0, 1))), (2, 0, 1, 3))
+        flat = reshaped(build, flat, (1, 1, w.shape[2], math.prod(spread) * outputs))
+        pads = [
+            (before, count - extent - before) for ((_, _, before), *_), count, extent in zip(phases, counts, extents, strict=True)
+        ]
+        squares = convolve(x, flat, pads)
+    else:
+        squares = _squares(build, x, w, spread, counts, phases, convolve)
+    squares = transposed(build, reshaped(build, squares, (batch, *counts, *spread, outputs)), (0, 1, 3, 2, 4, 5))
+    y = reshaped(build, squares, (batch, counts[0] * spread[0], counts[1] * spread[1], outputs))
+    return viewed(build, y, y.view.slice((0, 0, 0, 0), (batch, *sizes, outputs)))
+
+
+def _squares(
+    build: Builder,
+    x: Operand,
+    w: Operand,
+    spread: Sequence[int],
+    counts: Sequence[int],
+    phases: Sequence[Sequence[tuple[int, int, int]]],
+    convolve: Callable[[Operand, Operand, list[tuple[int, int]]], Operand],
+) -> Operand:
+    """[N,OH/s,OW/s,s*s*O]: the channels of each pixel are those of a square of the output's pixels, a convolution for each."""
+    pieces: list[Operand | None] = []
     for part in itertools.product(*phases):
         if not all(window for _, window, _ in part):  # a window shorter than the steps misses some pixels
-            pieces.append(fill(build, np.zeros((), x.dtype), (batch, *counts, outputs)))
+            pieces.append(None)
             continue
         taken = w.view.slice((part[0][0], part[1][0], 0, 0), w.shape, (*spread, 1, 1))
         pads = [
             (before, count - 1 + window - extent - before)
-            for (_, window, before), count, extent in zip(part, counts, extents, strict=True)
+            for (_, window, before), count, extent in zip(part, counts, x.shape[1:3], strict=True)
         ]
         pieces.append(convolve(x, viewed(build, w, taken), pads))
-    # The channels of each pixel of these are those of a square of pixels.
-    squares = build.op(CONCATENATE, ConcatenateAttrs(3), pieces)
-    squares = transposed(build, reshaped(build, squares, (batch, *counts, *spread, outputs)), (0, 1, 3, 2, 4, 5))
-    y = reshaped(build, squares, (batch, counts[0] * spread[0], counts[1] * spread[1], outputs))
-    return viewed(build, y, y.view.slice((0, 0, 0, 0), (batch, *sizes, outputs)))
+    written = next(piece for piece in pieces if piece is not None)
+    nothing = fill(build, np.zeros((), written.dtype), written.shape) if None in pieces else written
+    return build.op(CONCATENATE, ConcatenateAttrs(3), [nothing if piece is None else piece for piece in pieces])
 
 
 def _part(phase: int, step: int, before: int, window: int) -> tuple[int, int, int]:
