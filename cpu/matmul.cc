@@ -385,8 +385,8 @@ PreparedOp prepare(const OpSpec& spec, bool in_panels) {
                         .row_stride = index.strides[op->rows_input],
                         .column_stride = index.strides[1 - op->rows_input]});
     op->out_strides.push_back(spec.output.strides[d]);
-    int64_t& size = in_rows ? rows : columns;
-    size = std::min(size * index.extent, kMaxExtent);
+    if (!in_rows) columns = std::min(columns * index.extent, kMaxExtent);
+    if (!in_columns) rows = std::min(rows * index.extent, kMaxExtent);
   }
   op->runs = summed_dims(indices, op->rows_input, in_panels);
   op->depth = op->runs.back();

@@ -91,6 +91,11 @@ def test_calibrated_models_tell_images_apart():
     assert largest_difference(np.asarray(predict(calibrated, images * (1 + 1e-7))), alive) < 1e-3
 
 
+def test_models_that_take_images_of_any_size_get_some():
+    model = keras_application("MobileNetV3Small")
+    assert model.random_images(1).shape == (1, 224, 224, 3)
+
+
 def test_peak_memory_is_that_of_a_process_of_its_own():
     ballast = bytearray(os.urandom(1)) * 2**30  # in this process, so not in that one
     measured = measure_in_child("benchmarks.memory", (TILED, "VGG16", json.dumps({"image_size": 32})))

@@ -165,14 +165,13 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
         return build.op(CONV2D, ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups), [x, w], dtype=equation.dtype)
 
     y = None
-    is_spread = max(lhs_dilation) > 1
-    if is_spread and max(*strides, *dilation) == 1:
+    if max(lhs_dilation) > 1 and max(*strides, *dilation) == 1:
         y = by_phases(build, x, w, lhs_dilation, padding, convolve)
-    if y is None and is_spread:
-        interior = (0, *(step - 1 for step in lhs_dilation), 0)
-        zero = fill(build, np.zeros((), x.dtype), ())
-        x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
     if y is None:
+        if max(lhs_dilation) > 1:
+            interior = (0, *(step - 1 for step in lhs_dilation), 0)
+            zero = fill(build, np.zeros((), x.dtype), ())
+            x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
         y = convolve(x, w, padding)
     if spatial == 1:
         y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
