@@ -15,10 +15,11 @@ BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> input
 }
 
 BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType output) {
-  if (!draft.is_copy) fuse(draft);
+  const bool is_copy = draft.is_copy(inputs, output);
+  if (!is_copy) fuse(draft);
   BlockProgram program;
   program.output_ = output;
-  if (draft.is_copy) {
+  if (is_copy) {
     program.copied_input_ = draft.result;
     program.inputs_.push_back({draft.result, output});
     program.result_ = {Operand::kInput, 0};
@@ -68,22 +69,26 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
   // The slots and the gathered inputs of one block should together stay in the L1 cache beside what is streamed through it.
   constexpr int64_t kCacheBytes = 24 * 1024;
   const auto buffers = static_cast<int64_t>(program.num_slots_ + program.inputs_.size());
-  program.slot_elements_ = std::clamp<int64_t>(kCacheBytes / 4 / std::max<int64_t>(buffers, 1) / 64 * 64, 256, 2048);
-  program.scratch_bytes_ = static_cast<size_t>(buffers * program.slot_elements_ * 4);
+  program.slot_elements_ = std::clamp<int64_t>(kCacheBytes / 4 / std::max<int64_t>(buffers, 1) / 64 * 64, 256, kMaxSlot);
+  program.scratch_elements_ = buffers * program.slot_elements_;
   return program;
+}
+
+// How many lanes a row of an input takes in a buffer, of `width` columns: none where it is read in place.
+int64_t BlockProgram::buffered(const Input& input, const Plane& plane, int64_t width) {
+  if (plane.col_stride == 1 && size_of(input.dtype) == 4) return 0;
+  return plane.col_stride == 0 ? kLanes : width;
 }
 
 // Makes rows x cols elements of an input readable as lanes: in place where it already is, else in `buffer`.
 StepBlock::Source BlockProgram::load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col,
-                                           int64_t rows, int64_t cols) const noexcept {
+                                           int64_t rows, int64_t cols) noexcept {
   const auto* data =
       static_cast<const std::byte*>(plane.data) + (row * plane.row_stride + col * plane.col_stride) * size_of(input.dtype);
-  if (plane.col_stride == 1 && size_of(input.dtype) == 4) {
-    return {reinterpret_cast<const int32_t*>(data), plane.row_stride, kLanes};
-  }
+  const int64_t width = buffered(input, plane, (cols + kLanes - 1) / kLanes * kLanes);
+  if (width == 0) return {reinterpret_cast<const int32_t*>(data), plane.row_stride, kLanes};
   if (plane.row_stride == 0) rows = 1;
   const bool is_splat = plane.col_stride == 0;
-  const int64_t width = is_splat ? kLanes : (cols + kLanes - 1) / kLanes * kLanes;
   load_lanes(input.dtype, data, plane.row_stride, plane.col_stride, rows, is_splat ? kLanes : cols, buffer, width);
   return {buffer, plane.row_stride == 0 ? 0 : width, is_splat ? 0 : kLanes};
 }
@@ -121,25 +126,30 @@ void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, i
     constexpr int64_t kTransposed = 64;
     block_cols = std::min(cols, is_transposed ? std::min(kTransposed, slot_elements_) : slot_elements_);
     width = (block_cols + kLanes - 1) / kLanes * kLanes;
-    block_rows = std::max<int64_t>(slot_elements_ / width, 1);
+    int64_t row_lanes = num_slots_ * width;
+    for (const Input& input : inputs_) row_lanes += buffered(input, planes[input.index], width);
+    block_rows =
+        std::clamp<int64_t>(scratch_elements_ / std::max<int64_t>(row_lanes, 1), 1, std::max<int64_t>(kMaxSlot / width, 1));
+    block_rows = std::min(block_rows, rows);
   }
 
   auto* const slots = reinterpret_cast<int32_t*>(scratch);
-  int32_t* const buffers = slots + num_slots_ * slot_elements_;
   StepBlock::Source loaded[kMaxInputs];
   for (int64_t row = 0; row < rows; row += block_rows) {
     for (int64_t col = 0; col < cols; col += block_cols) {
       StepBlock block;
       block.rows = std::min(block_rows, rows - row);
       block.cols = std::min(block_cols, cols - col);
+      int32_t* buffer = slots + num_slots_ * block_rows * width;
       for (size_t i = 0; i < inputs_.size(); ++i) {
-        loaded[i] = load_input(inputs_[i], planes[inputs_[i].index], buffers + static_cast<int64_t>(i) * slot_elements_, row, col,
-                               block.rows, block.cols);
+        const Plane& plane = planes[inputs_[i].index];
+        loaded[i] = load_input(inputs_[i], plane, buffer, row, col, block.rows, block.cols);
+        buffer += buffered(inputs_[i], plane, width) * (plane.row_stride == 0 ? 1 : block_rows);
       }
       const auto source = [&](Operand operand) -> StepBlock::Source {
         if (operand.kind == Operand::kInput) return loaded[operand.index];
         if (operand.kind == Operand::kConstant) return {constants_[operand.index].lanes, 0, 0};
-        return {slots + operand.index * slot_elements_, width, kLanes};
+        return {slots + operand.index * block_rows * width, width, kLanes};
       };
       std::byte* const out_block =
           static_cast<std::byte*>(out) + (row * out_row_stride + col * out_col_stride) * size_of(output_);
@@ -149,7 +159,7 @@ void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, i
           block.out = reinterpret_cast<int32_t*>(out_block);
           block.out_row_stride = out_row_stride;
         } else {
-          block.out = slots + step.out_slot * slot_elements_;
+          block.out = slots + step.out_slot * block_rows * width;
           block.out_row_stride = width;
         }
         step.function(block);

@@ -52,7 +52,7 @@ class BlockProgram {
   static BlockProgram of(Draft draft, std::span<const DType> inputs, DType output);
 
   // What `run` needs; a multiple of 64.
-  size_t scratch_bytes() const { return scratch_bytes_; }
+  size_t scratch_bytes() const { return static_cast<size_t>(scratch_elements_) * 4; }
 
   // Whether the program only hands input `copied_input()` through, whose dtype is then the output's (any dtype at all).
   bool is_copy() const { return copied_input_ >= 0; }
@@ -69,6 +69,8 @@ class BlockProgram {
            std::byte* scratch) const noexcept;
 
  private:
+  static constexpr int64_t kMaxSlot = 2048;  // elements of a block
+
   struct Operand {
     enum Kind : uint8_t { kInput, kConstant, kSlot } kind = kSlot;
     int index = 0;
@@ -87,8 +89,9 @@ class BlockProgram {
     alignas(kVectorBytes) int32_t lanes[kLanes];
   };
 
-  StepBlock::Source load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col, int64_t rows,
-                               int64_t cols) const noexcept;
+  static int64_t buffered(const Input& input, const Plane& plane, int64_t width);
+  static StepBlock::Source load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col,
+                                      int64_t rows, int64_t cols) noexcept;
 
   std::vector<Input> inputs_;  // those that are read
   std::vector<Constant> constants_;
@@ -96,8 +99,8 @@ class BlockProgram {
   Operand result_;
   DType output_ = DType::kF32;
   int num_slots_ = 0;
-  int64_t slot_elements_ = 0;
-  size_t scratch_bytes_ = 0;
+  int64_t slot_elements_ = 0;  // so many columns of a row fit the scratch memory, whatever is gathered
+  int64_t scratch_elements_ = 0;
   int copied_input_ = -1;
 };
 

@@ -151,6 +151,12 @@ void count_uses(Draft& draft) {
   }
 }
 
+// Makes an earlier float, of which the output is one too, the result.
+void give(Draft& draft, int reg) {
+  draft.result = reg;
+  count_uses(draft);
+}
+
 // Whether the register is a constant, and no NaN as a float.
 bool is_bound(const Draft& draft, int reg) {
   return draft.is_constant(reg) && !std::isnan(std::bit_cast<float>(draft.constants[reg - draft.num_inputs]));
@@ -166,8 +172,7 @@ bool is_value(const Draft& draft, int reg, float value) {
 Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
   Draft draft = parse_words(words, inputs);
   skip_copies(draft, output);
-  draft.is_copy = draft.is_input(draft.result) && inputs[draft.result] == output;
-  if (draft.is_copy) return draft;
+  if (draft.is_copy(inputs, output)) return draft;
   if (draft.registers[draft.result].opcode == -2) refuse("it converts a dtype that it can only copy");
   Lane lane;
   if (!lane_of(output, &lane)) refuse("it computes a dtype that it can only copy");
@@ -175,6 +180,33 @@ Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output)
   count_uses(draft);
   return draft;
 }
+
+namespace {
+
+// Joins products with the difference or the product that is a factor of them alone. They come after what looks for products.
+void fuse_factors(Draft& draft) {
+  count_uses(draft);
+  for (int at = draft.first_instruction(); at < static_cast<int>(draft.registers.size()); ++at) {
+    Register& reg = draft.registers[at];
+    if (reg.opcode != k_mul_f && reg.opcode != k_fma_f) continue;
+    const auto is_factor = [&](int arg, int opcode) {
+      return draft.registers[arg].opcode == opcode && draft.registers[arg].uses == 1;
+    };
+    auto& [a, b, c, unused] = reg.args;
+    const bool is_sum = reg.opcode == k_fma_f;
+    if (is_factor(b, k_sub_f) || (!is_sum && is_factor(b, k_mul_f) && !is_factor(a, k_sub_f))) std::swap(a, b);
+    const auto& factor = draft.registers[a].args;
+    if (is_factor(a, k_sub_f)) {
+      reg.opcode = is_sum ? k_fused_sub_fma : k_fused_sub_mul;
+      reg.args = {factor[0], factor[1], b, c};
+    } else if (!is_sum && is_factor(a, k_mul_f)) {
+      reg.opcode = k_fused_mul_mul;
+      reg.args = {factor[0], factor[1], b, 0};
+    }
+  }
+}
+
+}  // namespace
 
 // A product is joined with the sum that is its only use (one rounding instead of two), as XLA's CPU compiler does too.
 void fuse(Draft& draft) {
@@ -256,6 +288,7 @@ void fuse(Draft& draft) {
       }
     }
   }
+  fuse_factors(draft);
   count_uses(draft);
 }
 
@@ -313,6 +346,21 @@ std::vector<Link> take_chain(Draft& draft, const std::function<bool(int)>& fits)
   if (draft.result == current) draft.result = 0;
   count_uses(draft);
   return chain;
+}
+
+bool take_square(Draft& draft) {
+  const Register& last = draft.registers[draft.result];
+  if (last.opcode != k_square_f && (last.opcode != k_mul_f || last.args[0] != last.args[1])) return false;
+  give(draft, last.args[0]);
+  return true;
+}
+
+int take_subtrahend(Draft& draft, const std::function<bool(int)>& fits) {
+  const Register& last = draft.registers[draft.result];
+  if (last.opcode != k_sub_f || !draft.is_input(last.args[1]) || !fits(last.args[1])) return -1;
+  const int subtrahend = last.args[1];
+  give(draft, last.args[0]);
+  return subtrahend;
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

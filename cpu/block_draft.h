@@ -29,11 +29,12 @@ struct Draft {
   std::vector<int32_t> constants;
   std::vector<Register> registers;
   int result = 0;
-  bool is_copy = false;  // the result is an input of the output's dtype
 
   int first_instruction() const { return num_inputs + static_cast<int>(constants.size()); }
   bool is_input(int reg) const { return reg < num_inputs; }
   bool is_constant(int reg) const { return reg >= num_inputs && reg < first_instruction(); }
+  // Whether the result is an input of the output's dtype, which may then be any.
+  bool is_copy(std::span<const DType> inputs, DType output) const { return is_input(result) && inputs[result] == output; }
   int num_args(int reg) const { return kInstructions[registers[reg].opcode].num_args; }
 };
 
@@ -54,5 +55,12 @@ struct Link {
 // Takes the instructions off the program that can be done as links of a chain from input 0 on: input 0 of what is left is the
 // chain's result. `fits` says which inputs may be operands; they are floats.
 std::vector<Link> take_chain(Draft& draft, const std::function<bool(int input)>& fits);
+
+// Takes the last instruction off the program if it is the square of a float, which is then the program's result.
+bool take_square(Draft& draft);
+
+// Takes the last instruction off the program if it subtracts an input that `fits` from another float, which is then the
+// program's result. Returns the input; -1 where there is none.
+int take_subtrahend(Draft& draft, const std::function<bool(int input)>& fits);
 
 }  // namespace aspen::cpu::ASPEN_TARGET

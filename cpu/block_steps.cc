@@ -84,6 +84,9 @@ constinit const std::array<Instruction, kNumOpcodes> kInstructions = [] {
   ASPEN_BLOCK_OP(fused_silu, k_fused_silu, 1)
   ASPEN_BLOCK_OP(fused_gelu, k_fused_gelu, 3)
   ASPEN_BLOCK_OP(fused_tanh_gate, k_fused_tanh_gate, 2)
+  ASPEN_BLOCK_OP(fused_sub_mul, k_fused_sub_mul, 3)
+  ASPEN_BLOCK_OP(fused_sub_fma, k_fused_sub_fma, 4)
+  ASPEN_BLOCK_OP(fused_mul_mul, k_fused_mul_mul, 3)
 #undef ASPEN_BLOCK_OP
   return table;
 }();

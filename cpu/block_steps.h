@@ -39,6 +39,9 @@ enum Opcode : int {
   k_fused_silu,
   k_fused_gelu,
   k_fused_tanh_gate,
+  k_fused_sub_mul,
+  k_fused_sub_fma,
+  k_fused_mul_mul,
   kNumOpcodes,
 };
 

@@ -59,7 +59,7 @@ Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main,
     const auto is_adjacent = [&](const TensorView& view) {
       return view.dtype == DType::kF32 && last >= 0 && view.strides[last] == 1;
     };
-    if (!draft.is_copy && result == DType::kF32 && is_adjacent(output)) {
+    if (!draft.is_copy(dtypes, output.dtype) && result == DType::kF32 && is_adjacent(output)) {
       for (const Link& link : take_chain(draft, [&](int input) { return is_adjacent(spec.inputs[num_main + input - 1]); })) {
         if (link.input > 0) {
           epilogue.links_.push_back({link.kind, link.input - 1, 0});

@@ -173,7 +173,7 @@ inline constexpr auto b_from_i = [](Ints a) { return Ints(a != 0); };
 inline constexpr auto f_bits_i = [](Ints a) { return as_floats(a); };
 inline constexpr auto i_bits_f = [](Floats a) { return as_ints(a); };
 
-// What the parser makes of pairs of instructions; not part of the graph format. c and d stand for constants that are no NaN.
+// What the parser makes of pairs of instructions; not part of the graph format. In clamps and caps c and d are constants, no NaN.
 inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return max(Floats{}, a + b); };
 inline constexpr auto fused_fma_relu = [](Floats a, Floats b, Floats c) { return max(Floats{}, fma(a, b, c)); };
 inline constexpr auto fused_fma_add = [](Floats a, Floats b, Floats c, Floats d) { return fma(a, b, c) + d; };
@@ -189,5 +189,8 @@ inline constexpr auto fused_clamp = [](Floats a, Floats c, Floats d) { return at
 inline constexpr auto fused_silu = [](Floats a) { return a / (1.0f + exp(-a)); };
 inline constexpr auto fused_gelu = [](Floats a, Floats b, Floats c) { return (a * b) * erfc(-a * c); };
 inline constexpr auto fused_tanh_gate = [](Floats a, Floats b) { return a / (1.0f + exp(b * -2.0f)); };
+inline constexpr auto fused_sub_mul = [](Floats a, Floats b, Floats c) { return (a - b) * c; };
+inline constexpr auto fused_sub_fma = [](Floats a, Floats b, Floats c, Floats d) { return fma(a - b, c, d); };
+inline constexpr auto fused_mul_mul = [](Floats a, Floats b, Floats c) { return (a * b) * c; };
 
 }  // namespace aspen::cpu::ASPEN_TARGET::lane_ops

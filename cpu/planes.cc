@@ -82,7 +82,12 @@ void load_lanes_of(const T* from, int64_t row_stride, int64_t col_stride, int64_
       }
     }
   } else if (col_stride == 0) {
-    for (int64_t row = 0; row < rows; ++row) std::fill_n(to + row * to_row_stride, cols, to_lane(from[row * row_stride]));
+    for (int64_t row = 0; row < rows; ++row, from += row_stride, to += to_row_stride) {
+      const int32_t lane = to_lane(*from);
+      int64_t col = 0;
+      for (; col + kLanes <= cols; col += kLanes) store(to + col, broadcast(lane));
+      for (; col < cols; ++col) to[col] = lane;
+    }
   } else if (std::abs(row_stride) < std::abs(col_stride)) {
     for (int64_t col = 0; col < cols; ++col) {
       for (int64_t row = 0; row < rows; ++row) to[row * to_row_stride + col] = to_lane(from[row * row_stride + col * col_stride]);

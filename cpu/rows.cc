@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "block_draft.h"
 #include "total.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -12,7 +13,7 @@ namespace {
 
 // Elements that a stage computes at a time, and rows of a group. A group's rows are worked on together so that short rows cost
 // little more an element than long ones.
-constexpr int64_t kChunk = 2048;
+constexpr int64_t kChunk = 8192;
 constexpr int64_t kMaxGroup = 256;
 constexpr int64_t kMinAcross = 16;  // elements of a cache line
 static_assert(kMaxGroup % kLanes == 0);
@@ -28,35 +29,54 @@ ASPEN_INLINE typename Op::Vector folded(typename Op::Vector x) {
   return x;
 }
 
+// What is reduced: the elements as they are, or (a variance is the mean of these) the squares of their differences from a number.
+struct Itself {
+  template <class V>
+  static ASPEN_INLINE V apply(V x, V) {
+    return x;
+  }
+};
+struct SquaredDeviation {
+  static ASPEN_INLINE Floats apply(Floats x, Floats shift) {
+    const Floats deviation = x - shift;
+    return deviation * deviation;
+  }
+};
+
 // Adds `count` adjacent elements.
-template <class Op, class T>
-ASPEN_INLINE void add_elements(Total<Op>& total, const T* from, int64_t count) {
+template <class Op, class Map, class T>
+ASPEN_INLINE void add_elements(Total<Op>& total, const T* from, int64_t count, typename Op::Vector shift) {
+  const auto at = [&](int64_t i) { return Map::apply(load(from + i), shift); };
   constexpr int64_t kStride = 4 * kLanes;
   int64_t i = 0;
   while (i + kStride <= count) {
     const int64_t end = std::min(count, i + kPiece * kStride);
     typename Op::Vector sum[4];
-    for (int v = 0; v < 4; ++v) sum[v] = load(from + i + v * kLanes);
+    for (int v = 0; v < 4; ++v) sum[v] = at(i + v * kLanes);
     for (i += kStride; i + kStride <= end; i += kStride) {
-      for (int v = 0; v < 4; ++v) sum[v] = Op::apply(sum[v], load(from + i + v * kLanes));
+      for (int v = 0; v < 4; ++v) sum[v] = Op::apply(sum[v], at(i + v * kLanes));
     }
     total.add(Op::apply(Op::apply(sum[0], sum[1]), Op::apply(sum[2], sum[3])));
   }
   if (i == count) return;
   auto sum = broadcast(Op::identity());
-  for (; i + kLanes <= count; i += kLanes) sum = Op::apply(sum, load(from + i));
+  for (; i + kLanes <= count; i += kLanes) sum = Op::apply(sum, at(i));
   const auto tail = static_cast<int>(count - i);
-  if (tail > 0) sum = Op::apply(sum, iota() < tail ? load_partial(from + i, tail) : broadcast(Op::identity()));
+  if (tail > 0) {
+    const auto last = Map::apply(load_partial(from + i, tail), shift);
+    sum = Op::apply(sum, iota() < tail ? last : broadcast(Op::identity()));
+  }
   total.add(sum);
 }
 
 // A number for each row of a plane whose columns are adjacent.
-template <class Op, class T>
-void reduce_each_row(const void* from, int64_t row_stride, int64_t rows, int64_t cols, void* numbers) noexcept {
-  const auto* row = static_cast<const T*>(from);
-  for (int64_t i = 0; i < rows; ++i, row += row_stride) {
+template <class Op, class Map, class T>
+void reduce_each_row(const Plane& from, int64_t rows, int64_t cols, const Plane& shifts, void* numbers) noexcept {
+  const auto* row = static_cast<const T*>(from.data);
+  const auto* shift = static_cast<const T*>(shifts.data);
+  for (int64_t i = 0; i < rows; ++i, row += from.row_stride, shift += shifts.row_stride) {
     Total<Op> total;
-    add_elements(total, row, cols);
+    add_elements<Op, Map>(total, row, cols, broadcast(*shift));
     static_cast<T*>(numbers)[i] = folded<Op>(total.value)[0];
   }
 }
@@ -68,36 +88,12 @@ void begin_totals(void* totals, int64_t count) noexcept {
   std::fill_n(static_cast<T*>(totals) + count, count, T{});
 }
 
-// Adds all elements of a plane to a total of kLanes lanes.
-template <class Op, class T>
-void add_plane(const void* from, int64_t row_stride, int64_t rows, int64_t cols, void* totals) noexcept {
-  auto* const lanes = static_cast<T*>(totals);
-  Total<Op> total{load(lanes), load(lanes + kLanes)};
-  const auto* row = static_cast<const T*>(from);
-  if (row_stride == cols) {
-    cols *= rows;
-    rows = 1;
-  }
-  for (int64_t i = 0; i < rows; ++i, row += row_stride) add_elements(total, row, cols);
-  store(lanes, total.value);
-  store(lanes + kLanes, total.lost);
-}
-template <class Op, class T>
-void fold_total(const void* totals, void* number) noexcept {
-  *static_cast<T*>(number) = folded<Op>(load(static_cast<const T*>(totals)))[0];
-}
-
-// Adds each column of a plane, whose columns are adjacent, to a total of its own; there are `count` totals, no fewer than
-// columns.
-template <class Op, class T>
-void add_columns(const void* from, int64_t row_stride, int64_t rows, int64_t cols, void* totals, int64_t count) noexcept {
+// Adds the first `lanes` columns of a plane, whose columns are adjacent, to the total's lanes of the same number.
+template <class Op, class Map, class T>
+ASPEN_INLINE void add_down(Total<Op>& total, const T* from, int64_t row_stride, int64_t rows, int lanes,
+                           typename Op::Vector shift) {
   using Vector = typename Op::Vector;
-  auto* const values = static_cast<T*>(totals);
-  for (int64_t col = 0; col < cols; col += kLanes) {
-    const T* const top = static_cast<const T*>(from) + col;
-    const auto lanes = static_cast<int>(std::min<int64_t>(kLanes, cols - col));
-    const auto at = [&](int64_t row) { return load_partial(top + row * row_stride, lanes); };
-    Total<Op> total{load(values + col), load(values + count + col)};
+  const auto add_rows = [&](auto at) {
     int64_t row = 0;
     while (row + 4 <= rows) {
       const int64_t end = std::min(rows, row + 4 * kPiece);
@@ -108,10 +104,60 @@ void add_columns(const void* from, int64_t row_stride, int64_t rows, int64_t col
       total.add(Op::apply(Op::apply(sum[0], sum[1]), Op::apply(sum[2], sum[3])));
     }
     for (; row < rows; ++row) total.add(at(row));
+  };
+  if (lanes >= kLanes) {
+    add_rows([&](int64_t row) { return Map::apply(load(from + row * row_stride), shift); });
+  } else {
+    add_rows([&](int64_t row) {
+      const Vector x = Map::apply(load_partial(from + row * row_stride, lanes), shift);
+      return iota() < lanes ? x : broadcast(Op::identity());
+    });
+  }
+}
+
+// Adds all elements of a plane, whose columns are adjacent, to a total of kLanes lanes.
+template <class Op, class Map, class T>
+void add_plane(const Plane& from, int64_t rows, int64_t cols, const Plane& shifts, void* totals) noexcept {
+  auto* const lanes = static_cast<T*>(totals);
+  Total<Op> total{load(lanes), load(lanes + kLanes)};
+  const auto* row = static_cast<const T*>(from.data);
+  const auto shift = broadcast(*static_cast<const T*>(shifts.data));
+  if (from.row_stride == cols) {
+    cols *= rows;
+    rows = 1;
+  }
+  if (cols < rows * kLanes) {
+    for (int64_t col = 0; col < cols; col += kLanes) {
+      add_down<Op, Map>(total, row + col, from.row_stride, rows, static_cast<int>(std::min<int64_t>(kLanes, cols - col)), shift);
+    }
+  } else {
+    for (int64_t i = 0; i < rows; ++i, row += from.row_stride) add_elements<Op, Map>(total, row, cols, shift);
+  }
+  store(lanes, total.value);
+  store(lanes + kLanes, total.lost);
+}
+template <class Op, class T>
+void fold_total(const void* totals, void* number) noexcept {
+  *static_cast<T*>(number) = folded<Op>(load(static_cast<const T*>(totals)))[0];
+}
+
+// Adds each column of a plane, whose columns are adjacent, to a total of its own; there are `count` totals, no fewer than
+// columns.
+template <class Op, class Map, class T>
+void add_columns(const Plane& from, int64_t rows, int64_t cols, const Plane& shifts, void* totals, int64_t count) noexcept {
+  auto* const values = static_cast<T*>(totals);
+  for (int64_t col = 0; col < cols; col += kLanes) {
+    const auto lanes = static_cast<int>(std::min<int64_t>(kLanes, cols - col));
+    Total<Op> total{load(values + col), load(values + count + col)};
+    add_down<Op, Map>(total, static_cast<const T*>(from.data) + col, from.row_stride, rows, lanes,
+                      load_partial(static_cast<const T*>(shifts.data) + col, lanes));
     store(values + col, total.value);
     store(values + count + col, total.lost);
   }
 }
+
+// Where nothing is subtracted: a zero for each row of a group.
+alignas(64) constexpr std::byte kNoShift[kMaxGroup * 4] = {};
 
 [[noreturn]] void refuse(const std::string& what) { throw GraphError("row program: " + what); }
 
@@ -126,22 +172,36 @@ int64_t rows_of_group(int64_t length, bool across) {
 }  // namespace
 
 struct RowProgram::Reduction {
-  void (*each_row)(const void*, int64_t, int64_t, int64_t, void*) noexcept;
+  void (*each_row)(const Plane&, int64_t, int64_t, const Plane&, void*) noexcept;
   void (*begin)(void*, int64_t) noexcept;
-  void (*add_plane)(const void*, int64_t, int64_t, int64_t, void*) noexcept;
+  void (*add_plane)(const Plane&, int64_t, int64_t, const Plane&, void*) noexcept;
   void (*fold)(const void*, void*) noexcept;
-  void (*add_columns)(const void*, int64_t, int64_t, int64_t, void*, int64_t) noexcept;
+  void (*add_columns)(const Plane&, int64_t, int64_t, const Plane&, void*, int64_t) noexcept;
 };
+
+template <class Op, class Map, class T>
+const RowProgram::Reduction* RowProgram::reduction() {
+  static constexpr Reduction kReduction = {reduce_each_row<Op, Map, T>, begin_totals<Op, T>, add_plane<Op, Map, T>,
+                                           fold_total<Op, T>, add_columns<Op, Map, T>};
+  return &kReduction;
+}
 
 const RowProgram::Reduction* RowProgram::reduction_of(int kind, DType dtype) {
   const auto of = []<class T>(T, int kind) {
-    return visit_combination<T>(static_cast<Combination>(kind), []<class Op>(Op) -> const Reduction* {
-      static constexpr Reduction kReduction = {reduce_each_row<Op, T>, begin_totals<Op, T>, add_plane<Op, T>, fold_total<Op, T>,
-                                               add_columns<Op, T>};
-      return &kReduction;
-    });
+    return visit_combination<T>(static_cast<Combination>(kind), []<class Op>(Op) { return reduction<Op, Itself, T>(); });
   };
   return dtype == DType::kF32 ? of(float{}, kind) : of(int32_t{}, kind);
+}
+
+// Leaves to the reduction what it can do while it reads: squares, and the differences that are squared.
+void RowProgram::reduce_squares(Stage& stage, Draft& draft) const {
+  const bool is_float_sum = stage.kind == static_cast<int>(Combination::kSum) && stage.dtype == DType::kF32;
+  if (!is_float_sum || !take_square(draft)) return;
+  stage.reduction = reduction<Combine<float, Combination::kSum>, SquaredDeviation, float>();
+  stage.shift = take_subtrahend(draft, [&](int reg) {
+    const auto input = static_cast<size_t>(reg);
+    return input >= num_inputs_ && stages_[input - num_inputs_].kind != kRow && dtypes_[input] == DType::kF32;
+  });
 }
 
 int64_t RowNest::length() const {
@@ -169,9 +229,12 @@ RowProgram RowProgram::parse(WordReader& words, std::span<const DType> inputs, D
       refuse("stage " + std::to_string(index) + " has dtype number " + std::to_string(static_cast<int>(stage.dtype)) +
              "; the last has the output's, and what is kept between stages is float32 or int32");
     }
-    stage.program = BlockProgram::parse(words, program.dtypes_, stage.dtype);
+    Draft draft = read_draft(words, program.dtypes_, stage.dtype);
+    if (stage.kind < kRow) stage.reduction = reduction_of(stage.kind, stage.dtype);
+    program.reduce_squares(stage, draft);
+    stage.program = BlockProgram::of(std::move(draft), program.dtypes_, stage.dtype);
     for (size_t reg = 0; reg < program.dtypes_.size(); ++reg) {
-      if (!stage.program.reads(static_cast<int>(reg))) continue;
+      if (!stage.program.reads(static_cast<int>(reg)) && stage.shift != static_cast<int>(reg)) continue;
       if (reg < inputs.size()) {
         if (stage.kind == kNumber) program.reads_once_[reg] = true;
         continue;
@@ -182,7 +245,6 @@ RowProgram RowProgram::parse(WordReader& words, std::span<const DType> inputs, D
       // A reduction is complete when its sweep is; a number is computed before its sweep.
       stage.sweep = std::max(stage.sweep, source.sweep + (source.kind < kRow ? 1 : 0));
     }
-    if (stage.kind < kRow) stage.reduction = reduction_of(stage.kind, stage.dtype);
     if (!is_last) stage.place = stage.kind == kRow ? program.num_rows_++ : program.num_numbers_++;
     program.num_sweeps_ = std::max(program.num_sweeps_, stage.sweep + 1);
     program.block_bytes_ = std::max(program.block_bytes_, stage.program.scratch_bytes());
@@ -353,14 +415,15 @@ void RowProgram::sweep(const Group& group, int number, std::byte* scratch) const
           } else {
             stage.program.run(planes, chunk, cols, 1, rows, cols, scratch + parts.block);
           }
+          const Plane shifts = stage.shift < 0 ? Plane{kNoShift, 0, 0} : planes[stage.shift];
           std::byte* const totals = scratch + parts.totals + stage.place * 2 * kMaxGroup * 4;
           if (group.whole) {
-            stage.reduction->each_row(from.data, from.row_stride, rows, cols,
+            stage.reduction->each_row(from, rows, cols, shifts,
                                       const_cast<std::byte*>(static_cast<const std::byte*>(planes[num_inputs_ + i].data)));
           } else if (group.across) {
-            stage.reduction->add_columns(from.data, from.row_stride, rows, cols, totals, kMaxGroup);
+            stage.reduction->add_columns(from, rows, cols, shifts, totals, kMaxGroup);
           } else {
-            stage.reduction->add_plane(from.data, from.row_stride, rows, cols, totals);
+            stage.reduction->add_plane(from, rows, cols, shifts, totals);
           }
         }
       }

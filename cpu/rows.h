@@ -63,13 +63,17 @@ class RowProgram {
     DType dtype;
     BlockProgram program;
     const Reduction* reduction = nullptr;
-    int sweep = 0;  // the walk along the row in which it is computed; a number: the walk before which
-    int place = 0;  // among the kept rows, or among the numbers
+    int shift = -1;  // the register of the number that the reduction subtracts from what it squares
+    int sweep = 0;   // the walk along the row in which it is computed; a number: the walk before which
+    int place = 0;   // among the kept rows, or among the numbers
   };
   struct Scratch;
   struct Group;
 
+  template <class Op, class Map, class T>
+  static const Reduction* reduction();
   static const Reduction* reduction_of(int kind, DType dtype);
+  void reduce_squares(Stage& stage, Draft& draft) const;
   void run_group(const Group& group, std::byte* scratch) const noexcept;
   void sweep(const Group& group, int number, std::byte* scratch) const noexcept;
 

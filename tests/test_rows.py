@@ -77,6 +77,12 @@ ONE_OP: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cross entropy": (cross_entropy, (normal(16, 50), LABELS)),
     "distance to the mean": (lambda x: jnp.abs(x - x.mean(-1, keepdims=True)).max(-1), (normal(16, 50),)),
     "integers": (lambda x: (x - x.min(-1, keepdims=True)) // x.max(-1, keepdims=True), ((normal(16, 33) * 50).astype(np.int32),)),
+    "distances from the largest": (lambda x: jnp.square(x - x.max(-1, keepdims=True)).sum(-1), (normal(16, 50),)),
+    "squares of integers": (lambda x: ((x - x.max(-1, keepdims=True)) ** 2).sum(-1), ((normal(16, 33) * 50).astype(np.int32),)),
+    "largest square": (lambda x: jnp.square(x - x.mean(-1, keepdims=True)).max(-1), (normal(16, 50),)),
+    "squares of a sum": (lambda x, y: (x + y) / jnp.square(x + y).sum(-1, keepdims=True), (normal(9, 7), normal(9, 7))),
+    "group norm of narrow groups": (lambda x: group_norm(x, 4, 1.0, 0.0), (normal(2, 9, 11, 4 * 10),)),
+    "group norm of wider groups": (lambda x: group_norm(x, 3, 1.0, 0.0), (normal(1, 12, 13, 3 * 37),)),
     "a residual beside it": (lambda x, y: layer_norm(x + y) * 2.0 + y, (normal(16, 48), normal(16, 48, seed=1))),
 }  # fmt: skip
 
