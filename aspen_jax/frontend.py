@@ -7,6 +7,7 @@ with XLA between them. A function that is supported as a whole is one part.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,20 @@ from aspen_jax.partition import Converted, Fallback, partition
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
+# A constant is copied into each executable, so one that takes little to compute is not worth as many bytes.
 _LARGEST_FOLD_BYTES = 1 << 16
+_LARGEST_TABLE_BYTES = 1 << 20
+
+# So many equations behind each other wait for a reader; there is one call of a function for each.
+_MOST_DEFERRED = 100
+
+# What costs no more to compute from positions (`iota`), inside of what reads it, than to read: masks, ramps, one-hot rows.
+# Other equations take such values as constants.
+_CHEAP = frozenset({
+    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "copy", "eq", "expand_dims", "floor", "ge",
+    "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "reshape", "rev", "select_n", "sign", "slice",
+    "squeeze", "stop_gradient", "sub", "transpose", "xor",
+})  # fmt: skip
 
 # Stands for dtypes that numpy does not have (PRNG keys): they fit no kernel, which is all that matters here.
 _OPAQUE = np.dtype(object)
@@ -95,7 +109,8 @@ def trace(jaxpr: core.ClosedJaxpr, refuses: Refuses = refuses_none) -> Trace:
     """
     converter = _Converter(refuses)
     inputs = tuple(Value(*_array_type(var.aval)) for var in jaxpr.jaxpr.invars)
-    outputs = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
+    returned = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
+    outputs = [converter.settled(item, array=False) for item in returned]
     constants = tuple(converter.build.constants)
     return Trace(inputs, constants, tuple(partition(converter.items, constants, outputs)), tuple(outputs))
 
@@ -106,8 +121,29 @@ def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(aval.shape), _OPAQUE if opaque else np.dtype(aval.dtype)
 
 
+@dataclasses.dataclass(eq=False)
+class _Deferred:
+    """A value known when tracing that depends on positions: computed by an op, or held by an array, once a reader asks for it."""
+
+    equation: core.JaxprEqn
+    inputs: tuple[_Known, ...]
+    scope: str
+    source: str
+    value: Value | None = None
+    array: np.ndarray | None = None
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """How many of these stand behind each other."""
+        return 1 + max((item.depth for item in self.inputs if isinstance(item, _Deferred)), default=0)
+
+
+_Known = np.ndarray | _Deferred
+_Item = Value | _Known
+
+
 class _Converter:
-    """Walks equations; an environment maps each variable to a Value, or to an array where it is known when tracing."""
+    """Walks equations; an environment maps each variable to a Value, or to what is known of it when tracing."""
 
     def __init__(self, refuses: Refuses) -> None:
         self.build = Builder()
@@ -115,16 +151,14 @@ class _Converter:
         self.items: list[Converted | Fallback] = []
         self._known: dict[int, Value] = {}
 
-    def inline(
-        self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Value | np.ndarray], scope: str, line: str
-    ) -> list[Value | np.ndarray]:
+    def inline(self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[_Item], scope: str, line: str) -> list[_Item]:
         """Convert a jaxpr called under the named scope `scope` from the user's source line `line`."""
-        environment: dict[core.Var, Value | np.ndarray] = {
+        environment: dict[core.Var, _Item] = {
             var: _known_array(value, var.aval) for var, value in zip(jaxpr.constvars, consts, strict=True)
         }
         environment.update(zip(jaxpr.invars, arguments, strict=True))
 
-        def read(atom: Any) -> Value | np.ndarray:
+        def read(atom: Any) -> _Item:
             return _known_array(atom.val, atom.aval) if isinstance(atom, core.Literal) else environment[atom]
 
         for equation in jaxpr.eqns:
@@ -137,30 +171,39 @@ class _Converter:
             elif equation.primitive.name in _CASTS:
                 outputs = inputs
             else:
-                outputs = self._fold(equation, inputs) or self._convert(equation, inputs, name, source)
+                outputs = self._fold(equation, inputs, name, source) or self._convert(equation, inputs, name, source)
             environment.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _fold(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray]) -> list[Value | np.ndarray] | None:
-        """Evaluate an equation whose inputs are known, where that is small and has no effect."""
-        if equation.effects or any(isinstance(item, Value) for item in inputs):
+    def _fold(self, equation: core.JaxprEqn, inputs: Sequence[_Item], scope: str, source: str) -> Sequence[_Known] | None:
+        """What an equation gives whose inputs are known, where that is small and has no effect."""
+        known = tuple(item for item in inputs if not isinstance(item, Value))
+        if equation.effects or len(known) < len(inputs):
             return None
-        if equation.primitive.name not in CONVERTERS:  # others may be loops that run for long
-            return None
-        outputs = [_array_type(var.aval) for var in equation.outvars]
-        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs) > _LARGEST_FOLD_BYTES:
-            return None
-        if equation.primitive.name == "iota" or any(dtype == _OPAQUE for _, dtype in outputs):
-            return None
-        with jax.ensure_compile_time_eval():
-            results = equation.primitive.bind(*inputs, **equation.params)
-        arrays = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
-        return None if any(array is None for array in arrays) else [array for array in arrays if array is not None]
-
-    def _convert(
-        self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray], scope: str, source: str
-    ) -> list[Value | np.ndarray]:
         primitive = equation.primitive.name
+        if primitive not in CONVERTERS:  # others may be loops that run for long
+            return None
+        if any(_array_type(var.aval)[1] == _OPAQUE for var in equation.outvars):
+            return None
+        behind = [item.depth for item in known if isinstance(item, _Deferred)]
+        if primitive == "iota" or (primitive in _CHEAP and behind and max(behind) < _MOST_DEFERRED):
+            return [_Deferred(equation, known, scope, source)]
+        return _evaluated(equation, known, _LARGEST_FOLD_BYTES if primitive in _CHEAP else _LARGEST_TABLE_BYTES)
+
+    def settled(self, item: _Item, array: bool) -> Value | np.ndarray:
+        """The item as an array if it is known when tracing and `array`, else as a value."""
+        if not isinstance(item, _Deferred):
+            return item
+        known = _array(item) if array else None
+        if known is not None:
+            return known
+        if item.value is None:
+            (item.value,) = self._convert(item.equation, item.inputs, item.scope, item.source)
+        return item.value
+
+    def _convert(self, equation: core.JaxprEqn, items: Sequence[_Item], scope: str, source: str) -> list[Value]:
+        primitive = equation.primitive.name
+        inputs = [self.settled(item, array=primitive not in _CHEAP) for item in items]
         name = f"{scope}/{primitive}" if scope else primitive
         self.build.name, self.build.source, self.build.exact = name, source, _is_exact(equation.params.get("precision"))
         written = len(self.build.ops)
@@ -171,12 +214,12 @@ class _Converter:
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
             outputs = [_array_type(var.aval) for var in equation.outvars]
-            scalars = [item if isinstance(item, np.ndarray) and item.ndim == 0 else None for item in inputs]
+            arrays = [item if isinstance(item, np.ndarray) else None for item in inputs]
             for dtype in [dtype for _, dtype in outputs] + [item.dtype for item in inputs]:
                 if dtype not in DTYPE_NUMBERS:
                     raise Unsupported(f"tiles hold no {dtype}")
             operands = [self._operand(item) for item in inputs]
-            result = converter(self.build, Equation(primitive, equation.params, outputs, scalars), *operands)
+            result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
             results = [result] if isinstance(result, Operand) else list(result)
             values = [self.build.copy(operand).value for operand in results]
             for value, (shape, dtype) in zip(values, outputs, strict=True):
@@ -201,6 +244,27 @@ class _Converter:
         if id(item) not in self._known:
             self._known[id(item)] = self.build.constant(item).value
         return Operand.whole(self._known[id(item)])
+
+
+def _array(item: _Known) -> np.ndarray | None:
+    """The array of a known value; None where it is too large to be kept as one."""
+    if isinstance(item, _Deferred) and item.array is None:
+        (item.array,) = _evaluated(item.equation, item.inputs, _LARGEST_TABLE_BYTES) or (None,)
+    return item.array if isinstance(item, _Deferred) else item
+
+
+def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) -> list[np.ndarray] | None:
+    """What an equation gives; None where that, or what it is computed from, has too many bytes."""
+    outputs = [_array_type(var.aval) for var in equation.outvars]
+    if sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs) > limit:
+        return None
+    arrays = [_array(item) for item in inputs]
+    if any(array is None for array in arrays):
+        return None
+    with jax.ensure_compile_time_eval():
+        results = equation.primitive.bind(*arrays, **equation.params)
+    whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
+    return None if any(array is None for array in whole) else [array for array in whole if array is not None]
 
 
 def _known_array(value: Any, aval: Any) -> np.ndarray | Any:

@@ -35,7 +35,7 @@ const char* run_block(const TileArgs& args) noexcept {
     for (int i = 0; i <= num_inputs; ++i) first[i] += args.lo[axis] * stride_of(i);
   }
 
-  const int row_loop = nest.row_loop();
+  const int row_loop = nest.widen(kLanes);
   const int64_t cols = nest.depth > 0 ? nest.extents[0] : 1;
   const int64_t rows = row_loop > 0 ? nest.extents[row_loop] : 1;
   const auto row_stride = [&](int i) { return row_loop > 0 ? nest.strides[row_loop][i] : 0; };

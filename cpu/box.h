@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 
 #include "aspen_jax/engine/kernel.h"
 
@@ -23,14 +24,32 @@ struct LoopNest {
 
   // The loop whose iterations become the columns of planes, and the one for their rows (-1: there is none). Columns are
   // best adjacent in the output, which loop 0 has. Rows are best adjacent in an operand that columns are not adjacent in, so
-  // that a transposed operand is read by whole cache lines; else they are the next loop.
+  // that a transposed operand is read by whole cache lines; else they are the next loop, or the one behind it where that has
+  // few iterations.
   int row_loop() const {
     for (int loop = 1; loop < depth; ++loop) {
       for (int i = 0; i < num_operands; ++i) {
         if (std::abs(strides[loop][i]) == 1 && std::abs(strides[0][i]) > 1) return loop;
       }
     }
+    constexpr int64_t kFew = 4;
+    if (depth > 2 && extents[1] <= kFew && extents[2] > extents[1]) return 2;
     return depth > 1 ? 1 : -1;
+  }
+
+  // Brings a longer loop along which an operand is adjacent to the inside of one that has fewer iterations than `least`, as in a
+  // shuffle of channels. Returns the longest of the others, as the rows; or, where it changes nothing, row_loop().
+  int widen(int64_t least) {
+    int inner = 0;
+    for (int loop = 1; loop < depth && extents[0] < least; ++loop) {
+      const bool is_adjacent =
+          std::any_of(strides[loop], strides[loop] + num_operands, [](int64_t stride) { return std::abs(stride) == 1; });
+      if (is_adjacent && extents[loop] > extents[inner]) inner = loop;
+    }
+    if (inner == 0) return row_loop();
+    std::swap(extents[0], extents[inner]);
+    std::swap(strides[0], strides[inner]);
+    return static_cast<int>(std::max_element(extents + 1, extents + depth) - extents);
   }
 
   // Calls plane(const int64_t* offsets), an offset for each operand, for each combination of the loops other than 0 and `rows`.

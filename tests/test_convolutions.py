@@ -136,6 +136,38 @@ def test_convolutions_of_spread_inputs_read_no_zeros(image, window, spread, padd
     assert "pad" not in {op.family.name for op in aspen(function).graph(x, w).program().ops}
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 40)),
+    st.tuples(st.integers(1, 5), st.integers(3, 9)),
+    st.integers(1, 8),
+    st.tuples(*[st.integers(-2, 4)] * 4),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_convolutions_to_few_channels_are_sums_of_their_columns(image, window, outputs, padding, stride, dilation, known, seed):
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((2, *image, 19), np.float32), rng.standard_normal((*window, 19, outputs), np.float32)
+    pads = (padding[:2], padding[2:])
+    assume(min(image[0] + sum(pads[0]) - window[0], image[1] + sum(pads[1]) - (window[1] - 1) * dilation - 1) >= 0)
+
+    def function(x, w=w):
+        edges = ((0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0))
+        y = lax.conv_general_dilated(
+            lax.pad(x, x.dtype.type(0), edges), w, (stride, 1), "VALID", rhs_dilation=(1, dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+        return jax.nn.relu(y + 0.25)
+
+    arguments = (x,) if known else (x, w)
+    check(function, *arguments)
+    if not any(padding):
+        ops = aspen(function).graph(*arguments).program().ops
+        assert [op.output.shape[3] for op in ops if op.family.name.startswith("conv2d")] == [outputs * window[1]]
+
+
 @pytest.mark.parametrize(("steps", "padding"), [((2, 2), "SAME"), ((2, 3), "VALID"), ((4, 1), ((3, 5), (0, 0)))])
 @pytest.mark.parametrize("constant", [True, False])
 def test_windows_as_large_as_the_steps_are_one_convolution(steps, padding, constant):

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import frontend
+from aspen_jax import aspen, frontend
 from aspen_jax.program import Program, Value
 from aspen_jax.reference import evaluate
 from tests.random_functions import random_function
@@ -187,6 +187,55 @@ def test_calls_are_inlined_and_constants_folded():
     trace = check(function, normal(2, 3))
     names = [op.family.name for op in trace.parts[0].ops if op.family.name != "block"]
     assert names == []
+
+
+def families(trace: frontend.Trace) -> list[str]:
+    return [op.family.name for part in trace.parts for op in part.ops]
+
+
+def test_tables_of_positions_are_constants_and_masks_are_computed():
+    def rotated(x):
+        angles = jnp.arange(x.shape[0])[:, None] * 0.01 ** (jnp.arange(x.shape[1]) / x.shape[1])
+        return x * jnp.cos(angles) + x[:, ::-1] * jnp.sin(angles)
+
+    trace = check(rotated, normal(40, 12))
+    assert len(trace.parts[0].pruned().constants) == 2
+    assert not any(
+        i.opcode in ("cos_f", "sin_f") for op in trace.parts[0].ops for i in (op.program.instructions if op.program else ())
+    )
+
+    def masked(x):
+        return jnp.where(jnp.tril(jnp.ones((600, 600), bool)), x, -1e9)
+
+    trace = check(masked, normal(600, 600))
+    assert sum(array.size for _, array in trace.parts[0].constants) < 5000
+
+    def resized(x):
+        return jax.image.resize(x, (1, 14, 22, 5), "bilinear")
+
+    assert set(families(check(resized, normal(1, 7, 11, 5)))) == {"matmul", "block"}
+
+
+def test_long_chains_of_positions_are_no_deep_recursion():
+    def function(x):
+        position = jnp.arange(x.shape[0])
+        for step in range(1500):
+            position = position + step
+        return x * position
+
+    check(function, normal(8))
+
+
+def test_known_values_may_be_results_and_inputs_of_what_xla_runs():
+    def function(x):
+        position = jnp.arange(7) * 2
+        return position, jnp.sort(position[::-1] + x)
+
+    trace = trace_of(function, np.arange(7, dtype=np.int32))
+    assert any(item.equation.primitive.name == "sort" for item in trace.fallbacks)
+    ours = jax.jit(aspen(function))(jnp.arange(7))
+    for a, b in zip(ours, function(jnp.arange(7)), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_names_carry_scope_and_source():

@@ -211,3 +211,39 @@ def test_transformations_of_gathers_are_those_of_the_plain_function():
     )
     ours = jax.vmap(aspen_jax.aspen(loss), (None, 0))(table, tokens)
     np.testing.assert_allclose(ours, jax.vmap(loss, (None, 0))(table, tokens), rtol=1e-5)
+
+
+REGULAR = {
+    "every second row": (lambda x: x[jnp.arange(0, 12, 2)], True),
+    "rows backwards": (lambda x: x[jnp.arange(11, -1, -1)], True),
+    "each row twice": (lambda x: x[jnp.arange(24) // 2], True),
+    "all rows twice": (lambda x: x[jnp.arange(24) % 12], True),
+    "the first row again and again": (lambda x: x[jnp.zeros(5, int)], True),
+    "rows and columns": (lambda x: x[jnp.arange(0, 12, 3)[:, None], jnp.arange(14) // 2], True),
+    "the diagonal": (lambda x: x[jnp.arange(7), jnp.arange(7)], True),
+    "a table of positions": (lambda x: jnp.take(x, jnp.arange(5), axis=0), True),
+    "along an axis": (lambda x: jnp.take_along_axis(x, jnp.broadcast_to(jnp.arange(3, 7)[:, None], (4, 7)), 0), True),
+    "clipped": (lambda x: jnp.take(x, jnp.arange(-3, 20), axis=0, mode="clip"), False),
+    "filled": (lambda x: x.at[jnp.arange(8, 20)].get(mode="fill", fill_value=9), False),
+    "filled nowhere": (lambda x: x.at[jnp.arange(3, 9)].get(mode="fill", fill_value=9), True),
+    "irregular": (lambda x: x[np.array([3, 1, 4, 1, 5, 9, 2, 6])], False),
+    "nearly regular": (lambda x: x[np.array([0, 0, 1, 1, 2, 3])], False),
+    "windows that overlap": (lambda x: x[jnp.arange(4)[:, None] * 2 + jnp.arange(3)], False),
+    "twice as large": (lambda x: jax.image.resize(x, (24, 14), "nearest"), True),
+    "larger by a ratio": (lambda x: jax.image.resize(x, (18, 7), "nearest"), False),
+    "smaller": (lambda x: jax.image.resize(x, (4, 7), "nearest"), True),
+    "repeated both ways": (lambda x: jnp.repeat(jnp.repeat(x, 2, 0), 3, 1), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REGULAR)
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_regular_known_indices_are_views(name, dtype):
+    function, is_view = REGULAR[name]
+    x = random_array(np.random.default_rng(0), (12, 7), dtype)
+    check_equal(function, x)
+    names = [op.family.name for op in aspen_jax.aspen(function).graph(x).program().ops]
+    assert ("gather" not in names) == is_view
+    if is_view:
+        assert names == ["block"]
+    check_equal(lambda x: function(x) + function(x * 2), x)

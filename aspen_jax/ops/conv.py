@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv_transposed import by_phases
@@ -172,7 +173,12 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
             interior = (0, *(step - 1 for step in lhs_dilation), 0)
             zero = fill(build, np.zeros((), x.dtype), ())
             x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
-        y = convolve(x, w, padding)
+        taps = (w.shape[1] - 1) * dilation[1]
+        is_wide = strides[1] == 1 and groups == 1 and x.shape[2] + sum(padding[1]) > taps and equation.dtype == np.float32
+        if is_wide and conv_few_outputs.takes(w):
+            y = conv_few_outputs.by_columns(build, x, w, padding, dilation[1], convolve)
+        else:
+            y = convolve(x, w, padding)
     if spatial == 1:
         y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
     out_batch, out_feature, *out_spatial = numbers.out_spec

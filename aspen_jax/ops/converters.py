@@ -22,13 +22,18 @@ class Equation(NamedTuple):
         primitive: the primitive's name.
         params: its parameters.
         outputs: (shape, dtype) of each output.
-        scalars: for each operand, its value where it is a scalar known when tracing, else None.
+        arrays: for each operand, its value where it is known when tracing, else None.
     """
 
     primitive: str
     params: Mapping[str, Any]
     outputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    scalars: Sequence[np.ndarray | None]
+    arrays: Sequence[np.ndarray | None]
+
+    @property
+    def scalars(self) -> list[np.ndarray | None]:
+        """For each operand, its value where it is a scalar known when tracing, else None."""
+        return [array if array is not None and array.ndim == 0 else None for array in self.arrays]
 
     @property
     def shape(self) -> tuple[int, ...]:

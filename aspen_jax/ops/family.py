@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from aspen_jax.program import Op, Operand
 
 
+# Dimensions that kernels take.
+MAX_RANK = 8
+
 # Columns of the register block of the widest matrix kernel (cpu/panels.h): a tile of fewer wastes lanes.
 PRODUCT_COLUMNS = 32
 

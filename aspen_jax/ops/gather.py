@@ -14,9 +14,10 @@ from jax import lax
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import OpFamily, Work
-from aspen_jax.ops.layout import viewed
+from aspen_jax.ops.family import MAX_RANK, OpFamily, Work
+from aspen_jax.ops.layout import reshaped, viewed
 from aspen_jax.program import Operand
+from aspen_jax.view import View
 
 if TYPE_CHECKING:
     from aspen_jax.program import Op
@@ -137,9 +138,69 @@ def _convert_gather(build: Builder, equation: Equation, x: Operand, indices: Ope
     if any(walk < 0 and size != 1 for walk, size in zip(walks, sizes, strict=True)):
         raise Unsupported("gather that drops an axis of an empty window")
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
+    attrs = GatherAttrs(tuple(walks), tuple(components), tuple(sizes), index_axes, fills)
+    known = equation.arrays[1]
+    view = None if known is None or 0 in equation.shape else _view(attrs, x, np.moveaxis(known, -1, 0), rank)
+    if view is not None:
+        return reshaped(build, viewed(build, x, view), equation.shape)
     fill = _bits(np.asarray(params["fill_value"]).astype(equation.dtype)) if fills else 0
-    attrs = GatherAttrs(tuple(walks), tuple(components), tuple(sizes), index_axes, fills, fill)
-    return build.op(GATHER, attrs, [x, *starts])
+    return build.op(GATHER, dataclasses.replace(attrs, fill=fill), [x, *starts])
+
+
+def _view(attrs: GatherAttrs, x: Operand, starts: np.ndarray, rank: int) -> View | None:
+    """What a gather reads as a view of x, where known starts [components, *index axes] are regular.
+
+    That is, where they are a sum of a term for each index axis, and each term a number of steps, or as many repeats of each step
+    (each row twice, as in an upsampling). An axis of the output may be two axes of the view.
+    """
+    strides = x.view.strides()
+    axis_of = [attrs.components.index(k) for k in range(len(starts))]
+    limits = [x.shape[axis] - attrs.sizes[axis] for axis in axis_of]
+    starts = starts.astype(np.int64)
+    clamped = np.clip(starts, 0, np.reshape(limits, (-1,) + (1,) * (starts.ndim - 1)))
+    if attrs.fills and (clamped != starts).any():
+        return None
+    # Where in x each window begins, but for what walks the index axes.
+    begin = np.tensordot(np.array([strides[axis] for axis in axis_of], np.int64), clamped, 1)
+    origin = begin[(0,) * begin.ndim]
+    terms = [np.moveaxis(begin, axis, 0)[(slice(None),) + (0,) * (begin.ndim - 1)] - origin for axis in range(begin.ndim)]
+    if (begin != origin + sum(np.ix_(*terms), np.int64(0))).any():
+        return None
+    shape: list[int] = []
+    steps: list[int] = []
+    for out_axis in range(rank):
+        if out_axis not in attrs.index_axes:
+            axis = attrs.walks.index(out_axis)
+            shape.append(attrs.sizes[axis])
+            steps.append(strides[axis])
+            continue
+        term = terms[attrs.index_axes.index(out_axis)]
+        if out_axis in attrs.walks:
+            term = term + np.arange(term.size) * strides[attrs.walks.index(out_axis)]
+        split = _split(term)
+        if split is None:
+            return None
+        shape += split[0]
+        steps += split[1]
+    return View.from_flat(x.view.value_size, x.view.offset() + int(origin), steps, shape) if len(shape) <= MAX_RANK else None
+
+
+def _split(term: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Extents and strides of one or two dimensions that walk these offsets, the first of which is 0."""
+    if term.size == 1:
+        return (1,), (0,)
+    steps = np.diff(term)
+    turns = np.flatnonzero(steps != steps[0])
+    if not turns.size:
+        return (term.size,), (int(steps[0]),)
+    inner = int(turns[0]) + 1
+    if term.size % inner:
+        return None
+    rows = term.reshape(-1, inner)
+    outer_step = rows[1, 0]
+    if (rows != np.add.outer(np.arange(len(rows)) * outer_step, rows[0])).any():
+        return None
+    return rows.shape, (int(outer_step), int(steps[0]))
 
 
 @converts("dynamic_slice")

@@ -12,7 +12,7 @@ import math
 
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY
-from aspen_jax.ops.family import unpermuted
+from aspen_jax.ops.family import MAX_RANK, unpermuted
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
 
@@ -65,9 +65,14 @@ class _Sweep:
         if meaning is None:
             return operand
         view = meaning.view.compose(operand.view)
-        return None if view is None else Operand(meaning.value, view)
+        if view is None:
+            return None
+        seen = Operand(meaning.value, view)
+        return self.resolve(seen) or seen
 
     def visit(self, op: Op) -> None:
+        if op.family is BLOCK and op.program is not None and op.program.is_copy:
+            op = self._refined(op)
         resolved = [self.resolve(item) for item in op.inputs]
         op = op.replace(inputs=tuple(new or self._written(old) for new, old in zip(resolved, op.inputs, strict=True)))
         if op.family is BLOCK and op.program is not None and op.program.is_copy:
@@ -81,6 +86,28 @@ class _Sweep:
             for index, item in enumerate(op.inputs)
         ]
         self.ops.append(op.replace(inputs=tuple(inputs)))
+
+    def _refined(self, op: Op) -> Op:
+        """A copy with dimensions cut in two where a walk along them crosses dimensions of a view behind it.
+
+        So an upsampling of an upsampling reads what was there before them. Other ops keep their dimensions, which are those of
+        the products that they may become the epilogue of.
+        """
+        shape = op.output.shape
+        for item in op.inputs:
+            seen = self.resolve(item) or item
+            meaning, view = self._meaning.get(seen.value), seen.view.reshape(shape)
+            if meaning is not None and view is not None:
+                shape = _cut(view, meaning.view.shape)
+        if shape == op.output.shape or len(shape) > MAX_RANK:
+            return op
+        views = [item.view.reshape(shape) for item in op.inputs]
+        assert all(view is not None for view in views), "a dimension can be cut in two"
+        output = Value(shape, op.output.dtype)
+        self._meaning[op.output] = Operand(output, View.identity(op.output.shape))
+        return op.replace(
+            inputs=tuple(Operand(item.value, view) for item, view in zip(op.inputs, views, strict=True) if view), output=output
+        )
 
     def _written(self, operand: Operand) -> Operand:
         """The operand on a dense value that some op writes; written now if its meaning was only a view."""
@@ -138,6 +165,20 @@ class _Sweep:
         output = Value(unpermuted(op.output.shape, permutation), op.output.dtype)
         self._meaning[op.output] = Operand(output, View.identity(output.shape).transpose(permutation))
         return op.replace(attrs=attrs, inputs=tuple(Operand.whole(item.value) for item in op.inputs), output=output)
+
+
+def _cut(view: View, behind: tuple[int, ...]) -> tuple[int, ...]:
+    """The view's shape, each dimension cut where a walk along it leaves a dimension of the dense tensor of shape `behind`."""
+    units = [math.prod(behind[axis + 1 :]) for axis in range(len(behind))]
+    cut: list[int] = []
+    for extent, stride in zip(view.shape, view.strides(), strict=True):
+        for unit in units:
+            inner, rest = divmod(unit, abs(stride)) if stride else (extent, 1)
+            if not rest and 1 < inner < extent and extent % inner == 0:
+                cut.append(extent // inner)
+                extent = inner
+        cut.append(extent)
+    return tuple(cut)
 
 
 def _copy(operand: Operand, output: Value) -> Op:
