@@ -35,7 +35,7 @@ _MOST_DEFERRED = 100
 # What costs no more to compute from positions (`iota`), inside of what reads it, than to read: masks, ramps, one-hot rows.
 # Other equations take such values as constants.
 _CHEAP = frozenset({
-    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "copy", "eq", "expand_dims", "floor", "ge",
+    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "copy", "eq", "floor", "ge",
     "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "reshape", "rev", "select_n", "sign", "slice",
     "squeeze", "stop_gradient", "sub", "transpose", "xor",
 })  # fmt: skip

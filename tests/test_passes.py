@@ -125,6 +125,20 @@ def hosts():
     }
 
 
+def test_a_product_written_along_an_operand_leaves_its_order_alone():
+    rows, columns = np.ones((6, 10), np.float32), np.ones((7, 14), np.float32)
+
+    def resized(x):  # its height, then its width
+        y = jnp.einsum("hH,nhwc->Hnwc", rows, x)
+        return jnp.einsum("Hnwc,wW->nHWc", y, columns)
+
+    program, inputs = traced(resized, np.random.default_rng(0).standard_normal((2, 6, 7, 5), np.float32))
+    fast = run_passes(program)
+    assert_same(program, fast, inputs)
+    assert kinds(fast) == ["matmul", "matmul"]
+    assert [op.output.shape for op in fast.ops] == [(10, 2, 7, 5), (2, 10, 14, 5)]
+
+
 @pytest.mark.parametrize("name", hosts())
 def test_affine_folds_known_normalisation_into_known_weights(name):
     host, channels = hosts()[name]

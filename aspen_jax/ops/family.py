@@ -135,6 +135,10 @@ class OpFamily(abc.ABC):
         """Attributes with which the op writes its output transposed by `permutation`; None where it cannot."""
         return None
 
+    def gives_columns(self, op: Op, index: int) -> bool:
+        """Whether main input `index` is read along the output's last dimension, so that its own order may be the best."""
+        return False
+
     @abc.abstractmethod
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         """Floating-point operations and bytes moved for each output box, epilogue included."""

@@ -28,20 +28,22 @@ def run(program: Program) -> Program:
 def _written_as_read(program: Program) -> list[Op]:
     """The ops, where those that only a transpose reads write the transpose, if they can."""
     uses = program.uses()
-    ops: list[Op] = []
-    dropped: set[Value] = set()
-    for op in program.ops:
-        if op.output in dropped:
-            continue
+    written: dict[Op, Op] = {}  # readers first: whether they want an operand transposed depends on how they write
+    dropped: set[Op] = set()
+    for op in reversed(program.ops):
+        written[op] = op
         transpose = _only_transpose(uses.get(op.output, []))
-        if transpose is not None and op.program is None:
-            permutation = permutation_of(transpose.inputs[0])
-            attrs = None if permutation is None else op.family.written_as(op, permutation)
-            if attrs is not None:
-                dropped.add(transpose.output)
-                op = op.replace(attrs=attrs, output=transpose.output)
-        ops.append(op)
-    return ops
+        if transpose is None or op.program is not None:
+            continue
+        readers = [(reader and written[reader], index) for reader, index in uses.get(transpose.output, [])]
+        if readers and all(reader is not None and reader.family.gives_columns(reader, index) for reader, index in readers):
+            continue
+        permutation = permutation_of(transpose.inputs[0])
+        attrs = None if permutation is None else op.family.written_as(op, permutation)
+        if attrs is not None:
+            dropped.add(transpose)
+            written[op] = op.replace(attrs=attrs, output=transpose.output)
+    return [written[op] for op in program.ops if op not in dropped]
 
 
 def _only_transpose(uses: list[tuple[Op | None, int]]) -> Op | None:
