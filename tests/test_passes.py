@@ -129,14 +129,22 @@ def test_a_product_written_along_an_operand_leaves_its_order_alone():
     rows, columns = np.ones((6, 10), np.float32), np.ones((7, 14), np.float32)
 
     def resized(x):  # its height, then its width
-        y = jnp.einsum("hH,nhwc->Hnwc", rows, x)
-        return jnp.einsum("Hnwc,wW->nHWc", y, columns)
+        y = lax.dot_general(rows, x, (([0], [1]), ([], [])))
+        return lax.dot_general(y, columns, (([2], [0]), ([], []))).transpose(1, 0, 3, 2)
 
     program, inputs = traced(resized, np.random.default_rng(0).standard_normal((2, 6, 7, 5), np.float32))
     fast = run_passes(program)
     assert_same(program, fast, inputs)
     assert kinds(fast) == ["matmul", "matmul"]
     assert [op.output.shape for op in fast.ops] == [(10, 2, 7, 5), (2, 10, 14, 5)]
+
+    def similarities(x, w):  # which reads its second operand by rows of the summed dimension
+        return x @ (x @ w).T
+
+    program, inputs = traced(similarities, np.ones((9, 6), np.float32), np.ones((6, 6), np.float32))
+    fast = run_passes(program)
+    assert_same(program, fast, inputs)
+    assert [op.output.shape for op in fast.ops] == [(6, 9), (9, 9)]
 
 
 @pytest.mark.parametrize("name", hosts())

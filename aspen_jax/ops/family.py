@@ -135,8 +135,8 @@ class OpFamily(abc.ABC):
         """Attributes with which the op writes its output transposed by `permutation`; None where it cannot."""
         return None
 
-    def gives_columns(self, op: Op, index: int) -> bool:
-        """Whether main input `index` is read along the output's last dimension, so that its own order may be the best."""
+    def reads_across(self, op: Op, index: int) -> bool:
+        """Whether main input `index` is read across its last dimension, so that nothing is won by writing it in that order."""
         return False
 
     @abc.abstractmethod

@@ -90,10 +90,11 @@ class Matmul(OpFamily):
         # A batch dimension has no columns to be innermost.
         return None if last in attrs.a and last in attrs.b else attrs
 
-    def gives_columns(self, op: Op, index: int) -> bool:
+    def reads_across(self, op: Op, index: int) -> bool:
         labels = (op.attrs.a, op.attrs.b)
-        last = max((d for d, extent in enumerate(op.output.shape) if extent > 1), default=-1)
-        return last in labels[index] and last not in labels[1 - index]
+        # The operand that has the output's last dimension is read along that.
+        columns = max((d for d, extent in enumerate(op.output.shape) if extent > 1), default=-1)
+        return columns in labels[index] and columns not in labels[1 - index] and labels[index][-1] < 0
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

@@ -36,7 +36,7 @@ def _written_as_read(program: Program) -> list[Op]:
         if transpose is None or op.program is not None:
             continue
         readers = [(reader and written[reader], index) for reader, index in uses.get(transpose.output, [])]
-        if readers and all(reader is not None and reader.family.gives_columns(reader, index) for reader, index in readers):
+        if readers and all(reader is not None and reader.family.reads_across(reader, index) for reader, index in readers):
             continue
         permutation = permutation_of(transpose.inputs[0])
         attrs = None if permutation is None else op.family.written_as(op, permutation)
