@@ -131,6 +131,7 @@ class _Deferred:
     source: str
     value: Value | None = None
     array: np.ndarray | None = None
+    is_evaluated: bool = False  # `array` is what came of it, None where it is too large
 
     @functools.cached_property
     def depth(self) -> int:
@@ -248,8 +249,9 @@ class _Converter:
 
 def _array(item: _Known) -> np.ndarray | None:
     """The array of a known value; None where it is too large to be kept as one."""
-    if isinstance(item, _Deferred) and item.array is None:
+    if isinstance(item, _Deferred) and not item.is_evaluated:
         (item.array,) = _evaluated(item.equation, item.inputs, _LARGEST_TABLE_BYTES) or (None,)
+        item.is_evaluated = True
     return item.array if isinstance(item, _Deferred) else item
 
 
@@ -261,7 +263,8 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
     arrays = [_array(item) for item in inputs]
     if any(array is None for array in arrays):
         return None
-    with jax.ensure_compile_time_eval():
+    # What is not a number here may be masked later: only the function's own results are the user's.
+    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
     return None if any(array is None for array in whole) else [array for array in whole if array is not None]

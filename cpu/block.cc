@@ -69,8 +69,8 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
   // The slots and the gathered inputs of one block should together stay in the L1 cache beside what is streamed through it.
   constexpr int64_t kCacheBytes = 24 * 1024;
   const auto buffers = static_cast<int64_t>(program.num_slots_ + program.inputs_.size());
-  program.slot_elements_ = std::clamp<int64_t>(kCacheBytes / 4 / std::max<int64_t>(buffers, 1) / 64 * 64, 256, kMaxSlot);
-  program.scratch_elements_ = buffers * program.slot_elements_;
+  program.max_columns_ = std::clamp<int64_t>(kCacheBytes / 4 / std::max<int64_t>(buffers, 1) / 64 * 64, 256, kMaxBlock);
+  program.scratch_elements_ = buffers * program.max_columns_;
   return program;
 }
 
@@ -124,12 +124,12 @@ void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, i
   if (steps_.size() != 1 || !in_place) {
     // A block of a transposed input must be narrow for its cache lines to be used whole.
     constexpr int64_t kTransposed = 64;
-    block_cols = std::min(cols, is_transposed ? std::min(kTransposed, slot_elements_) : slot_elements_);
+    block_cols = std::min(cols, is_transposed ? std::min(kTransposed, max_columns_) : max_columns_);
     width = (block_cols + kLanes - 1) / kLanes * kLanes;
     int64_t row_lanes = num_slots_ * width;
     for (const Input& input : inputs_) row_lanes += buffered(input, planes[input.index], width);
     block_rows =
-        std::clamp<int64_t>(scratch_elements_ / std::max<int64_t>(row_lanes, 1), 1, std::max<int64_t>(kMaxSlot / width, 1));
+        std::clamp<int64_t>(scratch_elements_ / std::max<int64_t>(row_lanes, 1), 1, std::max<int64_t>(kMaxBlock / width, 1));
     block_rows = std::min(block_rows, rows);
   }
 

@@ -69,7 +69,7 @@ class BlockProgram {
            std::byte* scratch) const noexcept;
 
  private:
-  static constexpr int64_t kMaxSlot = 2048;  // elements of a block
+  static constexpr int64_t kMaxBlock = 2048;  // elements of a block
 
   struct Operand {
     enum Kind : uint8_t { kInput, kConstant, kSlot } kind = kSlot;
@@ -99,7 +99,7 @@ class BlockProgram {
   Operand result_;
   DType output_ = DType::kF32;
   int num_slots_ = 0;
-  int64_t slot_elements_ = 0;  // so many columns of a row fit the scratch memory, whatever is gathered
+  int64_t max_columns_ = 0;  // so many columns of a row fit the scratch memory, whatever is gathered
   int64_t scratch_elements_ = 0;
   int copied_input_ = -1;
 };

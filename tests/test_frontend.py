@@ -226,6 +226,25 @@ def test_long_chains_of_positions_are_no_deep_recursion():
     check(function, normal(8))
 
 
+def test_what_is_too_large_for_a_table_is_tried_once():
+    def function(x):
+        position = jnp.arange(400000)[:8]
+        for _ in range(60):  # each read twice
+            position = position + position
+        return x + jnp.sin(position.astype(jnp.float32))
+
+    check(function, normal(8))
+
+
+def test_tables_may_hold_what_is_masked_later():
+    def function(x):
+        return x + jnp.where(jnp.arange(4) >= 2, jnp.sqrt(jnp.arange(4.0) - 2), 0.0)
+
+    with jax.debug_nans(True):
+        trace_of(function, normal(4))
+    check(function, normal(4))
+
+
 def test_known_values_may_be_results_and_inputs_of_what_xla_runs():
     def function(x):
         position = jnp.arange(7) * 2

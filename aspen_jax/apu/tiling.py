@@ -70,8 +70,9 @@ def _candidates(units: list[int]) -> list[tuple[int, ...]]:
         return [()]
     *rows, columns = units
     outer = next((count for count in rows if count > 1), 1)
-    even = (parts for parts in range(2, min(outer, _PARTS[-1]) + 1) if outer % parts == 0)
-    row_choices = dict.fromkeys(_split_rows(rows, parts) for parts in sorted({*_PARTS, *even}) if parts <= math.prod(rows))
+    # Of 13 rows cut into 12 or 14, some tiles have twice the rows of others.
+    divisors = (parts for parts in range(2, min(outer, _PARTS[-1]) + 1) if outer % parts == 0)
+    row_choices = dict.fromkeys(_split_rows(rows, parts) for parts in sorted({*_PARTS, *divisors}) if parts <= math.prod(rows))
     column_choices = [parts for parts in _PARTS if parts <= columns]
     return [(*row, column) for column, row in itertools.product(column_choices, row_choices)]
 

@@ -40,8 +40,8 @@ def by_columns(
 
     Args:
         build: where to write it.
-        x: float32.
-        w: float32.
+        x: floats, of which `convolve` makes float32.
+        w: floats.
         padding: before and after, down and across.
         dilation: from tap to tap across.
         convolve: writes the convolution of x by w, with this padding down and across.

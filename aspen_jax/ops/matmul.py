@@ -94,7 +94,7 @@ class Matmul(OpFamily):
         labels = (op.attrs.a, op.attrs.b)
         # The operand that has the output's last dimension is read along that.
         columns = max((d for d, extent in enumerate(op.output.shape) if extent > 1), default=-1)
-        return columns in labels[index] and columns not in labels[1 - index] and labels[index][-1] < 0
+        return index < 2 and columns in labels[index] and columns not in labels[1 - index] and labels[index][-1] < 0
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)

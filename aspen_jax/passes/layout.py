@@ -95,21 +95,18 @@ class _Sweep:
         So an upsampling of an upsampling reads what was there before them. Other ops keep their dimensions, which are those of
         the products that they may become the epilogue of.
         """
-        shape = op.output.shape
-        for item in op.inputs:
-            seen = self.resolve(item) or item
-            meaning, view = self._meaning.get(seen.value), seen.view.reshape(shape)
-            if meaning is not None and view is not None:
-                shape = _cut(view, meaning.view.shape)
+        (item,) = op.inputs
+        seen = self.resolve(item) or item
+        meaning, view = self._meaning.get(seen.value), seen.view.reshape(op.output.shape)
+        shape = op.output.shape if meaning is None or view is None else _cut(view, meaning.view.shape)
         if shape == op.output.shape or len(shape) > MAX_RANK:
             return op
-        views = [item.view.reshape(shape) for item in op.inputs]
-        assert all(view is not None for view in views), "a dimension can be cut in two"
+        view = item.view.reshape(shape)
+        if view is None:  # the walk begins in the middle of what is cut
+            return op
         output = Value(shape, op.output.dtype)
         self._meaning[op.output] = Operand(output, View.identity(op.output.shape))
-        return op.replace(
-            inputs=tuple(Operand(item.value, view) for item, view in zip(op.inputs, views, strict=True) if view), output=output
-        )
+        return op.replace(inputs=(Operand(item.value, view),), output=output)
 
     def _written(self, operand: Operand) -> Operand:
         """The operand on a dense value that some op writes; written now if its meaning was only a view."""
