@@ -16,6 +16,7 @@ from jax.extend import core
 
 from aspen_jax import aspen, frontend
 from aspen_jax.apu.machine import Machine
+from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import run_passes, winograd
 from tests.tiled import NARROW, TINY_TILES, check, check_narrow, run_tiled
@@ -281,6 +282,7 @@ def test_winograd(batch, image, channels, outputs, padding, seed, known, patch):
     called = (lambda x, shift: function(x, w, shift)) if known else function
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Machine, "are_cheaper", lambda *_: True)
+        monkeypatch.setattr(conv_few_outputs, "MOST_CHANNELS", 0)
         monkeypatch.setattr(winograd, "TILES", {window: (tile,)})
         (result,) = run_tiled(called, arguments)
         if result.size > 0:
@@ -322,6 +324,7 @@ def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, lay
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Machine, "are_cheaper", lambda *_: True)
+        monkeypatch.setattr(conv_few_outputs, "MOST_CHANNELS", 0)
         (result,) = run_tiled(lambda x: function(x, w), (x,))
         if result.size > 0:
             jaxpr = jax.make_jaxpr(lambda x: function(x, w))(x)

@@ -90,7 +90,7 @@ class _Sweep:
         self.ops.append(op.replace(inputs=tuple(inputs)))
 
     def _refined(self, op: Op) -> Op:
-        """A copy with dimensions cut in two where a walk along them crosses dimensions of a view behind it.
+        """A copy with dimensions cut in two where a walk along them crosses dimensions of a view behind it that repeats elements.
 
         So an upsampling of an upsampling reads what was there before them. Other ops keep their dimensions, which are those of
         the products that they may become the epilogue of.
@@ -98,7 +98,9 @@ class _Sweep:
         (item,) = op.inputs
         seen = self.resolve(item) or item
         meaning, view = self._meaning.get(seen.value), seen.view.reshape(op.output.shape)
-        shape = op.output.shape if meaning is None or view is None else _cut(view, meaning.view.shape)
+        if meaning is None or view is None or all(dim.source >= 0 or dim.extent == 1 for dim in meaning.view.dims):
+            return op  # what repeats nothing is as well copied once
+        shape = _cut(view, meaning.view.shape)
         if shape == op.output.shape or len(shape) > MAX_RANK:
             return op
         view = item.view.reshape(shape)
