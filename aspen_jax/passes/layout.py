@@ -60,6 +60,7 @@ class _Sweep:
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self._meaning: dict[Value, Operand] = {}
+        self._taken_apart: set[Value] = set()  # written by copies whose dimensions were cut
 
     def resolve(self, operand: Operand) -> Operand | None:
         """The operand without the copies behind it; None where no view can say it."""
@@ -70,7 +71,7 @@ class _Sweep:
         if view is None:
             return None
         seen = Operand(meaning.value, view)
-        return self.resolve(seen) or seen
+        return (self.resolve(seen) if seen.value in self._taken_apart else None) or seen
 
     def visit(self, op: Op) -> None:
         if op.family is BLOCK and op.program is not None and op.program.is_copy:
@@ -107,6 +108,7 @@ class _Sweep:
         if view is None:  # the walk begins in the middle of what is cut
             return op
         output = Value(shape, op.output.dtype)
+        self._taken_apart.add(output)
         self._meaning[op.output] = Operand(output, View.identity(op.output.shape))
         return op.replace(inputs=(Operand(item.value, view),), output=output)
 
