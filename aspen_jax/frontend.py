@@ -249,10 +249,12 @@ class _Converter:
 
 def _array(item: _Known) -> np.ndarray | None:
     """The array of a known value; None where it is too large to be kept as one."""
-    if isinstance(item, _Deferred) and not item.is_evaluated:
+    if not isinstance(item, _Deferred):
+        return item
+    if not item.is_evaluated:
         (item.array,) = _evaluated(item.equation, item.inputs, _LARGEST_TABLE_BYTES) or (None,)
         item.is_evaluated = True
-    return item.array if isinstance(item, _Deferred) else item
+    return item.array
 
 
 def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) -> list[np.ndarray] | None:

@@ -17,12 +17,11 @@ from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import ALIGNMENT
 from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import GraphFormatError
+from aspen_jax.ops.family import MAX_RANK
 from aspen_jax.program import Op, Program, Value
 from aspen_jax.tilegraph import TileGraph, read_input
 from aspen_jax.verify_reuse import check_reuse
 from aspen_jax.view import View
-
-MAX_RANK = 8
 
 _LARGEST_BYTES = 1 << 48
 

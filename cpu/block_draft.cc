@@ -152,7 +152,7 @@ void count_uses(Draft& draft) {
 }
 
 // Makes an earlier float, of which the output is one too, the result.
-void give(Draft& draft, int reg) {
+void end_at(Draft& draft, int reg) {
   draft.result = reg;
   count_uses(draft);
 }
@@ -351,7 +351,7 @@ std::vector<Link> take_chain(Draft& draft, const std::function<bool(int)>& fits)
 bool take_square(Draft& draft) {
   const Register& last = draft.registers[draft.result];
   if (last.opcode != k_square_f && (last.opcode != k_mul_f || last.args[0] != last.args[1])) return false;
-  give(draft, last.args[0]);
+  end_at(draft, last.args[0]);
   return true;
 }
 
@@ -359,7 +359,7 @@ int take_subtrahend(Draft& draft, const std::function<bool(int)>& fits) {
   const Register& last = draft.registers[draft.result];
   if (last.opcode != k_sub_f || !draft.is_input(last.args[1]) || !fits(last.args[1])) return -1;
   const int subtrahend = last.args[1];
-  give(draft, last.args[0]);
+  end_at(draft, last.args[0]);
   return subtrahend;
 }
 

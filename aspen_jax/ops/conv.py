@@ -173,12 +173,8 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
             interior = (0, *(step - 1 for step in lhs_dilation), 0)
             zero = fill(build, np.zeros((), x.dtype), ())
             x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
-        taps = (w.shape[1] - 1) * dilation[1]
-        is_wide = strides[1] == 1 and groups == 1 and x.shape[2] + sum(padding[1]) > taps and equation.dtype == np.float32
-        if is_wide and conv_few_outputs.takes(w):
-            y = conv_few_outputs.by_columns(build, x, w, padding, dilation[1], convolve)
-        else:
-            y = convolve(x, w, padding)
+        few = strides[1] == groups == 1 and equation.dtype == np.float32 and conv_few_outputs.takes(x, w, padding, dilation[1])
+        y = conv_few_outputs.by_columns(build, x, w, padding, dilation[1], convolve) if few else convolve(x, w, padding)
     if spatial == 1:
         y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
     out_batch, out_feature, *out_spatial = numbers.out_spec

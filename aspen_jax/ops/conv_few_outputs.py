@@ -22,10 +22,11 @@ LEAST_TAPS = 3
 MOST_TAPS = 20
 
 
-def takes(w: Operand) -> bool:
-    """Whether a convolution by w, [KH,KW,C,O], with steps of one across and one group, is faster so."""
+def takes(x: Operand, w: Operand, padding: Sequence[tuple[int, int]], dilation: int) -> bool:
+    """Whether `by_columns` is right and faster for a convolution with steps of one across and one group."""
     _, taps, inputs, outputs = w.shape
-    return LEAST_TAPS <= taps <= MOST_TAPS and inputs >= LEAST_INPUTS and outputs <= MOST_CHANNELS
+    is_wide = x.shape[2] + sum(padding[1]) > (taps - 1) * dilation  # else it has no column
+    return is_wide and LEAST_TAPS <= taps <= MOST_TAPS and inputs >= LEAST_INPUTS and outputs <= MOST_CHANNELS
 
 
 def by_columns(
@@ -53,7 +54,7 @@ def by_columns(
     w = reshaped(build, transposed(build, w, (0, 2, 1, 3)), (height, 1, channels, taps * outputs))
     parts = convolve(x, w, padding)
     batch, rows, cols, _ = parts.shape
-    cols = max(cols - dilation * (taps - 1), 0)
+    cols -= dilation * (taps - 1)
     terms = [
         Operand(
             parts.value,

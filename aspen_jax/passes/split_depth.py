@@ -20,7 +20,8 @@ from aspen_jax.ops import windows
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
-from aspen_jax.ops.matmul import MATMUL, MAX_RANK, MatmulAttrs
+from aspen_jax.ops.family import MAX_RANK
+from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.passes.attention_slices import sliced
