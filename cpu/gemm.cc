@@ -78,7 +78,7 @@ ASPEN_INLINE void sum_panel(const Block& block, int64_t at, RightOperand<T> oper
 #pragma GCC unroll 16
       for (int v = 0; v < kWhole; ++v) {
         w[v] = load_columns(weights + v * kLanes, v);
-        // Few rows are bound by memory, and in a strip each row of the operand may lie on a page of its own.
+        // Few rows are bound by memory.
         if constexpr (kPack || kRows <= kFewRows) {
           constexpr int kRowsAhead = kVectors > kPanelVectors || kPack ? 8 : 24;
           if (v % kVectorsOfCacheLine == 0) __builtin_prefetch(weights + kRowsAhead * stride + v * kLanes);
@@ -181,30 +181,13 @@ Micro<T> panel_kernel(int rows, int64_t columns) {
   return columns == kLanes ? kByRows<T, 1, Last::kWhole, kPack>[i] : kByRows<T, 1, Last::kPartial, kPack>[i];
 }
 
-// Few rows take strips of columns as wide as leave registers for a row of weights and a broadcast, or narrower ones where that
-// makes them more equal: the wider, the more memory is asked for at once.
-constexpr int widest_strip(int rows) { return std::min((kRegisters - 1) / (rows + 1), kRegisters / 2); }
-constexpr int kStripStep = 4;  // vectors
-constexpr int kStripSteps = (widest_strip(1) - 1) / kStripStep + 1;
-constexpr int strip_vectors(int rows, int step) { return std::min((step + 1) * kStripStep, widest_strip(rows)); }
-
-template <class T, int kRows>
-constexpr auto kStripsOfRows = []<int... kStep>(std::integer_sequence<int, kStep...>) {
-  return std::array<Micro<T>, kStripSteps>{micro<T, kRows, strip_vectors(kRows, kStep), Last::kWhole, false>...};
-}(std::make_integer_sequence<int, kStripSteps>());
-template <class T>
-constexpr auto kStrips = []<int... kRow>(std::integer_sequence<int, kRow...>) {
-  return std::array<std::array<Micro<T>, kStripSteps>, kFewRows>{kStripsOfRows<T, kRow + 1>...};
+// Few rows take a stored panel at once where it is wider than a block and leaves registers for a vector of each row.
+constexpr int kStoredVectors = kStoredPanel / kLanes;
+constexpr bool takes_stored_panel(int rows) { return kStoredPanel > kPanel && kStoredVectors * (rows + 1) < kRegisters; }
+constexpr auto kWholeStored = []<int... kRow>(std::integer_sequence<int, kRow...>) {
+  return std::array<Micro<float>, kFewRows>{
+      (takes_stored_panel(kRow + 1) ? micro<float, kRow + 1, kStoredVectors, Last::kWhole, false> : nullptr)...};
 }(std::make_integer_sequence<int, kFewRows>());
-
-// Which of kStrips to take of so many whole vectors: of equal strips, or the widest that there are enough for; -1: none.
-int strip_step(int rows, int64_t vectors) {
-  const int64_t equal = vectors > 0 ? ceil_div(vectors, ceil_div(vectors, widest_strip(rows))) : 0;
-  int step = 0;
-  while (strip_vectors(rows, step) < equal) ++step;
-  while (step >= 0 && strip_vectors(rows, step) > vectors) --step;
-  return step;
-}
 
 // What is left of an operand beyond the columns that `take` handles.
 template <class T>
@@ -228,11 +211,6 @@ struct Walk {
 template <class T>
 void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept {
   Walk<T> walk{block, weights, columns};
-  if (block.rows <= kFewRows) {
-    for (int step; (step = strip_step(block.rows, walk.columns / kLanes)) >= 0;) {
-      walk.take(kStrips<T>[block.rows - 1][step], strip_vectors(block.rows, step) * kLanes, nullptr);
-    }
-  }
   while (walk.columns > 0) walk.take(panel_kernel<T, false>(block.rows, walk.columns), walk.panel(), nullptr);
 }
 template void multiply(const Block&, RightOperand<float>, int64_t) noexcept;
@@ -271,8 +249,7 @@ void multiply_packed(const Block& block, const float* packed, int64_t columns, A
 void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
                      Ahead& ahead) noexcept {
   constexpr int64_t kLines = kStoredPanel * sizeof(float) / kCacheLine;
-  // Few rows take a panel at once where it is wider than a block.
-  const bool wide = kStoredPanel > kPanel && block.rows <= kFewRows && strip_vectors(block.rows, 0) * kLanes == kStoredPanel;
+  const bool wide = block.rows <= kFewRows && takes_stored_panel(block.rows);
   const int64_t next_panel = (weights.rows - 1) * kStoredPanel;  // from the end of a panel's row
   int64_t at = 0;
   for (int64_t width; columns > 0; columns -= width) {
@@ -280,7 +257,7 @@ void multiply_panels(const Block& block, const StoredPanels& weights, int64_t ro
     const int64_t left = std::min(columns, kStoredPanel - column % kStoredPanel);
     if (wide && left == kStoredPanel) {
       width = left;
-      kStrips<float>[block.rows - 1][0](block, at, panel, 0, nullptr, nullptr);
+      kWholeStored[block.rows - 1](block, at, panel, 0, nullptr, nullptr);
     } else if (kFetchesAhead && left >= kPanel && ahead.lines > 0) {
       width = kPanel;
       kFetching[block.rows - 1](block, at, panel, 0, nullptr, &ahead);

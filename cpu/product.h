@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "axpy.h"
 #include "dots.h"
 #include "gemm.h"
 #include "panels.h"
@@ -90,6 +91,8 @@ class ProductPlan {
     auto* const sums = reinterpret_cast<float*>(scratch + pointers_bytes_ + gathered_bytes_ + packed_bytes_);
     const bool by_columns = reads_columns(source, rows);
     const bool in_place = by_columns || reads_in_place(source, rows);
+    const bool by_rows =
+        in_place && !by_columns && !kInPanels<Source> && rows <= kFewRows && columns > kPanel && runs_ * depth_ > 0;
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
     const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kInPanels<Source> ? kStoredPanel : kPanel);
@@ -134,7 +137,9 @@ class ProductPlan {
               }
             } else if (is_packed) {
               multiply_packed(block, packed, width, ahead);
-            } else if (const RightOperand weights{source.weights(column, chunk), source.weights_stride()}; !packs) {
+            } else if (const RightOperand weights{source.weights(column, chunk), source.weights_stride()}; by_rows) {
+              add_scaled_rows(block, weights, width);
+            } else if (!packs) {
               multiply(block, weights, width);
             } else if constexpr (!Narrow<std::remove_cvref_t<decltype(*weights.at)>>) {
               multiply_and_pack(block, weights, width, packed);

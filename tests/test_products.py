@@ -149,3 +149,32 @@ def test_large_matrix_vector_product_is_accurate():
     (result,) = run_tiled(lambda x, w: x @ w, (x, w), machine=Machine())
     exact = x.astype(np.float64) @ w.astype(np.float64)
     assert np.abs(result - exact).max() <= 1e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, *NARROW])
+@pytest.mark.parametrize("k", [1, 7, 8, 25])
+def test_few_rows_by_a_matrix_of_any_width(k, dtype):
+    rng = np.random.default_rng(k)
+    for m, n in itertools.product((1, 2, 3, 6), (33, 48, 70, 300)):
+        a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n), (m, n)))
+        if dtype == np.float32:
+            check(lambda a, b, c: jnp.matmul(a, b, precision=lax.Precision.HIGHEST) - c, a, b, c, machine=Machine())
+        else:
+            check_narrow(lambda a, b, c: jnp.matmul(a, b, precision=lax.Precision.HIGHEST) - c, dtype, a, b, c, machine=Machine())
+
+
+@pytest.mark.parametrize("taps", [(1, 1), (2, 3)])
+def test_convolutions_of_few_pixels_by_weights_that_are_no_constants(taps):
+    rng = np.random.default_rng(0)
+    for channels, n in itertools.product((1, 5, 16), (33, 70, 200)):
+        x = rng.standard_normal((1, 1 + taps[0], 1 + taps[1], channels), np.float32)
+        w, bias = rng.standard_normal((*taps, channels, n), np.float32), rng.standard_normal(n, np.float32)
+        residual = rng.standard_normal((1, 2, 2, n), np.float32)
+
+        def function(x, w, bias, residual):
+            y = lax.conv_general_dilated(
+                x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=lax.Precision.HIGHEST
+            )
+            return jax.nn.relu(y + bias) * residual
+
+        check(function, x, w, bias, residual, machine=Machine())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from aspen_jax import aspen
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
@@ -192,6 +193,41 @@ def test_attention_of_few_queries_compiles_for_gpus_without_spills(architecture,
     assemble(found, architecture)
 
 
-def test_a_cpu_splits_nothing():
+def product_of(m, k, n, transposed=False):
+    function = (lambda x, w: x @ w.T + 1) if transposed else lambda x, w: x @ w + 1
+    return traced(function, random(0, m, k), random(1, *((n, k) if transposed else (k, n))))
+
+
+def test_a_cpu_reads_whole_rows_of_matrices_by_few():
+    def slices_of(program):
+        ops = run_passes(program, machine=Machine()).ops
+        return ops[0].output.shape[0] if kinds(ops) == ["matmul", "reduce"] else 1
+
+    assert slices_of(product_of(1, 1024, 1024)[0]) == 16
+    assert slices_of(product_of(1, 768, 3072)[0]) == 12
+    assert slices_of(product_of(1, 1100, 1024)[0]) == 4, "slices are of equal length"
+    assert slices_of(product_of(6, 1024, 1024)[0]) == 8, "the sums of more would be too much to add up"
+    assert slices_of(product_of(7, 1024, 1024)[0]) == 1, "so many rows are not bound by memory alone"
+    assert slices_of(product_of(1, 1024, 1024, transposed=True)[0]) == 1, "columns are adjacent"
+    assert slices_of(product_of(1, 128, 64)[0]) == 1, "a tile reads all of it"
+    assert slices_of(product_of(1, 1021, 1024)[0]) == 1
+
+
+def test_a_cpu_splits_nothing_else():
     program, _ = traced(network, *arguments())
-    assert split_depth.run(program, Machine()) is program
+    assert kinds(split_depth.run(program, Machine()).ops) == kinds(program.ops)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("m", [1, 3, 6])
+def test_slices_of_matrices_by_few_rows_are_right(m, dtype):
+    x, w, bias = (random(seed, *shape, dtype=dtype) for seed, shape in enumerate(((m, 960), (960, 1100), (1100,))))
+
+    def function(x, w, bias):
+        return jax.nn.gelu(x @ w * 0.1 + bias)
+
+    found = aspen(function).graph(x, w, bias).program().ops
+    assert "reduce" in kinds(found)
+    exact = in_float64(function, *(item.astype(np.float32) for item in (x, w, bias)))
+    ours = np.asarray(jax.jit(aspen(function))(x, w, bias)).astype(np.float64)
+    assert np.abs(ours - exact).max() <= (1e-6 if dtype == np.float32 else 1e-2) * np.abs(exact).max()

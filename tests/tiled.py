@@ -30,10 +30,10 @@ def run_tiled(function, arguments, disabled=(), machine: Machine = TINY_TILES) -
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
 
 
-def check(function, *arguments, tolerance: float = 1e-5, disabled=(), reference=None) -> None:
+def check(function, *arguments, tolerance: float = 1e-5, disabled=(), reference=None, machine: Machine = TINY_TILES) -> None:
     """Within `tolerance` of the largest output of `reference`, or of `function` by XLA; integers and bools exactly."""
     expected = jax.tree.leaves(jax.jit(reference or function)(*arguments))
-    for ours, theirs in zip(run_tiled(function, arguments, disabled), expected, strict=True):
+    for ours, theirs in zip(run_tiled(function, arguments, disabled, machine), expected, strict=True):
         theirs = np.asarray(theirs)
         assert ours.shape == theirs.shape
         assert ours.dtype == theirs.dtype
@@ -48,11 +48,11 @@ def check(function, *arguments, tolerance: float = 1e-5, disabled=(), reference=
 NARROW = (jnp.bfloat16, np.float16)
 
 
-def check_narrow(function, dtype, *arguments, reference=None) -> None:
+def check_narrow(function, dtype, *arguments, reference=None, machine: Machine = TINY_TILES) -> None:
     """As float32 on the same narrow arguments, rounded once: within one unit of the last place."""
     narrow = [np.asarray(item).astype(dtype) for item in arguments]
     expected = jax.tree.leaves(jax.jit(reference or function)(*(item.astype(np.float32) for item in narrow)))
-    for ours, theirs in zip(run_tiled(function, narrow), expected, strict=True):
+    for ours, theirs in zip(run_tiled(function, narrow, machine=machine), expected, strict=True):
         theirs = np.asarray(theirs)
         assert ours.dtype == dtype
         assert ours.shape == theirs.shape

@@ -1,7 +1,11 @@
-"""Splits the depth of products and convolutions that have too few tiles for the device: slices of the sums, and a sum of those.
+"""Splits the depth of products and convolutions: slices of the sums, and a sum of those.
 
 A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32 and always in the same order.
 What was the epilogue is that of the sum.
+
+Where a device has places for more tiles than an op has, that fills them. On CPUs it serves products of few rows by a matrix that
+is no constant: a slice reads whole rows, one after the other, at the memory's speed; some columns of all rows lie on pages of
+their own.
 
 Attention of few queries is a tile for each head, however many keys there are. Where that is cheaper, decoding above all, it
 becomes slices of the keys and their merge (attention_slices.py), or the three ops that it is, whose tiles share the keys out.
@@ -38,24 +42,38 @@ _SHORTEST_BYTES = 128
 # Products of so few rows read their columns at the memory's speed, and scores are soon stored.
 _FEW_QUERIES = 8
 
+# Products of so few rows are bound by reading their matrix. Of that a slice has at least so many rows, and so many for each
+# row of sums that has to be stored and read again.
+_FEW_ROWS = 6
+_FEWEST_READ = 64
+_READ_PER_SUM = 16
+
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Split the ops for which the cost model says so."""
-    if machine.places == 1:
-        return program
     known: dict[object, int] = {}
     ops: list[Op] = []
     for op in program.ops:
-        has_few_queries = op.family is ATTENTION and op.attrs.shape[-2] <= _FEW_QUERIES
-        if (op.family not in (MATMUL, CONV2D) and not has_few_queries) or op.output.size == 0:
+        if op.family not in (MATMUL, CONV2D, ATTENTION) or op.output.size == 0:
             ops.append(op)
             continue
         views = tuple((item.dtype, item.view) for item in op.inputs)
         key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
         if key not in known:
-            known[key] = _cheapest_attention(op, machine) if has_few_queries else _cheapest(op, machine)[0]
-        ops += (_of_few_queries(op, known[key], machine) if has_few_queries else _split(op, known[key])) or (op,)
+            known[key] = _slices_of(op, machine)
+        cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else _split(op, known[key])
+        ops += cut or (op,)
     return program.replace(ops=tuple(ops))
+
+
+def _slices_of(op: Op, machine: Machine) -> int:
+    """Into how many slices an op is best cut; 1: it stays as it is."""
+    on_cpu = machine.places == 1
+    if op.family is ATTENTION:
+        return 1 if on_cpu or op.attrs.shape[-2] > _FEW_QUERIES else _cheapest_attention(op, machine)
+    if on_cpu:
+        return _whole_rows(op, machine) if op.family is MATMUL else 1
+    return _cheapest(op, machine)[0]
 
 
 def _cheapest_attention(op: Op, machine: Machine) -> int:
@@ -117,6 +135,25 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
         if price < best:
             best, found = price, slices
     return found, best
+
+
+def _whole_rows(op: Op, machine: Machine) -> int:
+    """Into how many slices a product of few rows is best cut so that each reads whole rows: as many as are cheaper than none."""
+    columns = max((d for d, extent in enumerate(op.output.shape) if extent > 1), default=None)
+    if columns is None:
+        return 1
+    labels, matrix = (op.attrs.a, op.inputs[0]) if columns in op.attrs.a else (op.attrs.b, op.inputs[1])
+    rows = math.prod(extent for d, extent in enumerate(op.output.shape) if d not in labels)
+    if rows > _FEW_ROWS or matrix.view.strides()[labels.index(columns)] != 1:
+        return 1
+    depth = math.prod(extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0)
+    # On one worker: more have more tiles, and more pieces of rows, if they are not whole.
+    as_it_is = cheapest(op, 1, machine)[1]
+    for slices in reversed(_SLICES):
+        split = _split(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
+        if split is not None and sum(cheapest(part, 1, machine)[1] for part in split) < as_it_is:
+            return slices
+    return 1
 
 
 def _split(op: Op, slices: int) -> tuple[Op, Op] | None:
