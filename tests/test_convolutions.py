@@ -360,3 +360,77 @@ def test_convolution_of_16_bits_gives_float32_where_that_is_preferred(dtype):
     exact = np.asarray(jax.jit(function)(x.astype(np.float32), w.astype(np.float32)))
     assert ours.dtype == np.float32
     assert np.abs(ours - exact).max() <= 1e-5 * np.abs(exact).max()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 6)] * 3),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.tuples(*[st.integers(1, 2)] * 3),
+    st.tuples(*[st.integers(1, 2)] * 3),
+    st.tuples(*[st.tuples(st.integers(-1, 3), st.integers(-1, 3))] * 3),
+    st.integers(1, 2),
+    st.sampled_from([(3, 5, 1), (4, 8, 4), (6, 6, 6), (33, 40, 1)]),
+)
+def test_convolutions_of_volumes(volume, window, strides, dilation, padding, spread, channels):
+    inputs, outputs, groups = channels
+    spans = [(k - 1) * step + 1 for k, step in zip(window, dilation, strict=True)]
+    padded = [(n - 1) * spread + 1 + sum(pair) for n, pair in zip(volume, padding, strict=True)]
+    assume(all(size >= span for size, span in zip(padded, spans, strict=True)))
+    rng = np.random.default_rng(inputs)
+    x = rng.standard_normal((2, *volume, inputs), np.float32)
+    w = rng.standard_normal((*window, inputs // groups, outputs), np.float32)
+    numbers = ("NDHWC", "DHWIO", "NDHWC")
+
+    def function(x, w):
+        y = lax.conv_general_dilated(
+            x, w, strides, padding, (spread,) * 3, dilation, numbers, feature_group_count=groups, precision=lax.Precision.HIGHEST
+        )
+        return jax.nn.relu(y + 1)
+
+    def of_padded(x, w):
+        edges = ((0, 0, 0), *((low, high, spread - 1) for low, high in padding), (0, 0, 0))
+        x = lax.optimization_barrier(lax.pad(x, x.dtype.type(0), edges))  # what XLA folds into a convolution, it may abort at
+        y = lax.conv_general_dilated(
+            x, w, strides, "VALID", None, dilation, numbers, feature_group_count=groups, precision=lax.Precision.HIGHEST
+        )
+        return jax.nn.relu(y + 1)
+
+    check(function, x, w, reference=of_padded)
+
+
+@pytest.mark.parametrize("layout", [("NCDHW", "OIDHW", "NCDHW"), ("NDHWC", "DHWIO", "CNWDH")])
+def test_convolutions_of_volumes_in_any_layout(layout):
+    rng = np.random.default_rng(0)
+    sizes = {"N": 2, "C": 4, "D": 5, "H": 6, "W": 7}
+    x = rng.standard_normal([sizes[axis] for axis in layout[0]], np.float32)
+    w = rng.standard_normal([{"O": 6, "I": 2, "D": 3, "H": 2, "W": 3}[axis] for axis in layout[1]], np.float32)
+
+    def function(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 2, 1), "SAME", dimension_numbers=layout, feature_group_count=2, precision=lax.Precision.HIGHEST
+        )
+
+    check(function, x, w)
+
+
+def test_empty_convolutions_of_volumes():
+    w = jnp.ones((3, 1, 1, 2, 4))
+    for shape in ((0, 5, 2, 2, 2), (1, 2, 3, 3, 2), (1, 5, 0, 2, 2)):
+        check(
+            lambda x, w: lax.conv_general_dilated(x, w, (1, 1, 1), "VALID", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
+            jnp.ones(shape), w,
+        )  # fmt: skip
+
+
+def test_gradients_of_convolutions_of_volumes():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 4, 6, 6, 3), np.float32), rng.standard_normal((3, 3, 3, 3, 8), np.float32)
+
+    def loss(x, w):
+        y = lax.conv_general_dilated(
+            x, w, (1, 2, 2), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"), precision=lax.Precision.HIGHEST
+        )
+        return jnp.sum(jnp.sin(y))
+
+    check(jax.grad(loss, (0, 1)), x, w)

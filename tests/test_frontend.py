@@ -154,9 +154,13 @@ def test_one_dimensional_convolution():
     )
 
 
-def test_three_dimensional_convolution_stays_with_xla():
-    trace = trace_of(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), normal(1, 2, 4, 4, 4), normal(3, 2, 3, 3, 3))
-    assert "3 spatial dimensions" in trace.fallbacks[0].reason
+@pytest.mark.parametrize(
+    ("image", "window", "why"),
+    [((2, 2, 2, 2), (1, 1, 1, 1), "4 spatial dimensions"), ((20, 2, 2), (17, 1, 1), "a window 17 deep; at most 16")],
+)
+def test_convolutions_of_four_dimensions_and_deep_windows_stay_with_xla(image, window, why):
+    trace = trace_of(lambda x, w: lax.conv(x, w, (1,) * len(image), "SAME"), normal(1, 2, *image), normal(3, 2, *window))
+    assert why in trace.fallbacks[0].reason
 
 
 @pytest.mark.parametrize(

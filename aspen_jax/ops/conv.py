@@ -1,4 +1,4 @@
-"""Convolution: `conv_general_dilated` in one and two spatial dimensions, as NHWC x HWIO."""
+"""Convolution: `conv_general_dilated` in one to three spatial dimensions, as NHWC x HWIO."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax import lax
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.conv_3d import as_planes
 from aspen_jax.ops.conv_transposed import by_phases
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
@@ -138,10 +139,10 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
     params = equation.params
     numbers = params["dimension_numbers"]
     spatial = len(lhs.shape) - 2
-    if spatial not in (1, 2):
-        raise Unsupported(f"convolution in {spatial} spatial dimensions; kernels take 1 and 2")
+    if spatial not in (1, 2, 3):
+        raise Unsupported(f"convolution in {spatial} spatial dimensions; kernels take 1 to 3")
 
-    # To N, spatial, C and spatial, I, O; then, for one dimension, a height of one.
+    # To N, spatial, C and spatial, I, O; then, for one dimension, a height of one, and for three, a plane for each of the depth.
     batch, feature, *lhs_spatial = numbers.lhs_spec
     out_channel, in_channel, *rhs_spatial = numbers.rhs_spec
     x = transposed(build, lhs, (batch, *lhs_spatial, feature))
@@ -156,11 +157,14 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
     groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
     if batch_groups > 1:
         # Batch groups are feature groups of a batch whose groups have been moved into the channels.
-        n, height, width, channels = x.shape
-        x = reshaped(build, x, (batch_groups, n // batch_groups, height, width, channels))
-        x = transposed(build, x, (1, 2, 3, 0, 4))
-        x = reshaped(build, x, (n // batch_groups, height, width, batch_groups * channels))
+        n, *image, channels = x.shape
+        x = reshaped(build, x, (batch_groups, n // batch_groups, *image, channels))
+        x = transposed(build, x, (*range(1, 2 + len(image)), 0, 2 + len(image)))
+        x = reshaped(build, x, (n // batch_groups, *image, batch_groups * channels))
         groups = batch_groups
+    if spatial == 3:
+        x, w = as_planes(build, x, w, strides[0], padding[0], lhs_dilation[0], dilation[0], groups)
+        strides, dilation, lhs_dilation, padding = strides[1:], dilation[1:], lhs_dilation[1:], padding[1:]
 
     def convolve(x: Operand, w: Operand, padding: Sequence[tuple[int, int]]) -> Operand:
         return build.op(CONV2D, ConvAttrs(strides, (*padding[0], *padding[1]), dilation, groups), [x, w], dtype=equation.dtype)
@@ -175,8 +179,7 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
             x = build.op(PAD, PadAttrs((0,) * 4, (0,) * 4, interior), [x, zero])
         few = strides[1] == groups == 1 and equation.dtype == np.float32 and conv_few_outputs.takes(x, w, padding, dilation[1])
         y = conv_few_outputs.by_columns(build, x, w, padding, dilation[1], convolve) if few else convolve(x, w, padding)
-    if spatial == 1:
-        y = reshaped(build, y, (y.shape[0], *y.shape[2:]))
     out_batch, out_feature, *out_spatial = numbers.out_spec
     order = (out_batch, *out_spatial, out_feature)
+    y = reshaped(build, y, tuple(equation.shape[axis] for axis in order))
     return transposed(build, y, tuple(order.index(axis) for axis in range(spatial + 2)))
