@@ -48,6 +48,9 @@ _FEW_ROWS = 6
 _FEWEST_READ = 64
 _READ_PER_SUM = 16
 
+# Smaller matrices may stay in the L2 caches, where pages matter less than one op more.
+_LEAST_MATRIX_BYTES = 1 << 20
+
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Split the ops for which the cost model says so."""
@@ -146,7 +149,9 @@ def _whole_rows(op: Op, machine: Machine) -> int:
     rows = math.prod(extent for d, extent in enumerate(op.output.shape) if d not in labels)
     if rows > _FEW_ROWS or matrix.view.strides()[labels.index(columns)] != 1:
         return 1
-    depth = math.prod(extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0)
+    depth = math.prod(extent for label, extent in zip(labels, matrix.shape, strict=True) if label < 0)
+    if depth * op.output.shape[columns] * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
+        return 1
     # On one worker: more have more tiles, and more pieces of rows, if they are not whole.
     as_it_is = cheapest(op, 1, machine)[1]
     for slices in reversed(_SLICES):
