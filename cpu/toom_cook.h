@@ -104,9 +104,10 @@ struct Filter {
     }(std::make_integer_sequence<int, kCount>());
   }
 
+  // Whether all elements before this one (behind it, with a step of -1 or -2) are zero.
   template <size_t kSize>
   static constexpr bool is_first(const std::array<double, kSize>& row, int column, int step = 1) {
-    for (int j = column - step; j >= 0; j -= step) {
+    for (int j = column - step; j >= 0 && j < static_cast<int>(kSize); j -= step) {
       if (row[j] != 0) return false;
     }
     return true;
@@ -125,13 +126,16 @@ struct Filter {
     }
   }
 
-  // A row of the matrix times the vector, from element kFirst on in steps of kStep.
+  // A row of the matrix times the vector, from element kFirst on in steps of kStep. Polynomials of inputs have a last factor of
+  // one, so the sum begins with that, and no product.
   template <const auto& kMatrix, int kRow, int kFirst, int kStep>
   static ASPEN_INLINE Floats times(const Floats* from) {
     Floats sum = {};
-    unrolled<static_cast<int>(kMatrix[kRow].size())>([&](auto j) __attribute__((always_inline)) {
+    constexpr int kSize = static_cast<int>(kMatrix[kRow].size());
+    unrolled<kSize>([&](auto behind) __attribute__((always_inline)) {
+      constexpr int j = kSize - 1 - behind;
       constexpr double kFactor = kMatrix[kRow][j];
-      if constexpr (kFactor != 0 && j % kStep == kFirst) add<kFactor, is_first(kMatrix[kRow], j, kStep)>(sum, from[j]);
+      if constexpr (kFactor != 0 && j % kStep == kFirst) add<kFactor, is_first(kMatrix[kRow], j, -kStep)>(sum, from[j]);
     });
     return sum;
   }

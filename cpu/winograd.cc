@@ -3,8 +3,11 @@
 // of 6x1 outputs of a 7x1 convolution 12 where it takes 42. toom_cook.h has the transforms of one axis, winograd.h says for which
 // patches they are compiled.
 //
-// With phases, the x that this is said of is another one: the channels of each square of so many pixels side by side. Pixels of
-// it are gathered before they are transformed.
+// With phases, the x that this is said of is another one: the channels of each square of so many pixels side by side. Few
+// channels are gathered first, so that those of several phases fill a vector; with more, each phase is transformed and multiplied
+// by itself, and the sums are added up. Phases that have no weights in the window's first row (column) are left out of the
+// products at the first point of that axis, those that have none in its last at the last point; the weights of such a point are
+// those of the phases that are left, side by side.
 //
 // Weights [KH,KW,C,O] come as [points, ceil(O/32), C, 32]: one matrix for each element (point) of a transformed patch, in panels
 // of 32 columns. For the patches of its tile the kernel transforms all channels of the input x [N,H,W,C] into scratch, multiplies
@@ -34,29 +37,46 @@ constexpr int64_t kMostPatchFloats = 160 * 1024;
 constexpr int64_t kMostGatheredFloats = 90 * 1024;
 constexpr int64_t kLeft = 384 * 1024;
 constexpr int64_t kMaxPhases = 64;
+// Whose sums are kept while one phase after another is added to them.
+constexpr int64_t kMostPanels = 2;
 
 enum { kImage, kHeight, kWidth, kChannel };
 
 struct Winograd final : OpState {
   PatchShape patch;
-  int64_t height, width, channels;  // of x, or of its phases
-  int64_t pad[2];                   // before the first row and column; may be negative
-  int64_t panels;
   int64_t x_height, x_width, x_channels;
   int64_t phases[2];
+  int64_t channels;  // of all phases of x
+  int64_t pad[2];    // before their first row and column; may be negative
+  int64_t panels;
+  int64_t begin[2], end[2];  // of the phases that have weights in the window's first, and its last, row and column
   int64_t x_strides[4];
   int64_t u_strides[4];
   int64_t patch_stride;  // floats from one element of a transformed patch to the next
   int64_t patches;       // transformed at once, at most
   Epilogue epilogue;
 
+  // The phases of an axis that have weights at this point of it.
+  struct Range {
+    int64_t first, last;
+    int64_t size() const { return last - first; }
+    Range operator&(const Range& other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
+  };
+  Range weighted(int axis, int64_t point) const {
+    return {point == 0 ? begin[axis] : 0, point + 1 == patch.extent(axis) ? end[axis] : phases[axis]};
+  }
+
   int64_t points() const { return patch.points(); }
-  bool gathers() const { return phases[0] * phases[1] > 1; }
+  bool gathers() const { return phases[0] * phases[1] > 1 && x_channels < kLanes; }
+  bool by_phases() const { return phases[0] * phases[1] > 1 && !gathers(); }
+  int64_t channels_at_once() const { return by_phases() ? x_channels : channels; }
+  int64_t panels_at_once() const { return by_phases() ? std::min(panels, kMostPanels) : 1; }
   int64_t gathered_pixel() const { return round_up(channels, kLanes); }  // floats
   int64_t gathered_bytes() const { return gathers() ? patches * points() * gathered_pixel() * 4 : 0; }
   int64_t patch_floats() const { return patch_stride * points(); }
   int64_t transformed_bytes() const { return patches * patch_floats() * 4; }
-  int64_t sums_bytes() const { return patches * points() * kColumns * 4; }
+  int64_t panel_sums() const { return patches * points() * kColumns; }  // floats
+  int64_t sums_bytes() const { return panels_at_once() * panel_sums() * 4; }
   // A line of patches, finished: as many rows of pixels as a patch has.
   int64_t line_bytes() const { return patches * patch.tile[0] * patch.tile[1] * kColumns * 4; }
 };
@@ -66,9 +86,15 @@ struct Image {
   const float* at;
   int64_t height, width;
   int64_t row_stride, column_stride;
+  // Whether any product reads its transform at the first and last point of an axis.
+  struct Ends {
+    bool first = true, last = true;
+  };
+  Ends read[2];
 };
 
-// The channels [channel, channel + kLanes) of the patch whose first input is (row, column) of the image; zeros outside.
+// The channels [channel, channel + kLanes) of the patch whose first input is (row, column) of the image; zeros outside. Points
+// that no product reads are not stored.
 template <class P, bool kPartial>
 ASPEN_INLINE void transform_patch(const Winograd& op, const Image& image, int64_t row, int64_t column, int64_t channel, int lanes,
                                   float* to) {
@@ -94,10 +120,14 @@ ASPEN_INLINE void transform_patch(const Winograd& op, const Image& image, int64_
   }
 #pragma GCC unroll 16
   for (int j = 0; j < Across::kPatch; ++j) {
+    if ((j == 0 && !image.read[1].first) || (j == Across::kPatch - 1 && !image.read[1].last)) continue;
     Floats points[Down::kPatch];
     Down::input(across[j], points);
 #pragma GCC unroll 16
-    for (int i = 0; i < Down::kPatch; ++i) store(to + (i * Across::kPatch + j) * op.patch_stride, points[i]);
+    for (int i = 0; i < Down::kPatch; ++i) {
+      if ((i == 0 && !image.read[0].first) || (i == Down::kPatch - 1 && !image.read[0].last)) continue;
+      store(to + (i * Across::kPatch + j) * op.patch_stride, points[i]);
+    }
   }
 }
 
@@ -155,41 +185,65 @@ void transform_part(const Winograd& op, const Image& image, int64_t row, int64_t
   }
 }
 
+// Some phases, down and across: what is transformed and multiplied at once.
+struct Phases {
+  Winograd::Range down, across;
+};
+
 template <class P>
-void transform_input(const Winograd& op, const float* x, const Part<P>& part, float* gathered, float* transformed) {
+void transform_input(const Winograd& op, const float* x, const Part<P>& part, const Phases& phases, float* gathered,
+                     float* transformed) {
   const int64_t row = part.row - op.pad[0], column = part.column - op.pad[1];
   if (!op.gathers()) {
-    const Image image{x, op.height, op.width, op.x_strides[kHeight], op.x_strides[kWidth]};
-    return transform_part(op, image, row, column, part, op.channels, transformed);
+    const int64_t down = phases.down.first, across = phases.across.first;
+    const Image image{x + down * op.x_strides[kHeight] + across * op.x_strides[kWidth],
+                      ceil_div(op.x_height - down, op.phases[0]),
+                      ceil_div(op.x_width - across, op.phases[1]),
+                      op.phases[0] * op.x_strides[kHeight],
+                      op.phases[1] * op.x_strides[kWidth],
+                      {{down >= op.begin[0], down < op.end[0]}, {across >= op.begin[1], across < op.end[1]}}};
+    return transform_part(op, image, row, column, part, op.x_channels, transformed);
   }
   const int64_t rows = part.lines() * P::Down::kTile + P::Down::kWeights - 1;
   const int64_t columns = part.across() * P::Across::kTile + P::Across::kWeights - 1;
   gather_phases(op, x, row, rows, column, columns, gathered);
-  const Image image{gathered, rows, columns, columns * op.gathered_pixel(), op.gathered_pixel()};
+  const Image image{gathered, rows, columns, columns * op.gathered_pixel(), op.gathered_pixel(), {}};
   transform_part(op, image, 0, 0, part, op.gathered_pixel(), transformed);
 }
 
-// sums[patch][point][kColumns] = transformed patches times the panel. Meanwhile each point brings the weights of the next one
-// into the cache, the last one those at `next`, if any.
-void multiply_panel(const Winograd& op, const float* panel, const float* next, int64_t patches, const float* transformed,
-                    float* sums) {
-  const int64_t points = op.points();
-  const float* pointers[kBlockRows];
+// sums[patch][point][kColumns] (+)= transformed patches, of these phases, times the panel. Meanwhile each point brings the
+// weights of the next one into the cache, the last one those at `next`, if any.
+void multiply_panel(const Winograd& op, const Phases& phases, const float* panel, const float* next, int64_t patches,
+                    const float* transformed, float* sums) {
+  const int64_t points = op.points(), channels = op.x_channels;
+  const float* pointers[kMaxPhases * kBlockRows];
   Block block;
   block.pointers = pointers;
-  block.runs = 1;
-  block.depth = op.channels;
   block.out_stride = points * kColumns;
-  block.accumulate = false;
   const int64_t blocks = ceil_div(patches, kBlockRows);
   for (int64_t point = 0; point < points; ++point) {
-    const RightOperand<float> weights{panel + point * op.u_strides[0], op.u_strides[2]};
+    // Of the phases that have weights here, those that are multiplied now.
+    const Winograd::Range all_down = op.weighted(0, point / op.patch.extent(1)), down = all_down & phases.down;
+    const Winograd::Range all_across = op.weighted(1, point % op.patch.extent(1)), across = all_across & phases.across;
+    if (down.size() <= 0 || across.size() <= 0) continue;
+    const int64_t row = (down.first - all_down.first) * all_across.size() + across.first - all_across.first;
+    const RightOperand<float> weights{panel + point * op.u_strides[0] + row * channels * op.u_strides[2], op.u_strides[2]};
     const float* const following = point + 1 < points ? weights.at + op.u_strides[0] : next;
     Ahead ahead{following, weights.stride, following == nullptr ? 0 : kColumns * int64_t{sizeof(float)} / kCacheLine};
+    const bool adjacent = across.size() == phases.across.size();
+    block.accumulate = row > 0;
+    block.runs = adjacent ? 1 : down.size();
+    block.depth = across.size() * channels * (adjacent ? down.size() : 1);
+    const int64_t run_stride = phases.across.size() * channels;
+    const float* const first = transformed + point * op.patch_stride + (down.first - phases.down.first) * run_stride +
+                               (across.first - phases.across.first) * channels;
     int64_t patch = 0;
     for (int64_t i = 0; i < blocks; ++i, patch += block.rows) {
       block.rows = static_cast<int>(patches / blocks + (i < patches % blocks));
-      for (int r = 0; r < block.rows; ++r) pointers[r] = transformed + (patch + r) * op.patch_floats() + point * op.patch_stride;
+      for (int64_t run = 0; run < block.runs; ++run) {
+        const float* const of_run = first + run * run_stride;
+        for (int r = 0; r < block.rows; ++r) pointers[run * kBlockRows + r] = of_run + (patch + r) * op.patch_floats();
+      }
       block.out = sums + (patch * points + point) * kColumns;
       if (kPanel == kColumns && weights.stride == kColumns) {
         multiply_packed(block, weights.at, kColumns, ahead);
@@ -239,15 +293,11 @@ void run_part(const Winograd& op, const TileArgs& args, const Part<P>& part) {
   std::byte* const epilogue_scratch = reinterpret_cast<std::byte*>(gathered) + op.gathered_bytes();
   const float* x = static_cast<const float*>(args.inputs[0]) + part.image * op.x_strides[kImage];
   const auto* u = static_cast<const float*>(args.inputs[1]);
-  transform_input(op, x, part, gathered, transformed);
-  for (int64_t panel = args.lo[kChannel] / kColumns; panel * kColumns < args.hi[kChannel]; ++panel) {
-    const float* const weights = u + panel * op.u_strides[1];
-    const float* const next = panel + 1 < op.panels ? weights + op.u_strides[1] : nullptr;
-    multiply_panel(op, weights, next, part.lines() * part.across(), transformed, sums);
+  const auto finish_panel = [&](int64_t panel, const float* of_panel) {
     const int64_t first = std::max<int64_t>(panel * kColumns, args.lo[kChannel]);
     const int64_t count = std::min<int64_t>((panel + 1) * kColumns, args.hi[kChannel]) - first;
     for (int64_t l = 0; l < part.lines(); ++l) {
-      transform_line<P>(sums + l * part.across() * op.points() * kColumns, part.across(), line);
+      transform_line<P>(of_panel + l * part.across() * op.points() * kColumns, part.across(), line);
       for (int64_t i = 0; i < std::min<int64_t>(kTileDown, part.rows - l * kTileDown); ++i) {
         const int64_t at[4] = {part.image, part.row + l * kTileDown + i, part.column, first};
         op.epilogue.apply(args, at, kWidth, part.columns, count,
@@ -255,6 +305,33 @@ void run_part(const Winograd& op, const TileArgs& args, const Part<P>& part) {
                           epilogue_scratch);
       }
     }
+  };
+  const int64_t last_panel = ceil_div(args.hi[kChannel], kColumns), num_patches = part.lines() * part.across();
+  if (!op.by_phases()) {
+    const Phases all{{0, op.phases[0]}, {0, op.phases[1]}};
+    transform_input(op, x, part, all, gathered, transformed);
+    for (int64_t panel = args.lo[kChannel] / kColumns; panel < last_panel; ++panel) {
+      const float* const weights = u + panel * op.u_strides[1];
+      multiply_panel(op, all, weights, panel + 1 < op.panels ? weights + op.u_strides[1] : nullptr, num_patches, transformed,
+                     sums);
+      finish_panel(panel, sums);
+    }
+    return;
+  }
+  for (int64_t begin = args.lo[kChannel] / kColumns; begin < last_panel; begin += kMostPanels) {
+    const int64_t end = std::min(begin + kMostPanels, last_panel);
+    for (int64_t down = 0; down < op.phases[0]; ++down) {
+      for (int64_t across = 0; across < op.phases[1]; ++across) {
+        const Phases one{{down, down + 1}, {across, across + 1}};
+        transform_input(op, x, part, one, gathered, transformed);
+        for (int64_t panel = begin; panel < end; ++panel) {
+          const float* const weights = u + panel * op.u_strides[1];
+          multiply_panel(op, one, weights, panel + 1 < end ? weights + op.u_strides[1] : nullptr, num_patches, transformed,
+                         sums + (panel - begin) * op.panel_sums());
+        }
+      }
+    }
+    for (int64_t panel = begin; panel < end; ++panel) finish_panel(panel, sums + (panel - begin) * op.panel_sums());
   }
 }
 
@@ -305,10 +382,17 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   }
   const auto taps = words.list(2, "winograd's weights along the axes"), tile = words.list(2, "winograd's outputs of a patch");
   const auto phases = words.list(2, "winograd's phases");
+  const auto begin = words.list(2, "winograd's first phases with weights"),
+             end = words.list(2, "winograd's last phases with weights");
   const PatchShape patch{{tile[0], tile[1]}, {taps[0], taps[1]}};
   const auto run_tile = visit_patch<RunTile>(patch, []<class P>(P) -> RunTile { return run<P>; });
   for (int i = 0; i < 2; ++i) {
     if (phases[i] < 1 || phases[i] > kMaxPhases) throw GraphError("winograd has " + std::to_string(phases[i]) + " phases");
+    if (begin[i] < 0 || begin[i] >= phases[i] || end[i] < 1 || end[i] > phases[i] ||
+        (patch.extent(i) == 1 && begin[i] >= end[i])) {
+      throw GraphError("winograd's phases " + std::to_string(begin[i]) + " and " + std::to_string(end[i]) + " of " +
+                       std::to_string(phases[i]) + " leave a point without weights");
+    }
     const int64_t squares = ceil_div(x.shape[kHeight + i], phases[i]);
     const int64_t extent = std::max<int64_t>(0, squares + padding[2 * i] + padding[2 * i + 1] + 1 - patch.taps[i]);
     if (out.shape[kHeight + i] != extent) {
@@ -327,8 +411,8 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   op->x_width = x.shape[kWidth];
   op->x_channels = x.shape[kChannel];
   std::copy_n(phases.begin(), 2, op->phases);
-  op->height = ceil_div(op->x_height, phases[0]);
-  op->width = ceil_div(op->x_width, phases[1]);
+  std::copy_n(begin.begin(), 2, op->begin);
+  std::copy_n(end.begin(), 2, op->end);
   op->channels = u.shape[2];
   op->panels = panels_of(out.shape[kChannel]);
   op->pad[0] = padding[0];
@@ -341,10 +425,11 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
     throw GraphError("winograd needs adjacent channels of x and adjacent columns of its weights; copy them first");
   }
   // Rows of a patch that lie whole pages apart would share their places in the L1 cache.
-  op->patch_stride = round_up(op->channels, kLanes) + kLanes;
+  op->patch_stride = round_up(op->channels_at_once(), kLanes) + kLanes;
   const int64_t most_floats = op->gathers() ? kMostGatheredFloats : kMostPatchFloats;
   const int64_t of_output = ceil_div(out.shape[kHeight], tile[0]) * ceil_div(out.shape[kWidth], tile[1]);
-  const int64_t held = op->patch_floats() + op->points() * (kColumns + (op->gathers() ? op->gathered_pixel() : 0));
+  const int64_t beside = op->panels_at_once() * kColumns + (op->gathers() ? op->gathered_pixel() : 0);
+  const int64_t held = op->patch_floats() + op->points() * beside;
   const int64_t fitting = (l2_cache_bytes() - kLeft) / static_cast<int64_t>(sizeof(float)) / held;
   op->patches = std::clamp<int64_t>(std::max(most_floats / op->patch_floats(), fitting), kBlockRows,
                                     std::max<int64_t>(of_output, kBlockRows));

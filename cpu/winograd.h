@@ -39,10 +39,10 @@ Result visit_patch(const PatchShape& shape, F use) {
     return is_it;
   };
   const auto any_of = [&](auto... patches) { return (matches(patches) || ...); };
-  if (!any_of(Patch<2, 2, 3, 3>(), Patch<3, 3, 3, 3>(), Patch<4, 4, 3, 3>(), Patch<2, 2, 4, 4>(), Patch<4, 4, 4, 4>(),
-              Patch<2, 2, 5, 5>(), Patch<4, 4, 5, 5>(), Patch<1, 2, 1, 3>(), Patch<1, 4, 1, 3>(), Patch<1, 4, 1, 5>(),
-              Patch<1, 4, 1, 7>(), Patch<1, 6, 1, 7>(), Patch<2, 1, 3, 1>(), Patch<4, 1, 3, 1>(), Patch<4, 1, 5, 1>(),
-              Patch<4, 1, 7, 1>(), Patch<6, 1, 7, 1>())) {
+  if (!any_of(Patch<2, 2, 2, 2>(), Patch<3, 3, 2, 2>(), Patch<4, 4, 2, 2>(), Patch<2, 2, 3, 3>(), Patch<3, 3, 3, 3>(),
+              Patch<4, 4, 3, 3>(), Patch<2, 2, 4, 4>(), Patch<4, 4, 4, 4>(), Patch<2, 2, 5, 5>(), Patch<4, 4, 5, 5>(),
+              Patch<1, 2, 1, 3>(), Patch<1, 4, 1, 3>(), Patch<1, 4, 1, 5>(), Patch<1, 4, 1, 7>(), Patch<1, 6, 1, 7>(),
+              Patch<2, 1, 3, 1>(), Patch<4, 1, 3, 1>(), Patch<4, 1, 5, 1>(), Patch<4, 1, 7, 1>(), Patch<6, 1, 7, 1>())) {
     throw GraphError("winograd has no transforms for patches of " + std::to_string(shape.tile[0]) + "x" +
                      std::to_string(shape.tile[1]) + " outputs of " + std::to_string(shape.taps[0]) + "x" +
                      std::to_string(shape.taps[1]) + " weights; take one of TILES in aspen_jax/ops/winograd.py");

@@ -190,7 +190,7 @@ def test_winograd_regions_hold_the_whole_patches_of_a_tile(seed, phases, window,
     padding = tuple(rng.integers(-1, 3, 4).tolist())
     build_ops = Builder()
     x, u = (Operand.whole(Value(shape, np.dtype(np.float32))) for shape in ((2, height, width, 5), (points, 3, channels, 32)))
-    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70, window, tile, phases), [x, u])
+    out = build_ops.op(WINOGRAD, WinogradAttrs(padding, 70, window, tile, phases, (0, 0), phases), [x, u])
     (op,) = build_ops.ops
     lo = np.array([rng.integers(0, extent) for extent in out.shape])
     hi = np.array([rng.integers(low, extent) + 1 for low, extent in zip(lo, out.shape, strict=True)])

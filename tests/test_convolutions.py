@@ -306,13 +306,26 @@ def test_winograd(batch, image, channels, outputs, padding, seed, known, patch):
     st.sampled_from([1, 32, 33, 70]),
     st.tuples(*[st.integers(-2, 5)] * 4),
     st.sampled_from(
-        [((7, 7), (2, 2)), ((8, 8), (2, 2)), ((5, 5), (2, 2)), ((11, 11), (4, 4)), ((7, 4), (2, 1)), ((9, 13), (3, 4))]
+        [
+            ((7, 7), (2, 2)),
+            ((8, 8), (2, 2)),
+            ((5, 5), (2, 2)),
+            ((3, 3), (2, 2)),
+            ((4, 4), (2, 2)),
+            ((2, 5), (1, 4)),
+            ((4, 5), (3, 4)),
+            ((11, 11), (4, 4)),
+            ((7, 4), (2, 1)),
+            ((1, 9), (2, 3)),
+            ((2, 9), (2, 3)),
+            ((9, 13), (3, 4)),
+        ]
     ),
     st.sampled_from(["NHWC", "NCHW"]),
     st.integers(0, 2**31),
 )
 def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, layout, seed):
-    """Convolutions of other strides, whose windows on the phases are 3x3 or 4x4."""
+    """Convolutions of other strides, whose windows on the phases are 2x2, 3x3 or 4x4."""
     rng = np.random.default_rng(seed)
     window, strides = shape
     dimensions = dict(zip("NHWC", (batch, *image, channels), strict=True))

@@ -17,6 +17,7 @@ from aspen_jax.ops.winograd import (
     WINOGRAD_WEIGHTS,
     WinogradAttrs,
     WinogradWeightsAttrs,
+    in_panels,
     phased_weights,
     transform_weights,
 )
@@ -39,16 +40,18 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
                 best = candidate
         if best[-1].family is WINOGRAD and source is not None:
             (product,) = best
-            strides, low, tile = op.attrs.strides, op.attrs.padding[::2], product.attrs.tile
-            make = functools.partial(_transformed, strides=strides, low=low, tile=tile)
-            stored = constants.stored(source, make, (strides, low, tile))
+            low, attrs = op.attrs.padding[::2], product.attrs
+            make = functools.partial(_transformed, low=low, attrs=attrs)
+            stored = constants.stored(source, make, (low, attrs.phases, attrs.tile))
             best = [product.replace(inputs=(product.inputs[0], stored, *product.inputs[2:]))]
         ops += best
     return program.replace(ops=tuple(ops), constants=constants.all())
 
 
-def _transformed(weights: np.ndarray, strides: tuple[int, ...], low: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarray:
-    return transform_weights(phased_weights(weights, strides, low).astype(np.float64), tile, np).astype(np.float32)
+def _transformed(weights: np.ndarray, low: tuple[int, ...], attrs: WinogradAttrs) -> np.ndarray:
+    points = transform_weights(phased_weights(weights, attrs.phases, low).astype(np.float64), attrs.tile, np)
+    points = np.take_along_axis(points, attrs.order(weights.shape[2])[:, :, None], axis=1)
+    return in_panels(points.astype(np.float32), np)
 
 
 def _may_be(op: Op) -> bool:
@@ -76,6 +79,11 @@ def _rewritten(op: Op, window: tuple[int, int], tile: tuple[int, int]) -> tuple[
     build.name, build.source = f"{op.name}/weights", op.source
     attrs: ConvAttrs = op.attrs
     padding: list[int] = []
+    ahead = tuple(-low % stride for low, stride in zip(attrs.padding[::2], attrs.strides, strict=True))
+    end = tuple(
+        zeros + taps - (squares - 1) * stride
+        for zeros, taps, squares, stride in zip(ahead, op.inputs[1].shape, window, attrs.strides, strict=False)
+    )
     for axis, stride in enumerate(attrs.strides):
         before = -(-attrs.padding[2 * axis] // stride)
         squares = -(-op.inputs[0].shape[1 + axis] // stride)
@@ -85,7 +93,8 @@ def _rewritten(op: Op, window: tuple[int, int], tile: tuple[int, int]) -> tuple[
     if attrs.strides != (1, 1):
         w = Operand.whole(Value((*window, channels, op.output.shape[3]), w.dtype))
     u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [w])
-    build.op(WINOGRAD, WinogradAttrs(tuple(padding), op.output.shape[3], window, tile, attrs.strides), [op.inputs[0], u])
+    product_attrs = WinogradAttrs(tuple(padding), op.output.shape[3], window, tile, attrs.strides, ahead, end)
+    build.op(WINOGRAD, product_attrs, [op.inputs[0], u])
     weights, product = build.ops
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
