@@ -182,7 +182,8 @@ ASPEN_INLINE T from_lane(int32_t lane) {
     return static_cast<T>(lane);
   }
 }
-// kLanes adjacent elements.
+// kLanes adjacent elements. Bytes become lanes, and lanes bytes, by way of 16 bits: GCC 12 takes a vector apart, element by
+// element, that has to grow or shrink fourfold at once.
 template <class T>
 ASPEN_INLINE Ints to_lanes(const T* from) {
   if constexpr (Narrow<T>) {
@@ -193,7 +194,13 @@ ASPEN_INLINE Ints to_lanes(const T* from) {
     typedef T Vector __attribute__((vector_size(sizeof(T) * kLanes)));
     Vector x;
     std::memcpy(&x, from, sizeof x);
-    return __builtin_convertvector(x, Ints);
+    if constexpr (sizeof(T) == 1) {
+      typedef std::conditional_t<std::is_signed_v<T>, int16_t, uint16_t> Wider;
+      typedef Wider Between __attribute__((vector_size(sizeof(Wider) * kLanes)));
+      return __builtin_convertvector(__builtin_convertvector(x, Between), Ints);
+    } else {
+      return __builtin_convertvector(x, Ints);
+    }
   }
 }
 template <class T>
@@ -204,7 +211,12 @@ ASPEN_INLINE void from_lanes(T* to, Ints lanes) {
     from_lanes(&to->byte, lanes & 1);
   } else {
     typedef T Vector __attribute__((vector_size(sizeof(T) * kLanes)));
-    const Vector x = __builtin_convertvector(lanes, Vector);
+    Vector x;
+    if constexpr (sizeof(T) == 1) {
+      x = __builtin_convertvector(__builtin_convertvector(lanes, Shorts), Vector);
+    } else {
+      x = __builtin_convertvector(lanes, Vector);
+    }
     std::memcpy(to, &x, sizeof x);
   }
 }
