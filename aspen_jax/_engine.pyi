@@ -76,6 +76,14 @@ class Plan:
             EngineError: the run failed.
         """
 
+    def timeline(self, operands: Sequence[Any]) -> np.ndarray:
+        """Run the graph as `run` does, and say where and when instead of what.
+
+        Returns:
+            int64 array [T, 3]: of each tile the worker (-1: the calling thread), and when it began and ended, in nanoseconds of a
+            steady clock.
+        """
+
     @property
     def num_tiles(self) -> int: ...
     @property

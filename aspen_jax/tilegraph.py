@@ -187,18 +187,23 @@ class TileGraph:
             InputError: the inputs do not fit.
             EngineError: the run failed.
         """
-        num_inputs = len(self.operands) - len(self.constants)
-        if len(inputs) != num_inputs:
-            raise InputError(f"the graph takes {num_inputs} inputs and got {len(inputs)}; pass one array for each")
-        arrays = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in inputs]
-        for index, array in enumerate(arrays):
-            shape, dtype = self.value(self.operands[index])
-            if array.shape != shape or array.dtype != dtype:
-                raise InputError(
-                    f"input {index} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
-                    "pass that, or build a graph for these inputs"
-                )
-        return self._plan.run([*arrays, *self.constants])
+        return self._plan.run(self._operands(inputs))
+
+    def timeline(self, *inputs: Any) -> np.ndarray:
+        """Run the graph in the engine as `run` does, and say where and when each tile ran.
+
+        Args:
+            *inputs: an array for each input; constants are known.
+
+        Returns:
+            int64 [T, 3], of each tile: the worker, or -1 where the calling thread walked a small graph itself; when it began, and
+            when it ended, in nanoseconds of a steady clock.
+
+        Raises:
+            InputError: the inputs do not fit.
+            EngineError: the run failed.
+        """
+        return self._plan.timeline(self._operands(inputs))
 
     def stats(self) -> dict[str, Any]:
         """Counts and estimates.
@@ -347,6 +352,20 @@ class TileGraph:
     @functools.cached_property
     def _by_op(self) -> np.ndarray:
         return np.argsort(self.tile_ops, kind="stable")
+
+    def _operands(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        num_inputs = len(self.operands) - len(self.constants)
+        if len(inputs) != num_inputs:
+            raise InputError(f"the graph takes {num_inputs} inputs and got {len(inputs)}; pass one array for each")
+        arrays = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in inputs]
+        for index, array in enumerate(arrays):
+            shape, dtype = self.value(self.operands[index])
+            if array.shape != shape or array.dtype != dtype:
+                raise InputError(
+                    f"input {index} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
+                    "pass that, or build a graph for these inputs"
+                )
+        return [*arrays, *self.constants]
 
     @functools.cached_property
     def _plan(self) -> Any:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 
 
-def save_curves(path: Path, title: str, x: str, y: str, curves: Mapping[str, Points], *, log_x: bool = False) -> None:
+def save_curves(
+    path: Path, title: str, x: str, y: str, curves: Mapping[str, Points], *, log_x: bool = False, log_y: bool = False
+) -> None:
     """Draw a line for each of `curves` into a PNG, PDF or SVG file.
 
     Args:
@@ -24,6 +26,7 @@ def save_curves(path: Path, title: str, x: str, y: str, curves: Mapping[str, Poi
         y: name of the vertical one.
         curves: points (x, y) by name.
         log_x: powers of two along the horizontal axis.
+        log_y: likewise along the vertical one, which otherwise begins at 0.
 
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
@@ -34,7 +37,11 @@ def save_curves(path: Path, title: str, x: str, y: str, curves: Mapping[str, Poi
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
     if log_x:
         axes.set_xscale("log", base=2)
-    axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, None))
+    if log_y:
+        axes.set_yscale("log", base=2)
+    else:
+        axes.set_ylim(0, None)
+    axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     _save(figure, path)

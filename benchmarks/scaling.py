@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 import aspen_jax
 from aspen_jax import aspen
+from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import Timing, aligned, check_rounds, duration
+from aspen_jax.tuning import random_array
 from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks.models.model import Model, Size
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
+from benchmarks.simulation import simulated_span, span, times_with_scheduling
+
+_LEAST_SIMULATED = 3  # runs that the fastest is taken of
 
 
 def scaling(
@@ -25,22 +31,27 @@ def scaling(
     size: Sizes = Size(),  # noqa: B008 - immutable
     rounds: int = 15,
     workers: int | None = None,
+    beyond: tuple[int, ...] = (4, 8, 16, 32, 64),
     json: File = None,
     picture: File = None,
 ) -> int:
     """Models with 1, 2, ... workers: times, speed-up over one, and Karp and Flatt's fraction of work that is parallel.
 
-    Each number of workers has a graph of its own, as a user with so many would have.
+    Each number of workers has a graph of its own, as a user with so many would have. Beyond the cores that there are Algorithm 1
+    is simulated on the times that the graph's tiles take one worker; so it is where times are measured, to compare.
 
     Args:
         models: names in the zoo, as `models` takes them.
         size: of the inputs.
         rounds: how often each is timed.
         workers: the most workers; all usable cores by default.
+        beyond: more numbers of workers, which are only simulated; none for no simulation at all.
         json: where to write the figures as well.
         picture: where to draw the speed-ups, a PNG, PDF or SVG file.
     """
     check_rounds(rounds)
+    if min(beyond, default=1) < 1:
+        raise InputError(f"{min(beyond)} workers are to be simulated; take 1 or more")
     counts = range(1, share_cores(workers) + 1)
     results, curves = [], {}
     for name in models:
@@ -52,25 +63,37 @@ def scaling(
             jax.block_until_ready(calls[count]())
         timings = _with_workers(calls, rounds)
         speedups = {count: timings[1].minimum / timing.minimum for count, timing in timings.items()}
-        rows = [("workers", "min", "median", "speed-up", "parallel fraction")]
-        for count, timing in timings.items():
-            fraction = f"{parallel_fraction(speedups[count], count):.3f}" if count > 1 else ""
-            rows.append((str(count), duration(timing.minimum), duration(timing.median), f"{speedups[count]:.2f}", fraction))
+        spans = _simulated(model, sorted({*counts, *beyond}), rounds) if beyond else {}
+        simulated = {count: spans[1] / item for count, item in spans.items()}
+        rows: list[tuple[str, ...]] = [
+            ("workers", "min", "median", "speed-up", "parallel fraction", "simulated speed-up", "parallel fraction")
+        ]
+        for count in sorted({*timings, *simulated}):
+            cells = [duration(timings[count].minimum), duration(timings[count].median)] if count in timings else ["", ""]
+            for by_count in (speedups, simulated):
+                known = count in by_count
+                cells.append(f"{by_count[count]:.2f}" if known else "")
+                cells.append(f"{parallel_fraction(by_count[count], count):.3f}" if known and count > 1 else "")
+            rows.append((str(count), *cells))
         print("\n".join([name, *aligned(rows), ""]), flush=True)
         curves[name] = list(speedups.items())
+        if simulated:
+            curves[f"{name}, simulated"] = list(simulated.items())
         results.append(
             {
                 "name": name,
                 "batch": size.batch,
                 "timings": {count: timing.to_json() for count, timing in timings.items()},
-                "parallel_fraction": {count: parallel_fraction(speedups[count], count) for count in counts if count > 1},
+                "parallel_fraction": _fractions(speedups),
+                "simulated_span_ns": spans,
+                "simulated_parallel_fraction": _fractions(simulated),
             }
         )
     if json is not None:
         write_record(json, {"benchmark": "scaling", "results": results})
     if picture is not None:
-        curves["linear"] = [(count, count) for count in counts]
-        save_curves(picture, f"Batch {size.batch}", "workers", "speed-up over one worker", curves)
+        curves["linear"] = [(count, count) for count in sorted({*counts, *beyond})]
+        save_curves(picture, f"Batch {size.batch}", "workers", "speed-up over one worker", curves, log_x=True, log_y=True)
     return 0
 
 
@@ -90,3 +113,21 @@ def _with_workers(calls: dict[int, Callable[[], Any]], rounds: int) -> dict[int,
             jax.block_until_ready(call())
             samples[count].append(time.perf_counter() - start)
     return {count: Timing(tuple(times)) for count, times in samples.items()}
+
+
+def _fractions(speedups: dict[int, float]) -> dict[int, float]:
+    return {count: parallel_fraction(speedup, count) for count, speedup in speedups.items() if count > 1}
+
+
+def _simulated(model: Model, counts: Sequence[int], rounds: int) -> dict[int, int]:
+    """Nanoseconds from the first tile to the last for each number of workers; the largest part where XLA keeps some."""
+    aspen_jax.set_num_workers(1)
+    jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
+    result = {}
+    for count in counts:
+        parts = compile_jaxpr(jaxpr, Options(num_workers=count)).parts
+        graph = max((part.graph for part in parts), key=lambda graph: graph.num_ops)
+        inputs = [random_array(value) for value in graph.program().inputs]
+        timelines = [graph.timeline(*inputs) for _ in range(max(rounds, _LEAST_SIMULATED))]
+        result[count] = simulated_span(graph, times_with_scheduling(min(timelines, key=span)), count)
+    return result

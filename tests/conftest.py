@@ -21,11 +21,17 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 
 @pytest.fixture
-def record(tmp_path, monkeypatch):
-    """A file for a benchmark's figures; this process is left on its cores, and gets its workers back."""
+def restored_workers():
+    """A test may change the number of workers."""
     from aspen_jax import runtime
 
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     workers = runtime.num_workers()
-    yield tmp_path / "figures.json"
+    yield
     runtime.set_num_workers(workers)
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch, restored_workers):
+    """A file for a benchmark's figures; this process is left on its cores, and gets its workers back."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    return tmp_path / "figures.json"

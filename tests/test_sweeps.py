@@ -30,10 +30,17 @@ def test_tiles_a_layer(record, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_scaling(record):
-    assert main(["scaling", *SMALL, "--rounds", "2", "--json", str(record)]) == 0
+def test_scaling(record, capsys):
+    picture = record.with_name("scaling.png")
+    options = ["--rounds", "2", "--beyond", "8", "--json", str(record), "--picture", str(picture)]
+    assert main(["scaling", *SMALL, *options]) == 0
     (result,) = results(record)
     assert len(result["timings"]) == len(result["parallel_fraction"]) + 1
+    assert {*result["timings"], "8"} == set(result["simulated_span_ns"])
+    assert min(result["simulated_span_ns"].values()) > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["scaling", *SMALL, "--beyond", "0"]) == 2
+    assert "0 workers are to be simulated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("speedup", "workers", "fraction"), [(4.0, 4, 1.0), (1.0, 8, 0.0), (2.0, 3, 0.75)])

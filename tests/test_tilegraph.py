@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from aspen_jax import graph_format
+from aspen_jax import graph_format, set_num_workers
 from aspen_jax.apu import build
 from aspen_jax.apu.memory import touches
 from aspen_jax.dag import Dag
@@ -137,6 +137,25 @@ def test_the_engine_computes_what_the_references_do_whatever_the_tiles(seed, tmp
     for result, expected in zip(TileGraph.load(tmp_path / "g").run(*inputs), evaluate(program, *inputs), strict=True):
         assert result.shape == expected.shape
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(expected).max(initial=0))))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_timeline_has_every_tile_after_its_parents(workers, restored_workers):
+    set_num_workers(workers)
+    graph = small_net()
+    x, w = np.ones((1, 48, 32, 8), np.float32), np.zeros((3, 3, 8, 8), np.float32)
+    timeline = graph.timeline(x, w)
+    assert timeline.shape == (graph.num_tiles, 3)
+    worker, begin, end = timeline.T
+    assert set(worker) <= {-1} or set(worker) <= set(range(workers))
+    assert (begin <= end).all()
+    parents, children = graph.dag.edges()
+    assert (end[parents] <= begin[children]).all()
+    for number in set(worker):
+        order = np.argsort(begin[worker == number], kind="stable")
+        assert (end[worker == number][order][:-1] <= begin[worker == number][order][1:]).all()
+    with pytest.raises(InputError, match="takes 2 inputs and got 1"):
+        graph.timeline(x)
 
 
 def test_constants_are_handed_over_by_the_graph():

@@ -106,6 +106,22 @@ nb::list signature(const Plan& plan, size_t count, const Value& (Plan::*value)(s
   return tensors;
 }
 
+// Where and when each tile ran: worker, begin and end, in the tile's own row. Rows are written by many workers and read once the
+// run is over, which comes after all of them.
+class Timeline : public Observer {
+ public:
+  explicit Timeline(int64_t (*rows)[3]) : rows_(rows) {}
+  void on_tile(const TileEvent& event) noexcept override {
+    int64_t* const row = rows_[event.tile];
+    row[0] = event.worker;
+    row[1] = event.begin_ns;
+    row[2] = event.end_ns;
+  }
+
+ private:
+  int64_t (*rows_)[3];
+};
+
 constexpr size_t kCrcOffset = 12;  // in the header of the format (docs/graph_format.md)
 
 // Shared with XLA's executables and immutable; a class of its own because nanobind wants to own what Python holds.
@@ -123,7 +139,16 @@ class PyPlan {
   const Plan& operator*() const { return *plan_; }
   uint32_t crc() const { return crc_; }
 
-  nb::list run(nb::sequence arrays) const {
+  nb::list run(nb::sequence arrays) const { return run_observed(arrays, nullptr); }
+
+  nb::object timeline(nb::sequence arrays) const {
+    const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
+    run_observed(arrays, std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows))));
+    return rows;
+  }
+
+ private:
+  nb::list run_observed(nb::sequence arrays, std::shared_ptr<Observer> observer) const {
     const nb::object numpy = nb::module_::import_("numpy");
     const nb::object requirements = nb::make_tuple("C", "A");
     std::vector<nb::object> keep;  // the arrays that are read, until the run has ended
@@ -150,16 +175,17 @@ class PyPlan {
       results.push_back(data_of(array));
       arrays_out.append(array);
     }
-    run_and_wait(operands, results);
+    run_and_wait(operands, results, std::move(observer));
     return arrays_out;
   }
 
- private:
-  void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results) const {
+  void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results,
+                    std::shared_ptr<Observer> observer) const {
     const nb::gil_scoped_release release;
     // Shared with the worker, which may still be inside set_value when this thread has gone on.
     const auto outcome = std::make_shared<std::promise<std::string>>();
-    runtime().submit(plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); });
+    runtime().submit(
+        plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); }, std::move(observer));
     const std::string error = outcome->get_future().get();
     if (!error.empty()) throw RunError(error);
   }
@@ -191,6 +217,7 @@ NB_MODULE(_engine, module) {
   nb::class_<PyPlan>(module, "Plan")
       .def(nb::init<nb::bytes>(), nb::arg("graph"))
       .def("run", &PyPlan::run, nb::arg("operands"))
+      .def("timeline", &PyPlan::timeline, nb::arg("operands"))
       .def_prop_ro("num_tiles", [](const PyPlan& plan) { return (*plan).num_tiles(); })
       .def_prop_ro("num_ops", [](const PyPlan& plan) { return (*plan).graph().ops.size(); })
       .def_prop_ro("workspace_bytes", [](const PyPlan& plan) { return (*plan).graph().workspace_bytes; })
