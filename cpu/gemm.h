@@ -25,8 +25,8 @@ inline constexpr int kBlockRows = 6;
 inline constexpr int kBlockRows = 4;  // the product needs a register of its own where there is no fused multiply-add
 #endif
 
-// Up to this many rows the product is bound by reading the right operand once: it is read in place, along its columns (dots.h) or
-// its rows (axpy.h).
+// Up to this many rows the product is bound by reading the right operand. It is read along its columns where each is adjacent
+// (dots.h), or else along its rows where they are, and longer than a panel's (axpy.h).
 inline constexpr int kFewRows = kBlockRows / 2;
 
 inline constexpr int kCacheLine = 64;  // bytes
