@@ -58,6 +58,7 @@ class Fuzzer {
   Fuzzer(std::vector<Bytes> seeds, const KernelRegistry& registry, uint64_t seed)
       : seeds_(std::move(seeds)), registry_(registry), random_(seed) {
     for (const Bytes& bytes : seeds_) CHECK(try_graph(bytes));
+    seeds_run_ = ran_;
     accepted_ = ran_ = 0;
   }
 
@@ -83,6 +84,7 @@ class Fuzzer {
     std::printf("%zu mutants: %zu accepted, %zu of them run; %zu kinds of refusal\n", tried_, accepted_, ran_, refusals_.size());
   }
 
+  size_t seeds_run() const { return seeds_run_; }
   size_t accepted() const { return accepted_; }
   size_t kinds_of_refusal() const { return refusals_.size(); }
 
@@ -207,7 +209,7 @@ class Fuzzer {
       }
       work += static_cast<double>(graph.values[op.output].bytes) * reads;
     }
-    if (work > 1e7) return;
+    if (work > 2e9) return;  // many times what the kernels do, most of which read far less than all for each element
     std::vector<std::vector<std::byte>> buffers;
     std::vector<const void*> operands;
     std::vector<void*> results;
@@ -229,7 +231,7 @@ class Fuzzer {
   std::vector<Bytes> seeds_;
   const KernelRegistry& registry_;
   std::mt19937_64 random_;
-  size_t tried_ = 0, accepted_ = 0, ran_ = 0;
+  size_t seeds_run_ = 0, tried_ = 0, accepted_ = 0, ran_ = 0;
   std::vector<std::string> refusals_;  // sorted
 };
 
@@ -246,9 +248,11 @@ inline Bytes read_bytes(const char* path) {
 inline int fuzz_main(int argc, char** argv, std::vector<Bytes> seeds, const KernelRegistry& registry) {
   const long rounds = argc > 1 ? std::atol(argv[1]) : 100000;
   const auto seed = static_cast<uint64_t>(argc > 2 ? std::atol(argv[2]) : 1);
+  const size_t small = seeds.size();
   for (int i = 3; i < argc; ++i) seeds.push_back(read_bytes(argv[i]));
   runtime().set_num_workers(2);
   Fuzzer fuzzer(std::move(seeds), registry, seed);
+  CHECK(fuzzer.seeds_run() >= small);  // or mutants of some are hardly ever run
   for (long i = 0; i < rounds; ++i) fuzzer.round();
   fuzzer.report();
   // Mutants that are all refused, or all for the same reason, would test nothing.
