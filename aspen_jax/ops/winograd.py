@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,11 +73,32 @@ def in_panels(points: Any, numpy: Any) -> Any:
     return points.reshape(*points.shape[:2], -1, COLUMNS).transpose(0, 2, 1, 3)
 
 
+class PhasedWindow(NamedTuple):
+    """A window along one axis, on the phases of its input.
+
+    Attributes:
+        begin: the phases before this one have no weights in the first square.
+        squares: how many the weights touch, which are the taps of the window.
+        end: the phases from this one on have no weights in the last square.
+    """
+
+    begin: int
+    squares: int
+    end: int
+
+
+def phased_window(taps: int, stride: int, low: int) -> PhasedWindow:
+    """What a window of so many taps, for this stride and padding before the input, is on the phases of the input."""
+    begin = -low % stride
+    squares = -(-(taps + begin) // stride)
+    return PhasedWindow(begin, squares, begin + taps - (squares - 1) * stride)
+
+
 def phased_weights(w: np.ndarray, strides: Sequence[int], low: Sequence[int]) -> np.ndarray:
     """W [KH,KW,C,O] of a convolution of these strides and padding before as that of stride 1 on the phases of its input."""
-    ahead = [-pad % stride for pad, stride in zip(low, strides, strict=True)]
-    behind = [-(taps + more) % stride for taps, more, stride in zip(w.shape, ahead, strides, strict=False)]
-    w = np.pad(w, (*zip(ahead, behind, strict=True), (0, 0), (0, 0)))
+    windows = map(phased_window, w.shape[:2], strides, low)
+    zeros = [(window.begin, stride - window.end) for window, stride in zip(windows, strides, strict=True)]
+    w = np.pad(w, (*zeros, (0, 0), (0, 0)))
     down, across = strides
     w = w.reshape(w.shape[0] // down, down, w.shape[1] // across, across, *w.shape[2:]).transpose(0, 2, 1, 3, 4, 5)
     return w.reshape(*w.shape[:2], -1, w.shape[5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,10 +16,12 @@ from aspen_jax.ops.winograd import (
     TILES,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
+    PhasedWindow,
     WinogradAttrs,
     WinogradWeightsAttrs,
     in_panels,
     phased_weights,
+    phased_window,
     transform_weights,
 )
 from aspen_jax.program import Op, Operand, Program, Value
@@ -32,9 +35,9 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         best = [op]
         source = constants.source(op.inputs[1]) if op.family is CONV2D else None
         possible = _may_be(op) and (source is not None or op.attrs.strides == (1, 1))
-        window = _window(op) if possible else (0, 0)
-        for tile in TILES.get(window, ()):
-            weights, product = _rewritten(op, window, tile)
+        windows = _windows(op) if possible else ()
+        for tile in TILES.get(tuple(window.squares for window in windows), ()):
+            weights, product = _rewritten(op, windows, tile)
             candidate = [weights, product] if source is None else [product]
             if machine.are_cheaper(candidate, best):
                 best = candidate
@@ -66,24 +69,18 @@ def _may_be(op: Op) -> bool:
     )
 
 
-def _window(op: Op) -> tuple[int, int]:
-    """Rows and columns of the weights of the convolution of stride 1 that this one is on the phases of its input."""
-    sides = zip(op.inputs[1].shape, op.attrs.strides, op.attrs.padding[::2], strict=False)
-    down, across = (-(-(taps + -low % stride) // stride) for taps, stride, low in sides)
-    return down, across
+def _windows(op: Op) -> tuple[PhasedWindow, ...]:
+    """The window of the convolution of stride 1 that this one is on the phases of its input, down and across."""
+    return tuple(map(phased_window, op.inputs[1].shape[:2], op.attrs.strides, op.attrs.padding[::2]))
 
 
-def _rewritten(op: Op, window: tuple[int, int], tile: tuple[int, int]) -> tuple[Op, Op]:
+def _rewritten(op: Op, windows: Sequence[PhasedWindow], tile: tuple[int, int]) -> tuple[Op, Op]:
     """The transform of the weights, which are known or of stride 1, and the convolution by it."""
     build = Builder()
     build.name, build.source = f"{op.name}/weights", op.source
     attrs: ConvAttrs = op.attrs
     padding: list[int] = []
-    ahead = tuple(-low % stride for low, stride in zip(attrs.padding[::2], attrs.strides, strict=True))
-    end = tuple(
-        zeros + taps - (squares - 1) * stride
-        for zeros, taps, squares, stride in zip(ahead, op.inputs[1].shape, window, attrs.strides, strict=False)
-    )
+    begin, window, end = zip(*windows, strict=True)
     for axis, stride in enumerate(attrs.strides):
         before = -(-attrs.padding[2 * axis] // stride)
         squares = -(-op.inputs[0].shape[1 + axis] // stride)
@@ -93,7 +90,7 @@ def _rewritten(op: Op, window: tuple[int, int], tile: tuple[int, int]) -> tuple[
     if attrs.strides != (1, 1):
         w = Operand.whole(Value((*window, channels, op.output.shape[3]), w.dtype))
     u = build.op(WINOGRAD_WEIGHTS, WinogradWeightsAttrs(tile), [w])
-    product_attrs = WinogradAttrs(tuple(padding), op.output.shape[3], window, tile, attrs.strides, ahead, end)
+    product_attrs = WinogradAttrs(tuple(padding), op.output.shape[3], window, tile, attrs.strides, begin, end)
     build.op(WINOGRAD, product_attrs, [op.inputs[0], u])
     weights, product = build.ops
     product = product.replace(
