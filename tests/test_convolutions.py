@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +20,7 @@ from jax.extend import core
 from aspen_jax import aspen, frontend
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops import conv_few_outputs
-from aspen_jax.ops.winograd import TILES
+from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.passes import run_passes, winograd
 from tests.tiled import NARROW, TINY_TILES, check, check_narrow, run_tiled
 
@@ -353,6 +356,27 @@ def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, lay
         exact = np.asarray(function(np.asarray(x, np.float64), np.asarray(w, np.float64)))
     assert result.shape == exact.shape
     assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("window", "tile", "phases", "begin", "end"),
+    [
+        ((2, 2), (4, 4), (2, 2), (2, 0), (2, 2)),
+        ((2, 2), (4, 4), (2, 2), (0, -1), (2, 2)),
+        ((2, 2), (4, 4), (2, 2), (0, 0), (2, 0)),
+        ((2, 2), (4, 4), (2, 2), (0, 0), (3, 2)),
+        ((2, 2), (4, 4), (0, 2), (0, 0), (1, 2)),
+        ((1, 3), (1, 4), (2, 2), (1, 0), (1, 2)),  # down, the only point is both the first and the last
+    ],
+)
+def test_winograd_refuses_phases_that_there_are_not_or_that_leave_a_point_without_weights(window, tile, phases, begin, end):
+    points = math.prod(taps + outputs - 1 for taps, outputs in zip(window, tile, strict=True))
+    x, u = ((1, 9, 9, 5), np.dtype(np.float32)), ((points, 2, 5 * math.prod(phases), 32), np.dtype(np.float32))
+    whole = WinogradAttrs((0,) * 4, 40, window, tile, phases, (0, 0), phases)
+    if min(phases) > 0:
+        WINOGRAD.infer(whole, (x, u))
+    with pytest.raises(ValueError, match=r"phases -?\d and \d of \d leave a point without weights"):
+        WINOGRAD.infer(dataclasses.replace(whole, begin=begin, end=end), (x, u))
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -173,9 +173,9 @@ class WinogradAttrs(Attrs):
     columns: int
     window: tuple[int, ...]
     tile: tuple[int, ...]
-    phases: tuple[int, ...] = (1, 1)
-    begin: tuple[int, ...] = (0, 0)
-    end: tuple[int, ...] = (1, 1)
+    phases: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
 
     @property
     def points(self) -> int:
@@ -221,9 +221,13 @@ class Winograd(OpFamily):
 
     def infer(self, attrs: WinogradAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (x, dtype), (u, _) = inputs
-        known = attrs.tile in TILES.get(attrs.window, ()) and len(attrs.phases) == len(attrs.begin) == len(attrs.end) == 2
-        known = known and all(weighted.any(axis=1).all() for weighted in map(attrs.weighted, (0, 1)))
-        if len(x) != 4 or not known or u != (attrs.points, -(-attrs.columns // COLUMNS), attrs.phased(x)[3], COLUMNS):
+        two = len(attrs.phases) == len(attrs.begin) == len(attrs.end) == 2
+        if len(x) != 4 or not two or attrs.tile not in TILES.get(attrs.window, ()):
+            raise ValueError(f"winograd of {x} by {u} with {attrs}")
+        for axis, (phases, begin, end) in enumerate(zip(attrs.phases, attrs.begin, attrs.end, strict=True)):
+            if not (0 <= begin < phases and 1 <= end <= phases and attrs.weighted(axis).any(axis=1).all()):
+                raise ValueError(f"winograd with {attrs}: phases {begin} and {end} of {phases} leave a point without weights")
+        if u != (attrs.points, -(-attrs.columns // COLUMNS), attrs.phased(x)[3], COLUMNS):
             raise ValueError(f"winograd of {x} by {u} with {attrs}")
         x = attrs.phased(x)
         (down, across), (top, bottom, left, right) = attrs.window, attrs.padding
