@@ -53,8 +53,10 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
 
 def _transformed(weights: np.ndarray, low: tuple[int, ...], attrs: WinogradAttrs) -> np.ndarray:
     points = transform_weights(phased_weights(weights, attrs.phases, low).astype(np.float64), attrs.tile, np)
-    points = np.take_along_axis(points, attrs.order(weights.shape[2])[:, :, None], axis=1)
-    return in_panels(points.astype(np.float32), np)
+    points = points.astype(np.float32)
+    if any(attrs.begin) or attrs.end != attrs.phases:
+        points = points[np.arange(len(points))[:, None], attrs.order(weights.shape[2])]
+    return in_panels(points, np)
 
 
 def _may_be(op: Op) -> bool:
