@@ -37,7 +37,7 @@ constexpr int64_t kMostPatchFloats = 160 * 1024;
 constexpr int64_t kMostGatheredFloats = 90 * 1024;
 constexpr int64_t kLeft = 384 * 1024;
 constexpr int64_t kMaxPhases = 64;
-// Whose sums are kept while one phase after another is added to them.
+// Panels whose sums are kept while one phase after another is added to them. All phases are transformed again for the next ones.
 constexpr int64_t kMostPanels = 2;
 
 enum { kImage, kHeight, kWidth, kChannel };
