@@ -65,6 +65,8 @@ struct Winograd final : OpState {
   Range weighted(int axis, int64_t point) const {
     return {point == 0 ? begin[axis] : 0, point + 1 == patch.extent(axis) ? end[axis] : phases[axis]};
   }
+  // Those that have weights at any: an axis may have but one point.
+  Range weighted(int axis) const { return patch.extent(axis) == 1 ? weighted(axis, 0) : Range{0, phases[axis]}; }
 
   int64_t points() const { return patch.points(); }
   bool gathers() const { return phases[0] * phases[1] > 1 && x_channels < kLanes; }
@@ -318,10 +320,11 @@ void run_part(const Winograd& op, const TileArgs& args, const Part<P>& part) {
     }
     return;
   }
+  const Winograd::Range all_down = op.weighted(0), all_across = op.weighted(1);
   for (int64_t begin = args.lo[kChannel] / kColumns; begin < last_panel; begin += kMostPanels) {
     const int64_t end = std::min(begin + kMostPanels, last_panel);
-    for (int64_t down = 0; down < op.phases[0]; ++down) {
-      for (int64_t across = 0; across < op.phases[1]; ++across) {
+    for (int64_t down = all_down.first; down < all_down.last; ++down) {
+      for (int64_t across = all_across.first; across < all_across.last; ++across) {
         const Phases one{{down, down + 1}, {across, across + 1}};
         transform_input(op, x, part, one, gathered, transformed);
         for (int64_t panel = begin; panel < end; ++panel) {
