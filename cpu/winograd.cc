@@ -213,8 +213,21 @@ void transform_input(const Winograd& op, const float* x, const Part<P>& part, co
   transform_part(op, image, 0, 0, part, op.gathered_pixel(), transformed);
 }
 
+// Of some phases those that have weights at a point, and how many others' weights lie before theirs there.
+struct Share {
+  Winograd::Range down, across;
+  int64_t before;
+  bool empty() const { return down.size() <= 0 || across.size() <= 0; }
+};
+
+Share share_of(const Winograd& op, const Phases& phases, int64_t point) {
+  const Winograd::Range all_down = op.weighted(0, point / op.patch.extent(1)), down = all_down & phases.down;
+  const Winograd::Range all_across = op.weighted(1, point % op.patch.extent(1)), across = all_across & phases.across;
+  return {down, across, (down.first - all_down.first) * all_across.size() + across.first - all_across.first};
+}
+
 // sums[patch][point][kColumns] (+)= transformed patches, of these phases, times the panel. Meanwhile each point brings the
-// weights of the next one into the cache, the last one those at `next`, if any.
+// weights of the next one into the cache, the last one the first of the panel at `next`, if any.
 void multiply_panel(const Winograd& op, const Phases& phases, const float* panel, const float* next, int64_t patches,
                     const float* transformed, float* sums) {
   const int64_t points = op.points(), channels = op.x_channels;
@@ -223,17 +236,24 @@ void multiply_panel(const Winograd& op, const Phases& phases, const float* panel
   block.pointers = pointers;
   block.out_stride = points * kColumns;
   const int64_t blocks = ceil_div(patches, kBlockRows);
-  for (int64_t point = 0; point < points; ++point) {
-    // Of the phases that have weights here, those that are multiplied now.
-    const Winograd::Range all_down = op.weighted(0, point / op.patch.extent(1)), down = all_down & phases.down;
-    const Winograd::Range all_across = op.weighted(1, point % op.patch.extent(1)), across = all_across & phases.across;
-    if (down.size() <= 0 || across.size() <= 0) continue;
-    const int64_t row = (down.first - all_down.first) * all_across.size() + across.first - all_across.first;
-    const RightOperand<float> weights{panel + point * op.u_strides[0] + row * channels * op.u_strides[2], op.u_strides[2]};
-    const float* const following = point + 1 < points ? weights.at + op.u_strides[0] : next;
+  const auto weighted_from = [&](int64_t point) {
+    while (point < points && share_of(op, phases, point).empty()) ++point;
+    return point;
+  };
+  const auto weights_at = [&](const float* of_panel, int64_t point) {
+    return of_panel + point * op.u_strides[0] + share_of(op, phases, point).before * channels * op.u_strides[2];
+  };
+  const int64_t first_point = weighted_from(0);
+  for (int64_t point = first_point, after; point < points; point = after) {
+    after = weighted_from(point + 1);
+    const auto [down, across, before] = share_of(op, phases, point);
+    const RightOperand<float> weights{weights_at(panel, point), op.u_strides[2]};
+    const float* const following = after < points    ? weights_at(panel, after)
+                                   : next != nullptr ? weights_at(next, first_point)
+                                                     : nullptr;
     Ahead ahead{following, weights.stride, following == nullptr ? 0 : kColumns * int64_t{sizeof(float)} / kCacheLine};
     const bool adjacent = across.size() == phases.across.size();
-    block.accumulate = row > 0;
+    block.accumulate = before > 0;
     block.runs = adjacent ? 1 : down.size();
     block.depth = across.size() * channels * (adjacent ? down.size() : 1);
     const int64_t run_stride = phases.across.size() * channels;
