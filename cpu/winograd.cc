@@ -83,11 +83,12 @@ struct Winograd final : OpState {
   int64_t line_bytes() const { return patches * patch.tile[0] * patch.tile[1] * kColumns * 4; }
 };
 
-// An image whose channels are adjacent.
+// An image whose channels are adjacent, and where its patches begin.
 struct Image {
   const float* at;
-  int64_t height, width;
+  int64_t height, width, channels;
   int64_t row_stride, column_stride;
+  int64_t row, column;  // of the first input of the first patch
   // Whether any product reads its transform at the first and last point of an axis.
   struct Ends {
     bool first = true, last = true;
@@ -141,6 +142,23 @@ struct Part {
   int64_t column, columns;  // likewise
   int64_t lines() const { return ceil_div(rows, P::Down::kTile); }
   int64_t across() const { return ceil_div(columns, P::Across::kTile); }
+  int64_t patches() const { return lines() * across(); }
+};
+
+// What lies in a tile's scratch, one after the other.
+struct Scratch {
+  float* transformed;
+  float* sums;
+  float* line;
+  float* gathered;
+  std::byte* epilogue;
+
+  Scratch(const Winograd& op, std::byte* at)
+      : transformed(reinterpret_cast<float*>(at)),
+        sums(reinterpret_cast<float*>(at += op.transformed_bytes())),
+        line(reinterpret_cast<float*>(at += op.sums_bytes())),
+        gathered(reinterpret_cast<float*>(at += op.line_bytes())),
+        epilogue(at + op.gathered_bytes()) {}
 };
 
 // Pixels [row, row + rows) x [column, column + columns) of the phases of an image of x, zeros outside and behind the channels.
@@ -169,19 +187,20 @@ void gather_phases(const Winograd& op, const float* x, int64_t row, int64_t rows
   }
 }
 
-// Patches of a part, the first input of the first of them at (row, column) of the image.
+// Transforms the patches of a part of the image.
 template <class P>
-void transform_part(const Winograd& op, const Image& image, int64_t row, int64_t column, const Part<P>& part, int64_t channels,
-                    float* transformed) {
+void transform_part(const Winograd& op, const Image& image, const Part<P>& part, float* transformed) {
+  int64_t row = image.row;
   for (int64_t line = 0; line < part.lines(); ++line, row += P::Down::kTile) {
     for (int64_t patch = 0; patch < part.across(); ++patch, transformed += op.patch_floats()) {
-      const int64_t left = column + patch * P::Across::kTile;
+      const int64_t column = image.column + patch * P::Across::kTile;
       int64_t channel = 0;
-      for (; channel + kLanes <= channels; channel += kLanes) {
-        transform_patch<P, false>(op, image, row, left, channel, kLanes, transformed + channel);
+      for (; channel + kLanes <= image.channels; channel += kLanes) {
+        transform_patch<P, false>(op, image, row, column, channel, kLanes, transformed + channel);
       }
-      if (channel < channels) {
-        transform_patch<P, true>(op, image, row, left, channel, static_cast<int>(channels - channel), transformed + channel);
+      if (channel < image.channels) {
+        const int rest = static_cast<int>(image.channels - channel);
+        transform_patch<P, true>(op, image, row, column, channel, rest, transformed + channel);
       }
     }
   }
@@ -192,25 +211,37 @@ struct Phases {
   Winograd::Range down, across;
 };
 
+// Transforms the patches of a part of x, an image, or of phases of it.
 template <class P>
-void transform_input(const Winograd& op, const float* x, const Part<P>& part, const Phases& phases, float* gathered,
-                     float* transformed) {
+void transform_input(const Winograd& op, const float* x, const Part<P>& part, const Phases& phases, const Scratch& scratch) {
   const int64_t row = part.row - op.pad[0], column = part.column - op.pad[1];
   if (!op.gathers()) {
     const int64_t down = phases.down.first, across = phases.across.first;
-    const Image image{x + down * op.x_strides[kHeight] + across * op.x_strides[kWidth],
-                      ceil_div(op.x_height - down, op.phases[0]),
-                      ceil_div(op.x_width - across, op.phases[1]),
-                      op.phases[0] * op.x_strides[kHeight],
-                      op.phases[1] * op.x_strides[kWidth],
-                      {{down >= op.begin[0], down < op.end[0]}, {across >= op.begin[1], across < op.end[1]}}};
-    return transform_part(op, image, row, column, part, op.x_channels, transformed);
+    const Image image{.at = x + down * op.x_strides[kHeight] + across * op.x_strides[kWidth],
+                      .height = ceil_div(op.x_height - down, op.phases[0]),
+                      .width = ceil_div(op.x_width - across, op.phases[1]),
+                      .channels = op.x_channels,
+                      .row_stride = op.phases[0] * op.x_strides[kHeight],
+                      .column_stride = op.phases[1] * op.x_strides[kWidth],
+                      .row = row,
+                      .column = column,
+                      .read = {{down >= op.begin[0], down < op.end[0]}, {across >= op.begin[1], across < op.end[1]}}};
+    return transform_part(op, image, part, scratch.transformed);
   }
   const int64_t rows = part.lines() * P::Down::kTile + P::Down::kWeights - 1;
   const int64_t columns = part.across() * P::Across::kTile + P::Across::kWeights - 1;
-  gather_phases(op, x, row, rows, column, columns, gathered);
-  const Image image{gathered, rows, columns, columns * op.gathered_pixel(), op.gathered_pixel(), {}};
-  transform_part(op, image, 0, 0, part, op.gathered_pixel(), transformed);
+  gather_phases(op, x, row, rows, column, columns, scratch.gathered);
+  const int64_t pixel = op.gathered_pixel();
+  const Image image{.at = scratch.gathered,
+                    .height = rows,
+                    .width = columns,
+                    .channels = pixel,
+                    .row_stride = columns * pixel,
+                    .column_stride = pixel,
+                    .row = 0,
+                    .column = 0,
+                    .read = {}};
+  transform_part(op, image, part, scratch.transformed);
 }
 
 // Of some phases those that have weights at a point, and how many others' weights lie before theirs there.
@@ -226,16 +257,28 @@ Share share_of(const Winograd& op, const Phases& phases, int64_t point) {
   return {down, across, (down.first - all_down.first) * all_across.size() + across.first - all_across.first};
 }
 
-// sums[patch][point][kColumns] (+)= transformed patches, of these phases, times the panel. Meanwhile each point brings the
-// weights of the next one into the cache, the last one the first of the panel at `next`, if any.
-void multiply_panel(const Winograd& op, const Phases& phases, const float* panel, const float* next, int64_t patches,
-                    const float* transformed, float* sums) {
+// Transformed patches of some phases, and their sums, [patch][point][kColumns].
+struct Patches {
+  int64_t count;
+  const float* transformed;
+  float* sums;
+};
+
+// A panel of weights, and the one that is multiplied after it, if any.
+struct Panel {
+  const float* at;
+  const float* next;
+};
+
+// The patches' sums (+)= their points, of these phases, times the panel. Meanwhile each point brings the weights of the next one
+// into the cache, the last one the first of the next panel.
+void multiply_panel(const Winograd& op, const Phases& phases, const Panel& panel, const Patches& patches) {
   const int64_t points = op.points(), channels = op.x_channels;
   const float* pointers[kMaxPhases * kBlockRows];
   Block block;
   block.pointers = pointers;
   block.out_stride = points * kColumns;
-  const int64_t blocks = ceil_div(patches, kBlockRows);
+  const int64_t blocks = ceil_div(patches.count, kBlockRows);
   const auto weighted_from = [&](int64_t point) {
     while (point < points && share_of(op, phases, point).empty()) ++point;
     return point;
@@ -247,26 +290,26 @@ void multiply_panel(const Winograd& op, const Phases& phases, const float* panel
   for (int64_t point = first_point, after; point < points; point = after) {
     after = weighted_from(point + 1);
     const auto [down, across, before] = share_of(op, phases, point);
-    const RightOperand<float> weights{weights_at(panel, point), op.u_strides[2]};
-    const float* const following = after < points    ? weights_at(panel, after)
-                                   : next != nullptr ? weights_at(next, first_point)
-                                                     : nullptr;
+    const RightOperand<float> weights{weights_at(panel.at, point), op.u_strides[2]};
+    const float* const following = after < points          ? weights_at(panel.at, after)
+                                   : panel.next != nullptr ? weights_at(panel.next, first_point)
+                                                           : nullptr;
     Ahead ahead{following, weights.stride, following == nullptr ? 0 : kColumns * int64_t{sizeof(float)} / kCacheLine};
     const bool adjacent = across.size() == phases.across.size();
     block.accumulate = before > 0;
     block.runs = adjacent ? 1 : down.size();
     block.depth = across.size() * channels * (adjacent ? down.size() : 1);
     const int64_t run_stride = phases.across.size() * channels;
-    const float* const first = transformed + point * op.patch_stride + (down.first - phases.down.first) * run_stride +
+    const float* const first = patches.transformed + point * op.patch_stride + (down.first - phases.down.first) * run_stride +
                                (across.first - phases.across.first) * channels;
     int64_t patch = 0;
     for (int64_t i = 0; i < blocks; ++i, patch += block.rows) {
-      block.rows = static_cast<int>(patches / blocks + (i < patches % blocks));
+      block.rows = static_cast<int>(patches.count / blocks + (i < patches.count % blocks));
       for (int64_t run = 0; run < block.runs; ++run) {
         const float* const of_run = first + run * run_stride;
         for (int r = 0; r < block.rows; ++r) pointers[run * kBlockRows + r] = of_run + (patch + r) * op.patch_floats();
       }
-      block.out = sums + (patch * points + point) * kColumns;
+      block.out = patches.sums + (patch * points + point) * kColumns;
       if (kPanel == kColumns && weights.stride == kColumns) {
         multiply_packed(block, weights.at, kColumns, ahead);
       } else {
@@ -305,58 +348,65 @@ void transform_line(const float* sums, int64_t across, float* line) {
   }
 }
 
+// Works out a part of a tile.
 template <class P>
-void run_part(const Winograd& op, const TileArgs& args, const Part<P>& part) {
-  constexpr int kTileDown = P::Down::kTile, kTileAcross = P::Across::kTile;
-  auto* const transformed = reinterpret_cast<float*>(args.scratch);
-  auto* const sums = reinterpret_cast<float*>(args.scratch + op.transformed_bytes());
-  auto* const line = reinterpret_cast<float*>(args.scratch + op.transformed_bytes() + op.sums_bytes());
-  auto* const gathered = reinterpret_cast<float*>(args.scratch + op.transformed_bytes() + op.sums_bytes() + op.line_bytes());
-  std::byte* const epilogue_scratch = reinterpret_cast<std::byte*>(gathered) + op.gathered_bytes();
-  const float* x = static_cast<const float*>(args.inputs[0]) + part.image * op.x_strides[kImage];
-  const auto* u = static_cast<const float*>(args.inputs[1]);
-  const auto finish_panel = [&](int64_t panel, const float* of_panel) {
+struct PartRun {
+  const Winograd& op;
+  const TileArgs& args;
+  Part<P> part;
+  Scratch scratch;
+  const float* x;  // the part's image
+
+  int64_t first_panel() const { return args.lo[kChannel] / kColumns; }
+  int64_t last_panel() const { return ceil_div(args.hi[kChannel], kColumns); }
+
+  void all_phases() const {
+    const Phases all{{0, op.phases[0]}, {0, op.phases[1]}};
+    transform_input(op, x, part, all, scratch);
+    for (int64_t panel = first_panel(); panel < last_panel(); ++panel) {
+      multiply(all, panel, op.panels, scratch.sums);
+      finish(panel, scratch.sums);
+    }
+  }
+
+  void phase_by_phase() const {
+    const Winograd::Range all_down = op.weighted(0), all_across = op.weighted(1);
+    for (int64_t begin = first_panel(); begin < last_panel(); begin += kMostPanels) {
+      const int64_t end = std::min(begin + kMostPanels, last_panel());
+      const auto sums = [&](int64_t panel) { return scratch.sums + (panel - begin) * op.panel_sums(); };
+      for (int64_t down = all_down.first; down < all_down.last; ++down) {
+        for (int64_t across = all_across.first; across < all_across.last; ++across) {
+          const Phases one{{down, down + 1}, {across, across + 1}};
+          transform_input(op, x, part, one, scratch);
+          for (int64_t panel = begin; panel < end; ++panel) multiply(one, panel, end, sums(panel));
+        }
+      }
+      for (int64_t panel = begin; panel < end; ++panel) finish(panel, sums(panel));
+    }
+  }
+
+  // By the panel, after which come those before `end`.
+  void multiply(const Phases& phases, int64_t panel, int64_t end, float* sums) const {
+    const float* const weights = static_cast<const float*>(args.inputs[1]) + panel * op.u_strides[1];
+    multiply_panel(op, phases, {weights, panel + 1 < end ? weights + op.u_strides[1] : nullptr},
+                   {part.patches(), scratch.transformed, sums});
+  }
+
+  void finish(int64_t panel, const float* sums) const {
+    constexpr int kTileDown = P::Down::kTile, kTileAcross = P::Across::kTile;
     const int64_t first = std::max<int64_t>(panel * kColumns, args.lo[kChannel]);
     const int64_t count = std::min<int64_t>((panel + 1) * kColumns, args.hi[kChannel]) - first;
     for (int64_t l = 0; l < part.lines(); ++l) {
-      transform_line<P>(of_panel + l * part.across() * op.points() * kColumns, part.across(), line);
+      transform_line<P>(sums + l * part.across() * op.points() * kColumns, part.across(), scratch.line);
       for (int64_t i = 0; i < std::min<int64_t>(kTileDown, part.rows - l * kTileDown); ++i) {
         const int64_t at[4] = {part.image, part.row + l * kTileDown + i, part.column, first};
         op.epilogue.apply(args, at, kWidth, part.columns, count,
-                          line + i * part.across() * kTileAcross * kColumns + first - panel * kColumns, kColumns,
-                          epilogue_scratch);
+                          scratch.line + i * part.across() * kTileAcross * kColumns + first - panel * kColumns, kColumns,
+                          scratch.epilogue);
       }
     }
-  };
-  const int64_t last_panel = ceil_div(args.hi[kChannel], kColumns), num_patches = part.lines() * part.across();
-  if (!op.by_phases()) {
-    const Phases all{{0, op.phases[0]}, {0, op.phases[1]}};
-    transform_input(op, x, part, all, gathered, transformed);
-    for (int64_t panel = args.lo[kChannel] / kColumns; panel < last_panel; ++panel) {
-      const float* const weights = u + panel * op.u_strides[1];
-      multiply_panel(op, all, weights, panel + 1 < op.panels ? weights + op.u_strides[1] : nullptr, num_patches, transformed,
-                     sums);
-      finish_panel(panel, sums);
-    }
-    return;
   }
-  const Winograd::Range all_down = op.weighted(0), all_across = op.weighted(1);
-  for (int64_t begin = args.lo[kChannel] / kColumns; begin < last_panel; begin += kMostPanels) {
-    const int64_t end = std::min(begin + kMostPanels, last_panel);
-    for (int64_t down = all_down.first; down < all_down.last; ++down) {
-      for (int64_t across = all_across.first; across < all_across.last; ++across) {
-        const Phases one{{down, down + 1}, {across, across + 1}};
-        transform_input(op, x, part, one, gathered, transformed);
-        for (int64_t panel = begin; panel < end; ++panel) {
-          const float* const weights = u + panel * op.u_strides[1];
-          multiply_panel(op, one, weights, panel + 1 < end ? weights + op.u_strides[1] : nullptr, num_patches, transformed,
-                         sums + (panel - begin) * op.panel_sums());
-        }
-      }
-    }
-    for (int64_t panel = begin; panel < end; ++panel) finish_panel(panel, sums + (panel - begin) * op.panel_sums());
-  }
-}
+};
 
 template <class P>
 const char* run(const TileArgs& args) noexcept {
@@ -370,12 +420,18 @@ const char* run(const TileArgs& args) noexcept {
   for (int64_t image = args.lo[kImage]; image < args.hi[kImage]; ++image) {
     for (int64_t row = args.lo[kHeight]; row < args.hi[kHeight]; row += most_rows) {
       for (int64_t column = args.lo[kWidth]; column < args.hi[kWidth]; column += most_columns) {
-        run_part<P>(op, args,
-                    {.image = image,
-                     .row = row,
-                     .rows = std::min<int64_t>(most_rows, args.hi[kHeight] - row),
-                     .column = column,
-                     .columns = std::min<int64_t>(most_columns, args.hi[kWidth] - column)});
+        const Part<P> part{.image = image,
+                           .row = row,
+                           .rows = std::min<int64_t>(most_rows, args.hi[kHeight] - row),
+                           .column = column,
+                           .columns = std::min<int64_t>(most_columns, args.hi[kWidth] - column)};
+        const float* const x = static_cast<const float*>(args.inputs[0]) + image * op.x_strides[kImage];
+        const PartRun<P> part_run{op, args, part, Scratch(op, args.scratch), x};
+        if (op.by_phases()) {
+          part_run.phase_by_phase();
+        } else {
+          part_run.all_phases();
+        }
       }
     }
   }
