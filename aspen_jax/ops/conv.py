@@ -13,7 +13,7 @@ from jax import lax
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.conv_3d import as_planes
+from aspen_jax.ops.conv_3d import Depth, as_planes
 from aspen_jax.ops.conv_transposed import by_phases
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
@@ -163,7 +163,7 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
         x = reshaped(build, x, (n // batch_groups, *image, batch_groups * channels))
         groups = batch_groups
     if spatial == 3:
-        x, w = as_planes(build, x, w, strides[0], padding[0], lhs_dilation[0], dilation[0], groups)
+        x, w = as_planes(build, x, w, Depth(strides[0], padding[0], lhs_dilation[0], dilation[0]), groups)
         strides, dilation, lhs_dilation, padding = strides[1:], dilation[1:], lhs_dilation[1:], padding[1:]
 
     def convolve(x: Operand, w: Operand, padding: Sequence[tuple[int, int]]) -> Operand:

@@ -7,7 +7,7 @@ written for it, the input once for each tap of the depth, is little beside the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,26 +22,30 @@ from aspen_jax.program import Operand
 MOST_TAPS = 16
 
 
-def as_planes(
-    build: Builder,
-    x: Operand,
-    w: Operand,
-    stride: int,
-    padding: Sequence[int],
-    lhs_dilation: int,
-    dilation: int,
-    groups: int,
-) -> tuple[Operand, Operand]:
+class Depth(NamedTuple):
+    """How a window goes along the depth of a volume.
+
+    Attributes:
+        stride: of the window.
+        padding: planes of zeros before and after those of the volume; may be negative.
+        lhs_dilation: from plane to plane of the volume, when zeros are between them.
+        dilation: from tap to tap of the window.
+    """
+
+    stride: int
+    padding: tuple[int, int]
+    lhs_dilation: int
+    dilation: int
+
+
+def as_planes(build: Builder, x: Operand, w: Operand, depth: Depth, groups: int) -> tuple[Operand, Operand]:
     """What a convolution in two dimensions takes in place of a volume and a window with depth.
 
     Args:
         build: where to write it.
         x: [N,D,H,W,C], floats.
         w: [KD,KH,KW,C/groups,O], floats.
-        stride: of the window, along D.
-        padding: planes of zeros before and after those of x; may be negative.
-        lhs_dilation: from plane to plane of x, when zeros are between them.
-        dilation: from tap to tap of the window, along D.
+        depth: how w goes along D.
         groups: of channels.
 
     Returns:
@@ -53,18 +57,18 @@ def as_planes(
     taps, height, width, inputs, outputs = w.shape
     if taps > MOST_TAPS:
         raise Unsupported(f"a convolution in three dimensions by a window {taps} deep; at most {MOST_TAPS} are taken")
-    low, high = padding
-    if (low, high, lhs_dilation) != (0, 0, 1):
-        edges = PadAttrs((0, low, 0, 0, 0), (0, high, 0, 0, 0), (0, lhs_dilation - 1, 0, 0, 0))
+    low, high = depth.padding
+    if (low, high, depth.lhs_dilation) != (0, 0, 1):
+        edges = PadAttrs((0, low, 0, 0, 0), (0, high, 0, 0, 0), (0, depth.lhs_dilation - 1, 0, 0, 0))
         x = build.op(PAD, edges, [x, fill(build, np.zeros((), x.dtype), ())])
-    batch, depth, rows, columns, channels = x.shape
-    planes = max((depth - (taps - 1) * dilation - 1) // stride + 1, 0)
-    x = reshaped(build, x, (batch, depth, rows, columns, groups, 1, inputs))
+    batch, extent, rows, columns, channels = x.shape
+    planes = max((extent - (taps - 1) * depth.dilation - 1) // depth.stride + 1, 0)
+    x = reshaped(build, x, (batch, extent, rows, columns, groups, 1, inputs))
     parts = []
     for tap in range(taps):
-        first = tap * dilation if planes else 0
-        limit = first + (planes - 1) * stride + 1 if planes else 0
-        view = x.view.slice((0, first, *(0,) * 5), (batch, limit, *x.shape[2:]), (1, stride, *(1,) * 5))
+        first = tap * depth.dilation if planes else 0
+        limit = first + (planes - 1) * depth.stride + 1 if planes else 0
+        view = x.view.slice((0, first, *(0,) * 5), (batch, limit, *x.shape[2:]), (1, depth.stride, *(1,) * 5))
         parts.append(viewed(build, x, view))
     x = build.op(CONCATENATE, ConcatenateAttrs(5), parts) if taps > 1 else parts[0]
     x = reshaped(build, x, (batch * planes, rows, columns, channels * taps))
