@@ -198,11 +198,18 @@ def product_of(m, k, n, transposed=False):
     return traced(function, random(0, m, k), random(1, *((n, k) if transposed else (k, n))))
 
 
-def test_a_cpu_reads_whole_rows_of_matrices_by_few():
-    def slices_of(program):
-        ops = run_passes(program, machine=Machine()).ops
-        return ops[0].output.shape[0] if kinds(ops) == ["matmul", "reduce"] else 1
+def slices_of(program):
+    """Into how many slices a CPU cuts a program's one product."""
+    ops = run_passes(program, machine=Machine()).ops
+    return ops[0].output.shape[0] if kinds(ops) == ["matmul", "reduce"] else 1
 
+
+def slices_of_einsum(equation, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    return slices_of(traced(lambda *items: jnp.einsum(equation, *items) + 1, *arguments)[0])
+
+
+def test_a_cpu_reads_whole_rows_of_matrices_by_few():
     assert slices_of(product_of(1, 1024, 1024)[0]) == 16
     assert slices_of(product_of(1, 768, 3072)[0]) == 12
     assert slices_of(product_of(1, 1100, 1024)[0]) == 4, "slices are of equal length"
@@ -212,6 +219,13 @@ def test_a_cpu_reads_whole_rows_of_matrices_by_few():
     assert slices_of(product_of(1, 512, 500)[0]) == 1, "it may be in the caches"
     assert slices_of(product_of(1, 512, 512)[0]) == 8
     assert slices_of(product_of(1, 1021, 1024)[0]) == 1
+
+
+def test_a_cpu_does_not_split_what_reads_whole_rows_as_it_is():
+    assert slices_of_einsum("hk,hkd->hd", (4, 512), (4, 512, 512)) == 1, "a tile has the rows of its matrix"
+    assert slices_of_einsum("bd,hdk->bhk", (1, 512), (8, 512, 512)) == 1
+    assert slices_of_einsum("kb,kb->b", (1024, 512), (1024, 512)) == 1, "there is no matrix"
+    assert slices_of_einsum("bd,dk->bk", (1, 65536), (65536, 16)) == 32, "one tile would have them all"
 
 
 def test_a_cpu_splits_nothing_else():

@@ -141,24 +141,43 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
 
 
 def _whole_rows(op: Op, machine: Machine) -> int:
-    """Into how many slices a product of few rows is best cut so that each reads whole rows: as many as are cheaper than none."""
-    columns = max((d for d, extent in enumerate(op.output.shape) if extent > 1), default=None)
+    """The most slices, of whole rows of the matrix, that are cheaper than a product of few rows as it is; else 1."""
+    shape, (a, b) = op.output.shape, (op.attrs.a, op.attrs.b)
+    columns = max((d for d, extent in enumerate(shape) if extent > 1), default=None)
     if columns is None:
         return 1
-    labels, matrix = (op.attrs.a, op.inputs[0]) if columns in op.attrs.a else (op.attrs.b, op.inputs[1])
-    rows = math.prod(extent for d, extent in enumerate(op.output.shape) if d not in labels)
-    if rows > _FEW_ROWS or matrix.view.strides()[labels.index(columns)] != 1:
+    labels, other, matrix = (a, b, op.inputs[0]) if columns in a else (b, a, op.inputs[1])
+    row = _row(shape, dict(zip(labels, matrix.view.strides(), strict=True)), other)
+    rows = math.prod(extent for d, extent in enumerate(shape) if d not in labels)
+    if rows > _FEW_ROWS or not row:
         return 1
     depth = math.prod(extent for label, extent in zip(labels, matrix.shape, strict=True) if label < 0)
-    if depth * op.output.shape[columns] * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
+    if depth * shape[columns] * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
         return 1
     # On one worker: more have more tiles, and more pieces of rows, if they are not whole.
-    as_it_is = cheapest(op, 1, machine)[1]
+    parts, as_it_is = cheapest(op, 1, machine)
+    cut = {d for d, count in enumerate(parts) if count > 1}
+    if cut and cut <= set(labels) - set(row):
+        return 1  # tiles read whole rows as it is, each its own
     for slices in reversed(_SLICES):
         split = _split(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
         if split is not None and sum(cheapest(part, 1, machine)[1] for part in split) < as_it_is:
             return slices
     return 1
+
+
+def _row(shape: Sequence[int], strides: dict[int, int], other: Sequence[int]) -> list[int]:
+    """The output's last dimensions that lie side by side in a matrix of these strides and are not the other operand's too."""
+    row: list[int] = []
+    length = 1
+    for d in reversed(range(len(shape))):
+        if shape[d] == 1:
+            continue
+        if d in other or strides[d] != length:
+            break
+        row.append(d)
+        length *= shape[d]
+    return row
 
 
 def _split(op: Op, slices: int) -> tuple[Op, Op] | None:
