@@ -221,6 +221,14 @@ def test_a_cpu_reads_whole_rows_of_matrices_by_few():
     assert slices_of(product_of(1, 1021, 1024)[0]) == 1
 
 
+def test_a_cpu_reads_whole_rows_whose_columns_are_several_dimensions():
+    assert slices_of_einsum("bd,dhk->bhk", (1, 1024), (1024, 16, 64)) == 16
+    assert slices_of_einsum("bd,dhk->bhk", (4, 768), (768, 12, 64)) == 12
+    assert slices_of_einsum("bhk,hkd->bd", (1, 16, 64), (16, 64, 1024)) == 16
+    assert slices_of_einsum("bd,dhk->bhk", (1, 768), (768, 5, 64)) == 1, "it may be in the caches"
+    assert slices_of_einsum("bd,dkh->bhk", (1, 1024), (1024, 64, 16)) == 1, "heads are adjacent, which are not the last dimension"
+
+
 def test_a_cpu_does_not_split_what_reads_whole_rows_as_it_is():
     assert slices_of_einsum("hk,hkd->hd", (4, 512), (4, 512, 512)) == 1, "a tile has the rows of its matrix"
     assert slices_of_einsum("bd,hdk->bhk", (1, 512), (8, 512, 512)) == 1
@@ -231,6 +239,18 @@ def test_a_cpu_does_not_split_what_reads_whole_rows_as_it_is():
 def test_a_cpu_splits_nothing_else():
     program, _ = traced(network, *arguments())
     assert kinds(split_depth.run(program, Machine()).ops) == kinds(program.ops)
+
+
+def test_slices_of_rows_of_several_dimensions_are_right():
+    x, w, bias = (random(seed, *shape) for seed, shape in enumerate(((2, 960), (960, 20, 64), (20, 64))))
+
+    def function(x, w, bias):
+        return jax.nn.gelu(jnp.einsum("bd,dhk->bhk", x, w) * 0.1 + bias)
+
+    assert "reduce" in kinds(aspen(function).graph(x, w, bias).program().ops)
+    exact = in_float64(function, x, w, bias)
+    ours = np.asarray(jax.jit(aspen(function))(x, w, bias)).astype(np.float64)
+    assert np.abs(ours - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])

@@ -152,13 +152,17 @@ def _whole_rows(op: Op, machine: Machine) -> int:
     if rows > _FEW_ROWS or not row:
         return 1
     depth = math.prod(extent for label, extent in zip(labels, matrix.shape, strict=True) if label < 0)
-    if depth * shape[columns] * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
+    size = depth * math.prod(extent for d, extent in enumerate(shape) if d in labels and d not in other)
+    if size * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
         return 1
     # On one worker: more have more tiles, and more pieces of rows, if they are not whole.
     parts, as_it_is = cheapest(op, 1, machine)
     cut = {d for d, count in enumerate(parts) if count > 1}
     if cut and cut <= set(labels) - set(row):
         return 1  # tiles read whole rows as it is, each its own
+    if parts[columns] == 1 and cut & set(row):
+        # Pieces of rows, as where columns are cut, but the op's work sees only those.
+        as_it_is += (math.prod(parts) + 1) * depth * machine.piece_ns
     for slices in reversed(_SLICES):
         split = _split(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
         if split is not None and sum(cheapest(part, 1, machine)[1] for part in split) < as_it_is:
