@@ -24,6 +24,9 @@ def cpu_targets() -> list[str]:
 def cpu_target() -> str:
     """The one in use: the best, or what ASPEN_CPU_TARGET says."""
 
+def cpu_few_rows() -> int:
+    """Up to how many rows the kernels of the target in use read a product's right operand once, in place."""
+
 def peak_flops(target: str) -> float:
     """Measured float32 FLOP/s of one core with the vectors of an available target; takes about 20 ms."""
 

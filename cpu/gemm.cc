@@ -7,6 +7,10 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
+int few_rows();  // target.cc
+
+int few_rows() { return kFewRows; }
+
 namespace {
 
 template <class T>

@@ -14,14 +14,16 @@
 
 namespace aspen::cpu {
 
-// Each target's objects define these (kernels.cc, peak.cc). ASPEN_HAS_...: cmake says which targets are compiled.
+// Each target's objects define these (kernels.cc, gemm.cc, peak.cc). ASPEN_HAS_...: cmake says which targets are compiled.
 namespace portable {
 std::span<const Kernel> kernels();
+int few_rows();
 double measure_peak();
 }  // namespace portable
 #if defined(ASPEN_HAS_avx2)
 namespace avx2 {
 std::span<const Kernel> kernels();
+int few_rows();
 double measure_peak();
 }  // namespace avx2
 #endif
@@ -29,6 +31,7 @@ double measure_peak();
 namespace avx512 {
 std::span<const Kernel> kernels();
 std::span<const Kernel> kernels_with_amx();
+int few_rows();
 double measure_peak();
 }  // namespace avx512
 #endif
@@ -40,6 +43,7 @@ struct Build {
   std::string_view name;
   bool (*runs_here)();
   std::span<const Kernel> (*kernels)();
+  int (*few_rows)();
   double (*measure_peak)();
 };
 
@@ -76,13 +80,13 @@ bool may_use_amx() {
 #endif
 
 constexpr Build kBuilds[] = {
-    {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::measure_peak},
+    {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::few_rows, portable::measure_peak},
 #if defined(ASPEN_HAS_avx2)
-    {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::measure_peak},
+    {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::few_rows, avx2::measure_peak},
 #endif
 #if defined(ASPEN_HAS_avx512)
-    {Target::kAvx512, "avx512", has_avx512, avx512::kernels, avx512::measure_peak},
-    {Target::kAmx, "amx", may_use_amx, avx512::kernels_with_amx, avx512::measure_peak},
+    {Target::kAvx512, "avx512", has_avx512, avx512::kernels, avx512::few_rows, avx512::measure_peak},
+    {Target::kAmx, "amx", may_use_amx, avx512::kernels_with_amx, avx512::few_rows, avx512::measure_peak},
 #endif
 };
 
@@ -125,6 +129,8 @@ Target chosen_target() {
 }
 
 std::span<const Kernel> kernels(Target target) { return build_of(target).kernels(); }
+
+int few_rows(Target target) { return build_of(target).few_rows(); }
 
 double peak_flops(Target target) { return build_of(target).measure_peak(); }
 

@@ -25,4 +25,7 @@ Target chosen_target();
 // The kernels of an available target.
 std::span<const Kernel> kernels(Target target);
 
+// Up to how many rows a product's kernels on an available target read the right operand once, in place (gemm.h).
+int few_rows(Target target);
+
 }  // namespace aspen::cpu

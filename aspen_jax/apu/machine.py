@@ -20,7 +20,7 @@ class Machine:
     The defaults are one core of a machine with AVX-512. Within 10%, ResNet-50, MobileNetV2 and VGG-16 take the same time for half
     the rates, for twice the tiles a worker and for shortest tiles of 10 to 20 us. They are constants, not measured at start-up,
     because the graph's bytes are part of the key of JAX's persistent compilation cache; only whether there are
-    matrix units is asked of the processor, since processors with and without them take different algorithms.
+    matrix units and how many rows are few is asked of the processor's kernels, since algorithms depend on it.
 
     Attributes:
         flops_per_ns: rate of a kernel whose operands are in cache.
@@ -31,6 +31,7 @@ class Machine:
         tiles_per_worker: an op that is worth it gets at least so many.
         places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
         bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x6.py).
+        few_rows: products of up to so many rows are bound by reading a matrix, which kernels do once and in place.
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -43,6 +44,7 @@ class Machine:
     tiles_per_worker: int = 4
     places: int = 1
     bf16_units: bool = False
+    few_rows: int = 6
     launch_ns: float = 0.0
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
@@ -54,7 +56,7 @@ class Machine:
     @classmethod
     def unmeasured(cls) -> Machine:
         """This machine by what its processor has alone."""
-        return cls(bf16_units=_engine.cpu_target() == "amx")
+        return cls(bf16_units=_engine.cpu_target() == "amx", few_rows=_engine.cpu_few_rows())
 
     def nanoseconds(self, work: Work) -> np.ndarray:
         """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""

@@ -208,6 +208,7 @@ NB_MODULE(_engine, module) {
       "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_targets", &cpu_targets);
   module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
+  module.def("cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); });
   module.def(
       "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
       nb::call_guard<nb::gil_scoped_release>());

@@ -42,9 +42,8 @@ _SHORTEST_BYTES = 128
 # Products of so few rows read their columns at the memory's speed, and scores are soon stored.
 _FEW_QUERIES = 8
 
-# Products of so few rows are bound by reading their matrix. Of that a slice has at least so many rows, and so many for each
-# row of sums that has to be stored and read again.
-_FEW_ROWS = 6
+# Of a matrix that few rows are multiplied by a slice has at least so many rows, and so many for each row of sums that has to be
+# stored and read again.
 _FEWEST_READ = 64
 _READ_PER_SUM = 16
 
@@ -149,7 +148,7 @@ def _whole_rows(op: Op, machine: Machine) -> int:
     labels, other, matrix = (a, b, op.inputs[0]) if columns in a else (b, a, op.inputs[1])
     row = _row(shape, dict(zip(labels, matrix.view.strides(), strict=True)), other)
     rows = math.prod(extent for d, extent in enumerate(shape) if d not in labels)
-    if rows > _FEW_ROWS or not row:
+    if rows > machine.few_rows or not row:
         return 1
     depth = math.prod(extent for label, extent in zip(labels, matrix.shape, strict=True) if label < 0)
     size = depth * math.prod(extent for d, extent in enumerate(shape) if d in labels and d not in other)
