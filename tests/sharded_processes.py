@@ -32,6 +32,11 @@ def image(params, x):
     return jax.nn.softmax(y.mean((1, 2)) @ params["head"])
 
 
+def volume(params, x):
+    y = lax.conv_general_dilated(x, params["kernel"], (1, 2, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
+    return jax.nn.relu(y).mean((1, 2, 3))
+
+
 def attention(params, x):
     batch, length, width = x.shape
     q, k, v = jnp.split(x @ params["qkv"], 3, -1)
@@ -52,6 +57,7 @@ DENSE = {"w": normal(16, 16), "b": normal(16)}
 CASES = {
     "dense": (dense, DENSE, normal(8, 16)),
     "image": (image, {"kernel": normal(3, 3, 3, 8), "head": normal(8, 5)}, normal(8, 9, 8, 3)),
+    "volume": (volume, {"kernel": normal(3, 3, 2, 3, 8)}, normal(8, 4, 6, 5, 3)),
     "attention": (attention, {"qkv": normal(8, 24)}, normal(8, 6, 8)),
     "with_fallback": (with_fallback, {"w": normal(256, 256) / 16}, normal(8, 256)),
     "looped": (looped, {"w": normal(64, 64) / 8}, normal(8, 64)),

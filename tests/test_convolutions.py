@@ -23,6 +23,7 @@ from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.passes import run_passes, winograd
 from tests.tiled import NARROW, TINY_TILES, check, check_narrow, run_tiled
+from tests.tracing import traced
 
 
 @st.composite
@@ -471,3 +472,63 @@ def test_gradients_of_convolutions_of_volumes():
         return jnp.sum(jnp.sin(y))
 
     check(jax.grad(loss, (0, 1)), x, w)
+
+
+VOLUMES = ("NDHWC", "DHWIO", "NDHWC")
+
+
+@pytest.mark.parametrize("window", [(3, 3, 3), (2, 1, 3), (1, 3, 3)])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_convolutions_of_volumes_in_batch_groups(window, groups):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((6, 4, 6, 5, 8), np.float32), rng.standard_normal((*window, 8, 12), np.float32)
+
+    def function(x, w, groups=groups):
+        return lax.conv_general_dilated(
+            x, w, (1, 2, 1), "SAME", rhs_dilation=(2, 1, 1), dimension_numbers=VOLUMES, batch_group_count=groups,
+            precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+
+    def one_by_one(x, w):
+        each = zip(jnp.split(x, groups), jnp.split(w, groups, axis=-1), strict=True)
+        return jnp.concatenate([function(*item, groups=1) for item in each], axis=-1)
+
+    check(function, x, w, reference=one_by_one)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    ("window", "strides", "spread", "groups"),
+    [((3, 3, 3), (1, 1, 1), 1, 1), ((2, 3, 2), (2, 1, 2), 1, 2), ((3, 2, 2), (1, 1, 1), 2, 1), ((3, 3, 3), (1, 2, 2), 1, 6)],
+)
+def test_convolutions_of_volumes_of_16_bits(dtype, window, strides, spread, groups):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 4, 6, 7, 6), np.float32)
+    w = rng.standard_normal((*window, 6 // groups, 18), np.float32)
+
+    def function(x, w):
+        y = lax.conv_general_dilated(
+            x, w, strides, ((1, 1), (0, 2), (1, 0)), (spread,) * 3, dimension_numbers=VOLUMES, feature_group_count=groups,
+            precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+        return jax.nn.relu(y + 1) if spread == 1 else y  # the phases of a spread input are stored before they are added to
+
+    check_narrow(function, dtype, x, w)
+
+
+@pytest.mark.parametrize(("outputs", "dilation"), [(1, 1), (3, 1), (8, 2)])
+def test_convolutions_of_volumes_to_few_channels(outputs, dilation):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 4, 9, 12, 8), np.float32), rng.standard_normal((3, 3, 5, 8, outputs), np.float32)
+
+    def function(x, w):
+        return jax.nn.sigmoid(
+            lax.conv_general_dilated(
+                x, w, (1, 2, 1), ((1, 1), (1, 0), (3, 2)), rhs_dilation=(1, 1, dilation), dimension_numbers=VOLUMES,
+                precision=lax.Precision.HIGHEST,
+            )
+        )  # fmt: skip
+
+    (found,) = [op for op in traced(function, x, w)[0].ops if op.family.name == "conv2d"]
+    assert found.inputs[1].shape == (3, 1, 24, 5 * outputs)  # the channels of three planes are enough
+    check(function, x, w)
