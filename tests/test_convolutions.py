@@ -516,6 +516,31 @@ def test_convolutions_of_volumes_of_16_bits(dtype, window, strides, spread, grou
     check_narrow(function, dtype, x, w)
 
 
+@pytest.mark.parametrize(
+    ("window", "strides", "channels", "family"),
+    [
+        ((3, 3, 3), (1, 1, 1), (32, 64), "winograd"),
+        ((3, 7, 7), (1, 2, 2), (3, 64), "winograd"),
+        ((3, 1, 1), (1, 1, 1), (64, 64), "conv2d_panels"),
+        ((2, 3, 3), (2, 3, 3), (16, 24), "conv2d_panels"),
+    ],
+)
+def test_convolutions_of_volumes_in_the_default_precision(window, strides, channels, family):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 6, 32, 32, channels[0]), np.float32)
+    w = rng.standard_normal((*window, *channels), np.float32)
+
+    def function(x, w=w):
+        return jax.nn.relu(lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=VOLUMES))
+
+    found = run_passes(traced(function, x)[0]).ops
+    assert found[-1].family.name == family
+    # Beside it there are the planes and the zero around them: nothing is left to do to the weights.
+    assert {op.family.name for op in found[:-1]} <= {"block", "pad", "concatenate"}
+    assert all(op.output.shape == () for op in found if op.family.name == "block")
+    check(function, x, tolerance=3e-5)
+
+
 @pytest.mark.parametrize(("outputs", "dilation"), [(1, 1), (3, 1), (8, 2)])
 def test_convolutions_of_volumes_to_few_channels(outputs, dilation):
     rng = np.random.default_rng(0)

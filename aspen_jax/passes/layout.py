@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from aspen_jax import storage
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.family import MAX_RANK, unpermuted
@@ -22,7 +23,8 @@ def run(program: Program) -> Program:
     sweep = _Sweep()
     for op in _written_as_read(program):
         sweep.visit(op)
-    return program.replace(ops=tuple(sweep.ops), outputs=tuple(sweep.resolve(item) or item for item in program.outputs))
+    outputs = tuple(sweep.resolve(item) or item for item in program.outputs)
+    return storage.with_known_weights(program.replace(ops=tuple(sweep.ops), outputs=outputs))
 
 
 def _written_as_read(program: Program) -> list[Op]:
