@@ -461,6 +461,22 @@ def test_empty_convolutions_of_volumes():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("window", [(0,), (0, 3), (3, 0), (0, 3, 3), (3, 3, 0)])
+def test_convolutions_by_a_window_of_no_taps_stay_with_xla(window):
+    x, w = np.ones((1, *[5] * len(window), 2), np.float32), np.ones((*window, 2, 4), np.float32)
+    letters = "DHW"[3 - len(window) :]
+    numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+
+    def function(x, w):
+        return lax.conv_general_dilated(x, w, (1,) * len(window), "VALID", dimension_numbers=numbers)
+
+    jaxpr = jax.make_jaxpr(function)(x, w)
+    (fallback,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).fallbacks
+    assert "no taps" in fallback.reason
+    with pytest.raises(ValueError, match="window"):
+        jax.jit(aspen(function))(x, w)
+
+
 def test_gradients_of_convolutions_of_volumes():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 4, 6, 6, 3), np.float32), rng.standard_normal((3, 3, 3, 3, 8), np.float32)

@@ -145,6 +145,8 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
     # To N, spatial, C and spatial, I, O; then, for one dimension, a height of one, and for three, a plane for each of the depth.
     batch, feature, *lhs_spatial = numbers.lhs_spec
     out_channel, in_channel, *rhs_spatial = numbers.rhs_spec
+    if 0 in (rhs.shape[axis] for axis in rhs_spatial):
+        raise Unsupported(f"convolution by a window of {rhs.shape}, which has no taps")  # XLA refuses it
     x = transposed(build, lhs, (batch, *lhs_spatial, feature))
     w = transposed(build, rhs, (*rhs_spatial, in_channel, out_channel))
     strides, padding = tuple(params["window_strides"]), [tuple(pair) for pair in params["padding"]]
