@@ -1,11 +1,11 @@
 """Splits the depth of products and convolutions: slices of the sums, and a sum of those.
 
-A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32 and always in the same order.
+A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32, in the same order in every run.
 What was the epilogue is that of the sum.
 
-Where a device has places for more tiles than an op has, that fills them. On CPUs it serves products of few rows by a matrix that
-is no constant: a slice reads whole rows, one after the other, at the memory's speed; some columns of all rows lie on pages of
-their own.
+Where a device has places for more tiles than an op has, that fills them. On CPUs it serves products of few rows whose tiles would
+take some columns of every row of a matrix, each on a page of its own: slices of whole rows lie in memory one after the other, and
+are read at its speed. Most constants of float32 come in panels, where columns do too; those are not split.
 
 Attention of few queries is a tile for each head, however many keys there are. Where that is cheaper, decoding above all, it
 becomes slices of the keys and their merge (attention_slices.py), or the three ops that it is, whose tiles share the keys out.
@@ -154,7 +154,7 @@ def _whole_rows(op: Op, machine: Machine) -> int:
     size = depth * math.prod(extent for d, extent in enumerate(shape) if d in labels and d not in other)
     if size * matrix.dtype.itemsize < _LEAST_MATRIX_BYTES:
         return 1
-    # On one worker: more have more tiles, and more pieces of rows, if they are not whole.
+    # For one worker: with more, tiles take narrower pieces of rows, and slices gain more.
     parts, as_it_is = cheapest(op, 1, machine)
     cut = {d for d, count in enumerate(parts) if count > 1}
     if cut and cut <= set(labels) - set(row):
