@@ -84,24 +84,19 @@ def behind_copy(operand: Operand, copied: dict[Value, Operand]) -> Operand:
 
 def with_known_weights(program: Program) -> Program:
     """Weights that are a view of a constant's copy, where no view of the constant shows them, read the copy as a constant."""
-    arrays, copied = dict(program.constants), copies(program)
-    known: dict[Value, Value] = {}
+    constants, copied = Constants(program), copies(program)
     ops: list[Op] = []
     for op in program.ops:
         inputs = list(op.inputs)
         for index in op.family.weight_inputs:
             operand = op.inputs[index]
-            source = copied.get(operand.value)
+            source = constants.source(copied[operand.value]) if operand.value in copied else None
             # A larger copy repeats elements, which is done sooner than read.
-            if operand.is_whole or source is None or source.value not in arrays or operand.value.size > source.value.size:
+            if operand.is_whole or source is None or operand.value.size > source.value.size:
                 continue
-            if operand.value not in known:
-                known[operand.value] = Value(operand.value.shape, operand.value.dtype)
-                array = source.view.gather(arrays[source.value]).reshape(operand.value.shape)
-                arrays[known[operand.value]] = np.ascontiguousarray(array)
-            inputs[index] = Operand(known[operand.value], operand.view)
+            inputs[index] = Operand(constants.stored(source, lambda array: array).value, operand.view)
         ops.append(op if tuple(inputs) == op.inputs else op.replace(inputs=tuple(inputs)))
-    return program.replace(ops=tuple(ops), constants=tuple(arrays.items()))
+    return program.replace(ops=tuple(ops), constants=constants.all())
 
 
 def stored(operand: Operand, value: Value, order: Order) -> Operand | None:

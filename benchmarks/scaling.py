@@ -23,8 +23,6 @@ from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
 from benchmarks.simulation import simulated_span, span, times_with_scheduling
 
-_LEAST_SIMULATED = 3  # runs that the fastest is taken of
-
 
 def scaling(
     models: Models = ("ResNet50", "bert-base"),
@@ -128,6 +126,6 @@ def _simulated(model: Model, counts: Sequence[int], rounds: int) -> dict[int, in
         parts = compile_jaxpr(jaxpr, Options(num_workers=count)).parts
         graph = max((part.graph for part in parts), key=lambda graph: graph.num_ops)
         inputs = [random_array(value) for value in graph.program().inputs]
-        timelines = [graph.timeline(*inputs) for _ in range(max(rounds, _LEAST_SIMULATED))]
+        timelines = [graph.timeline(*inputs) for _ in range(rounds)]
         result[count] = simulated_span(graph, times_with_scheduling(min(timelines, key=span)), count)
     return result
