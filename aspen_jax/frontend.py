@@ -21,6 +21,7 @@ from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
+from aspen_jax.ops.family import MAX_EXTENT, MAX_RANK
 from aspen_jax.partition import Converted, Fallback, partition
 from aspen_jax.program import Op, Operand, Program, Value
 
@@ -216,9 +217,10 @@ class _Converter:
                 raise Unsupported(f"{primitive} has side effects")
             outputs = [_array_type(var.aval) for var in equation.outvars]
             arrays = [item if isinstance(item, np.ndarray) else None for item in inputs]
-            for dtype in [dtype for _, dtype in outputs] + [item.dtype for item in inputs]:
+            for shape, dtype in outputs + [(item.shape, item.dtype) for item in inputs]:
                 if dtype not in DTYPE_NUMBERS:
                     raise Unsupported(f"tiles hold no {dtype}")
+                _check_shape(shape)
             operands = [self._operand(item) for item in inputs]
             result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
             results = [result] if isinstance(result, Operand) else list(result)
@@ -226,6 +228,8 @@ class _Converter:
             for value, (shape, dtype) in zip(values, outputs, strict=True):
                 assert (value.shape, value.dtype) == (shape, dtype), (primitive, value, shape, dtype)
             for op in self.build.ops[written:]:
+                for shape in (op.output.shape, *(operand.shape for operand in op.inputs)):
+                    _check_shape(shape)
                 reason = self._refuses(op)
                 if reason is not None:
                     raise Unsupported(reason)
@@ -245,6 +249,18 @@ class _Converter:
         if id(item) not in self._known:
             self._known[id(item)] = self.build.constant(item).value
         return Operand.whole(self._known[id(item)])
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    """Refuses what the engine would refuse (`kMaxRank` and the bounds of boxes in engine/kernel.h).
+
+    Raises:
+        Unsupported: the array has too many dimensions, or too many elements along one.
+    """
+    if len(shape) > MAX_RANK:
+        raise Unsupported(f"an array of {len(shape)} dimensions; tiles have up to {MAX_RANK}")
+    if max(shape, default=0) > MAX_EXTENT:
+        raise Unsupported(f"a dimension of {max(shape)} elements; boxes of tiles reach up to {MAX_EXTENT}")
 
 
 def _array(item: _Known) -> np.ndarray | None:

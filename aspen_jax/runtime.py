@@ -48,6 +48,15 @@ def ensure_registered() -> None:
         ) from error
 
 
+NOTHING = jax.ShapeDtypeStruct((0,), np.uint8)
+"""The type of a last result that holds nothing, which any call may have.
+
+Where a custom call is the whole body of a `while_loop`, XLA (while_util.cc, GetInvariantGTEsForWhileBody) takes the call for
+the tuple of the new carries, and its operands for their values. A counter that is an operand seems never to change, and the loop
+never ends. A call with one result more than there are carries is no such tuple.
+"""
+
+
 def engine_call(graph: np.ndarray, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[jax.Array]:
     """The custom call as a JAX operation; for use under a trace or eagerly, on the CPU platform.
 

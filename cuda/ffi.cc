@@ -48,9 +48,10 @@ ffi::Error initialize(Stream stream, CudaCallState* state) {
 // Nothing, or why these arguments are not those of the graph.
 std::optional<std::string> take_all(std::vector<void*>& buffers, const Graph& graph, const ffi::RemainingArgs& args,
                                     ffi::RemainingRets& rets) {
-  const size_t num_results = graph.results.size() + (graph.workspace_bytes > 0);
+  const size_t expected = graph.results.size() + (graph.workspace_bytes > 0);
+  const size_t num_results = count_results(rets, expected);
   if (args.size() != graph.operands.size()) return count_mismatch("operand", args.size(), graph.operands.size());
-  if (rets.size() != num_results) return count_mismatch("result", rets.size(), num_results);
+  if (num_results != expected) return count_mismatch("result", num_results, expected);
   for (size_t i = 0; i < args.size(); ++i) {
     const auto buffer = args.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return buffer.error().message();

@@ -191,3 +191,29 @@ def test_strict_looks_into_bodies():
 def test_tracers_do_not_leak_from_bodies():
     with jax.checking_leaks():
         jax.jit(jax.grad(lambda w: aspen(nested)(w, X).sum()))(W)
+
+
+def _counted(body):
+    return lambda *args: lax.while_loop(lambda s: s[0] < 3, body(*args[1:]), (0, args[0]))
+
+
+@pytest.mark.parametrize("loop", ["whole", "mapped", "with weights", "around a decorated body", "three carries"])
+def test_a_loop_whose_body_is_one_call_of_several_carries_ends(loop: str) -> None:
+    x, w = np.full((100, 200), 0.3, np.float32), np.eye(200, dtype=np.float32) * np.float32(0.9)
+    sine = lambda: lambda s: (s[0] + 1, jnp.sin(s[1]) * 1.01)  # noqa: E731
+    product = lambda w: lambda s: (s[0] + 1, jnp.tanh(s[1] @ w))  # noqa: E731
+    three = lambda s: (jnp.sin(s[0]) * 1.01, s[1] + 1, s[2] * 0.5)  # noqa: E731
+    cases = {
+        "whole": (aspen(_counted(sine)), _counted(sine), (x,)),
+        "mapped": (jax.vmap(aspen(_counted(sine))), jax.vmap(_counted(sine)), (x,)),
+        "with weights": (aspen(_counted(product)), _counted(product), (x, w)),
+        "around a decorated body": (_counted(lambda: aspen(sine())), _counted(sine), (x,)),
+        "three carries": (
+            lambda x: lax.while_loop(lambda s: s[1] < 3, aspen(three), (x, 0, x)),
+            lambda x: lax.while_loop(lambda s: s[1] < 3, three, (x, 0, x)),
+            (x,),
+        ),
+    }
+    ours, plain, args = cases[loop]
+    for got, expected in zip(jax.jit(ours)(*args), jax.jit(plain)(*args), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)

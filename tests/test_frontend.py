@@ -350,3 +350,24 @@ def test_loops_over_constants_do_not_run_while_tracing():
         return x + lax.while_loop(lambda i: i < 10, lambda i: i + 1, 0)
 
     assert [item.equation.primitive.name for item in trace_of(function, normal(2)).fallbacks if not item.is_tileable] == ["while"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((2,) * 9, "float32", "an array of 9 dimensions; tiles have up to 8"),
+        ((2**31,), "uint8", "a dimension of 2147483648 elements; boxes of tiles reach up to 2147483647"),
+        ((8, 8), "complex64", "tiles hold no complex64"),
+        ((8, 8), "float8_e4m3fn", "tiles hold no float8_e4m3fn"),
+    ],
+)
+def test_what_the_engine_would_refuse_stays_with_xla(shape, dtype, reason) -> None:
+    explanation = aspen(lambda x: -jnp.flip(x, 0)).explain(jax.ShapeDtypeStruct(shape, dtype))
+    assert not explanation.parts
+    assert {item.reason for item in explanation.fallbacks} == {reason}
+
+
+def test_arrays_of_many_dimensions_pass_between_tiles_and_xla() -> None:
+    x = np.arange(2**12, dtype=np.float32)
+    function = lambda x: (jnp.flip(x.reshape((2,) * 12), (1, 5, 9)) + 1).reshape(64, 64) @ jnp.ones((64, 64))  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(aspen(function))(x), jax.jit(function)(x))

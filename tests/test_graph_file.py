@@ -196,3 +196,24 @@ def test_mutated_arrays_are_refused_or_right(seed):
         except GraphFormatError:
             refused += 1
     assert refused > 75
+
+
+def test_a_graph_without_edges_hands_out_no_memory_of_others():
+    x = Value((50, 60), FLOAT)
+    builder = Builder()
+    middle = builder.op(CUMULATIVE, CumulativeAttrs(0, 0, False), [Operand.whole(x)])
+    result = builder.op(CUMULATIVE, CumulativeAttrs(0, 1, False), [middle])
+    graph = build(Program((x,), (), tuple(builder.ops), (result,)), 2)
+    backwards = dataclasses.replace(
+        graph,
+        ops=np.column_stack([graph.ops[:, :4], graph.ops[::-1, 4]]),
+        child_counts=np.zeros_like(graph.child_counts),
+        children=graph.children[:0],
+    )
+    assert graph.workspace_bytes >= x.nbytes
+    assert graph.num_edges > 0
+    for _ in range(8):
+        for secret in [np.full(graph.workspace_bytes // 4, 42.5, np.float32) for _ in range(50)]:
+            del secret
+        plan = _engine.Plan(backwards.to_bytes())
+        np.testing.assert_array_equal(plan.run([np.zeros(x.shape, FLOAT)])[0], 0)

@@ -107,7 +107,8 @@ def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct
     runtime.ensure_registered()
     code = _code(part, architecture())
     workspace = [jax.ShapeDtypeStruct((part.graph.workspace_bytes,), np.uint8)] if part.graph.workspace_bytes else []
-    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, [*results, *workspace])
+    nothing = [runtime.NOTHING] if len(results) > 1 and not workspace else []
+    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, [*results, *workspace, *nothing])
     outs = call(*operands, graph=part.graph_bytes, image=code.image, kernels=code.kernels, executor=np.int32(executor))
     return list(outs)[: len(results)]
 

@@ -58,7 +58,8 @@ struct Buffers {
   std::optional<std::string> take_all(CallState& state, const ffi::RemainingArgs& args, ffi::RemainingRets& rets) {
     const Plan& plan = *state.plan;
     if (args.size() != plan.num_operands()) return count_mismatch("operand", args.size(), plan.num_operands());
-    if (rets.size() != plan.num_results()) return count_mismatch("result", rets.size(), plan.num_results());
+    const size_t num_results = count_results(rets, plan.num_results());
+    if (num_results != plan.num_results()) return count_mismatch("result", num_results, plan.num_results());
     operands.reserve(args.size());
     results.reserve(rets.size());
     for (size_t i = 0; i < args.size(); ++i) {
@@ -67,7 +68,7 @@ struct Buffers {
       if (auto wrong = take(operands, "operand", buffer.value(), plan.operand(i).dense)) return wrong;
       state.settle(i, operands.back(), buffer.value().size_bytes());
     }
-    for (size_t i = 0; i < rets.size(); ++i) {
+    for (size_t i = 0; i < num_results; ++i) {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
       if (buffer.has_error()) return buffer.error().message();
       if (auto wrong = take(results, "result", *buffer.value(), plan.result(i).dense)) return wrong;

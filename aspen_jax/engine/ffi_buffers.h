@@ -69,6 +69,14 @@ std::optional<std::string> take(std::vector<Pointer>& buffers, std::string_view 
   return std::nullopt;
 }
 
+// How many results a call has beside an empty last one, which stands for nothing. It keeps XLA from taking the call itself for
+// the tuple of a loop's carries, whose operands it then compares with them: the loop would never end (aspen_jax/runtime.py).
+inline size_t count_results(ffi::RemainingRets& rets, size_t expected) {
+  if (rets.size() != expected + 1) return rets.size();
+  auto last = rets.get<ffi::AnyBuffer>(expected);
+  return last.has_value() && last.value()->size_bytes() == 0 ? expected : rets.size();
+}
+
 // The error of an exception in flight: none may cross the border.
 inline ffi::Error current_error() noexcept {
   try {

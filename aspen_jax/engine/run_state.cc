@@ -1,6 +1,7 @@
 #include "run_state.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <new>
 #include <utility>
 
@@ -14,6 +15,8 @@ RunState::RunState(const Plan& plan)
       nodes_(plan.num_tiles(), Node{nullptr, this}) {
   const Graph& graph = plan.graph();
   if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
+  // A graph from a stranger may lack edges, and a tile then read what no tile has written: not what others left in this memory.
+  std::fill_n(workspace_.data(), static_cast<size_t>(graph.workspace_bytes), std::byte{0});
   for (size_t i = 0; i < ops_.size(); ++i) {
     const PreparedOp& prepared = plan.prepared()[i];
     ops_[i] = {prepared.run,

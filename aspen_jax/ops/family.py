@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Dimensions that kernels take.
 MAX_RANK = 8
 
+# The boxes of tiles are int32.
+MAX_EXTENT = 2**31 - 1
+
 # Columns of the register block of the widest matrix kernel (cpu/panels.h): a tile of fewer wastes lanes.
 PRODUCT_COLUMNS = 32
 
