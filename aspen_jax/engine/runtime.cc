@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "dse.h"
+#include "float_mode.h"
 #include "parking.h"
 #include "placement.h"
 #include "ready_pool.h"
@@ -212,6 +213,7 @@ void Runtime::Impl::work(int self) noexcept {
 #ifdef __linux__
   pthread_setname_np(pthread_self(), ("aspen-" + std::to_string(self)).c_str());
 #endif
+  const FloatMode mode;
   Arena scratch;
   const Dse dse{pool_.row(self), scratch, self};
   const Pooled company{*this, self};
@@ -313,7 +315,10 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   row.push(roots, *run);
   const Dse dse{row, scratch, kCallerThread};
   RunState* finished = nullptr;
-  while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+  {
+    const FloatMode mode;  // not for `done`, which is the caller's
+    while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+  }
   complete(finished);
 }
 
