@@ -292,3 +292,34 @@ def test_the_caller_gets_its_float_mode_back(tmp_path: Path) -> None:
     )
     result = python(code, tmp_path)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on threads")
+def test_the_caller_walks_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    code = (
+        "import os, resource, threading, numpy as np, jax.numpy as jnp\n"
+        "from aspen_jax import aspen\n"
+        "x = np.random.default_rng(0).standard_normal((512, 512), np.float32)\n"
+        "f = lambda x, w: jnp.tanh(x @ w)\n"
+        "graph, expected = aspen(f).graph(x, x), np.tanh(x.astype(float) @ x)\n"
+        "graph._plan\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))\n"
+        "try:\n"
+        "    threading.Thread(target=print).start()\n"
+        "except RuntimeError:\n"
+        "    pass\n"
+        "else:\n"
+        "    print('no limit', flush=True), os._exit(0)\n"
+        "names = lambda: [open(f'/proc/self/task/{task}/comm').read()[:6] for task in os.listdir('/proc/self/task')]\n"
+        "for _ in range(2):\n"
+        "    assert np.abs(graph.run(x, x)[0] - expected).max() < 1e-3 and 'aspen-' not in names()\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))\n"
+        "assert np.abs(graph.run(x, x)[0] - expected).max() < 1e-3 and 'aspen-' in names()\n"
+        "print('right', flush=True), os._exit(0)\n"  # JAX's own threads do not all end without their user
+    )
+    result = python(code, tmp_path)
+    if result.stdout == "no limit\n":
+        pytest.skip("the limit on threads does not bind here")
+    assert result.stdout.endswith("right\n"), result.stderr
