@@ -261,3 +261,65 @@ def test_a_jaxlib_older_than_the_engine_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("jaxlib.__version__", "0.9.4")
     with pytest.raises(EngineError, match=rf"for jaxlib {_engine.built_for_jaxlib}, but jaxlib 0\.9\.4 is installed; upgrade"):
         runtime.ensure_registered.__wrapped__()
+
+
+@pytest.mark.parametrize("first", ["jit", "graph"])
+def test_denormals_are_kept_whoever_starts_the_workers(first: str, tmp_path: Path) -> None:
+    """XLA calls us in threads that flush denormals to zero, and a new thread inherits that."""
+    code = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from aspen_jax import aspen\n"
+        "f = aspen(lambda x: x * 0.5)\n"
+        "for size in (16, 4_000_000):\n"  # walked by the caller, and by workers
+        "    x = jnp.full((size,), 1e-40, jnp.float32)\n"
+        "    ways = [lambda: jax.jit(f)(x), lambda: f.graph(x).run(np.asarray(x))[0]]\n"
+        f"    for way in ways if {first!r} == 'jit' else ways[::-1]:\n"
+        "        assert (np.asarray(way()) == np.float32(1e-40) * np.float32(0.5)).all()\n"
+    )
+    result = python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_caller_gets_its_float_mode_back(tmp_path: Path) -> None:
+    """The decorated function's neighbours in XLA's program flush as they did before."""
+    code = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from aspen_jax import aspen\n"
+        "f, x = aspen(lambda x: x * 0.5), jnp.full((16,), 1e-40, jnp.float32)\n"
+        "alone = jax.jit(lambda x: jnp.sin(x) * 0.3)(x)\n"
+        "ours, beside = jax.jit(lambda x: (f(x), jnp.sin(x + 0 * f(x)) * 0.3))(x)\n"
+        "assert (np.asarray(ours) > 0).all() and (np.asarray(beside) == np.asarray(alone)).all(), (ours, beside, alone)\n"
+    )
+    result = python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on threads")
+def test_the_caller_walks_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    code = (
+        "import os, resource, threading, numpy as np, jax.numpy as jnp\n"
+        "from aspen_jax import aspen\n"
+        "x = np.random.default_rng(0).standard_normal((512, 512), np.float32)\n"
+        "f = lambda x, w: jnp.tanh(x @ w)\n"
+        "graph, expected = aspen(f).graph(x, x), np.tanh(x.astype(float) @ x)\n"
+        "graph._plan\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))\n"
+        "try:\n"
+        "    threading.Thread(target=print).start()\n"
+        "except RuntimeError:\n"
+        "    pass\n"
+        "else:\n"
+        "    print('no limit', flush=True), os._exit(0)\n"
+        "names = lambda: [open(f'/proc/self/task/{task}/comm').read()[:6] for task in os.listdir('/proc/self/task')]\n"
+        "for _ in range(2):\n"
+        "    assert np.abs(graph.run(x, x)[0] - expected).max() < 1e-3 and 'aspen-' not in names()\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))\n"
+        "assert np.abs(graph.run(x, x)[0] - expected).max() < 1e-3 and 'aspen-' in names()\n"
+        "print('right', flush=True), os._exit(0)\n"  # JAX's own threads do not all end without their user
+    )
+    result = python(code, tmp_path)
+    if result.stdout == "no limit\n":
+        pytest.skip("the limit on threads does not bind here")
+    assert result.stdout.endswith("right\n"), result.stderr

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "dse.h"
+#include "float_mode.h"
 #include "parking.h"
 #include "placement.h"
 #include "ready_pool.h"
@@ -114,7 +115,7 @@ class Runtime::Impl {
   };
 
   int configured();
-  void ensure_workers();
+  bool ensure_workers();
   void start_workers();
   void start_worker(int self);
   void work(int self) noexcept;
@@ -161,15 +162,18 @@ void Runtime::Impl::set_num_workers(int count) {
   start_workers();
 }
 
-void Runtime::Impl::ensure_workers() {
+// Whether there are any: a limit on threads may leave us without.
+bool Runtime::Impl::ensure_workers() {
   // acquire, with the release in start_workers: the rows exist.
-  if (started_.load(std::memory_order_acquire)) return;
+  if (started_.load(std::memory_order_acquire)) return true;
   const std::lock_guard lock(mutex_);
   configured();
   start_workers();
+  return started_.load(std::memory_order_relaxed);
 }
 
-// As many as configured: starts those who are missing, lets those who are too many go.
+// As many as configured: starts those who are missing, lets those who are too many go. Some are enough to finish every run; where
+// none can be started, the next run tries again.
 void Runtime::Impl::start_workers() {
   if (exiting_.load(std::memory_order_relaxed)) throw std::runtime_error("the process is exiting: no new run can be started");
   handle_process_events();
@@ -184,8 +188,7 @@ void Runtime::Impl::start_workers() {
       if (!alive_[self]) start_worker(self);
     }
   } catch (const std::system_error&) {
-    // Some workers are enough to finish every run.
-    if (num_alive_.load(std::memory_order_relaxed) == 0) throw;
+    if (num_alive_.load(std::memory_order_relaxed) == 0) return;
   }
   started_.store(true, std::memory_order_release);
 }
@@ -212,6 +215,7 @@ void Runtime::Impl::work(int self) noexcept {
 #ifdef __linux__
   pthread_setname_np(pthread_self(), ("aspen-" + std::to_string(self)).c_str());
 #endif
+  const FloatMode mode;
   Arena scratch;
   const Dse dse{pool_.row(self), scratch, self};
   const Pooled company{*this, self};
@@ -282,12 +286,9 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
                                 std::to_string(plan.num_results()) + " results, the call has " + std::to_string(operands.size()) +
                                 " and " + std::to_string(results.size()));
   }
-  const bool alone = plan.total_cost() < kWakeUpNs;
-  if (alone) {
-    num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
-  } else {
-    ensure_workers();
-  }
+  const bool is_small = plan.total_cost() < kWakeUpNs;
+  if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
+  const bool alone = is_small || !ensure_workers();
   if (call.observer == nullptr && observed_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     call.observer = observer_;
@@ -313,7 +314,10 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   row.push(roots, *run);
   const Dse dse{row, scratch, kCallerThread};
   RunState* finished = nullptr;
-  while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+  {
+    const FloatMode mode;  // not for `done`, which is the caller's
+    while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+  }
   complete(finished);
 }
 

@@ -1,6 +1,8 @@
-"""Chooses Strassen's algorithm for the products and 1x1 convolutions with known weights that it makes cheaper (ops/strassen.py).
+"""Chooses Strassen's algorithm for 1x1 convolutions of images with known weights that it makes cheaper (ops/strassen.py).
 
-The weights' factors are made once, 7/4 of what the weights take. Products of the same rows share their left factors.
+It mixes the pixels of a line with their neighbours. Not for products: their rows are examples or tokens, whatever the rank, and
+none may see its neighbour's rounding errors and NaNs. The weights' factors are made once, 7/4 of what the weights take.
+Convolutions of the same pixels share their left factors.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from aspen_jax import storage
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
-from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.strassen import (
     COLUMNS,
     STRASSEN,
@@ -24,7 +25,6 @@ from aspen_jax.ops.strassen import (
     right_factors,
     right_shape,
 )
-from aspen_jax.passes import matrices
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Missing columns of the last pair of panels are multiplied too: at most so many for each that is there.
@@ -32,14 +32,13 @@ _MOST_MISSING = 0.05
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
-    """Replace products with constant weights for which the cost model says so, or measurement."""
+    """Replace 1x1 convolutions with constant weights for which the cost model says so, or measurement."""
     constants = storage.Constants(program)
     lefts: dict[tuple[Operand, int], Op] = {}
     ops: list[Op] = []
     for op in program.ops:
-        rewrite = _REWRITTEN.get(op.family)
-        source = None if rewrite is None else constants.source(op.inputs[1])
-        found = None if rewrite is None or source is None else rewrite(op)
+        source = constants.source(op.inputs[1]) if op.family is CONV2D else None
+        found = None if source is None else _rewritten(op)
         if source is None or found is None or not machine.are_cheaper([found.left, found.product], [op]):
             ops.append(op)
             continue
@@ -47,56 +46,42 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         if key not in lefts:
             lefts[key] = found.left
             ops.append(found.left)
-        weights = Operand(source.value, source.view.transpose(found.order))
-        factors = constants.stored(weights, lambda array: right_factors(array.reshape(-1, array.shape[-1])))
+        factors = constants.stored(source, lambda array: right_factors(array.reshape(-1, array.shape[-1])))
         inputs = (Operand.whole(lefts[key].output), factors, *op.extra_inputs)
         ops.append(found.product.replace(inputs=inputs))
     return program.replace(ops=tuple(ops), constants=constants.all())
 
 
 class _Rewritten(NamedTuple):
-    """A product as two ops, and the order of the weights' dimensions in which they are the rows and columns of a matrix."""
+    """A convolution as two ops."""
 
     left: Op
     product: Op
-    order: tuple[int, ...]
 
 
 def _may_be(op: Op) -> bool:
-    """Whether the user's precision allows it, and enough columns of the last pair of panels exist."""
+    """Whether it is one of pixels, the user's precision allows it, and enough columns of the last pair of panels exist."""
+    x, w = op.main_inputs
+    attrs: ConvAttrs = op.attrs
     columns = op.output.shape[-1] if op.output.size > 0 else 0
     return (
-        not op.exact
+        w.shape[:2] == (1, 1)
+        and x.shape[1] > 1  # one line is what convolutions of sequences have: their positions may be tokens
+        and not any(attrs.padding)
+        and attrs.groups == 1
+        and not op.exact
         and columns > 0
         and -columns % COLUMNS <= _MOST_MISSING * columns
-        and all(item.dtype == np.float32 for item in (*op.main_inputs, op.output))
+        and all(item.dtype == np.float32 for item in (x, w, op.output))
     )
 
 
-def _product(op: Op) -> _Rewritten | None:
-    """A product by Strassen's algorithm; None where it is none of matrices."""
-    # Rows of a single matrix may be the examples of a batch, and none may see its neighbour's rounding errors and NaNs.
-    if len(op.output.shape) < 3 or not _may_be(op):
+def _rewritten(op: Op) -> _Rewritten | None:
+    """By Strassen's algorithm, with the pixels of each line of an image as rows of a matrix; None where they do not suit it."""
+    if not _may_be(op):
         return None
-    found = matrices.of_product(op)
-    return None if found is None else _rewritten(op, found.rows, found.order)
-
-
-def _pointwise(op: Op) -> _Rewritten | None:
-    """A convolution of 1x1 by Strassen's algorithm: the pixels of each line of an image are the rows of a matrix."""
-    x, w = op.main_inputs
-    attrs: ConvAttrs = op.attrs
-    if w.shape[:2] != (1, 1) or any(attrs.padding) or attrs.groups > 1 or not _may_be(op):
-        return None
-    starts, strides = (0,) * 4, (1, *attrs.strides, 1)
-    return _rewritten(op, Operand(x.value, x.view.slice(starts, x.shape, strides)), (0, 1, 2, 3))
-
-
-_REWRITTEN = {MATMUL: _product, CONV2D: _pointwise}
-
-
-def _rewritten(op: Op, rows: Operand, order: tuple[int, ...]) -> _Rewritten | None:
-    """The op as the product of `rows` [..., M, K]; None where they do not suit it."""
+    x, attrs = op.inputs[0], op.attrs
+    rows = Operand(x.value, x.view.slice((0,) * 4, x.shape, (1, *attrs.strides, 1)))
     size, shape = rows.shape[-1], op.output.shape
     if size == 0 or size % 2 or rows.view.strides()[-1] != 1:
         return None
@@ -109,4 +94,4 @@ def _rewritten(op: Op, rows: Operand, order: tuple[int, ...]) -> _Rewritten | No
     product = product.replace(
         inputs=(*product.inputs, *op.extra_inputs), output=op.output, program=op.program, name=op.name, source=op.source
     )
-    return _Rewritten(left_op, product, order)
+    return _Rewritten(left_op, product)
