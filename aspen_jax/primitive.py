@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax import core
-from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
@@ -107,12 +107,28 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
     if jaxpr.effects:
         # Order, tokens and axis names are between the effect and JAX; they would not survive inside a custom call.
         return f"has effects ({', '.join(sorted(map(str, jaxpr.effects)))})"
+    if getattr(jaxpr.jaxpr, "is_high", False):
+        # JAX lowers such types and primitives itself, equation by equation, and asks for a rule where they are in a parameter.
+        return "has a primitive of jax.experimental.hijax"
     for aval in jaxpr.in_avals:
         if not isinstance(aval, core.ShapedArray):
             return f"takes an argument that is not an array ({aval})"
         if not all(isinstance(size, int) for size in aval.shape):
             return f"takes an argument with a symbolic shape ({aval.str_short()})"
-    return None
+    for what, avals in (("closes over", map(jax.typeof, jaxpr.consts)), ("returns", jaxpr.out_avals)):
+        for aval in avals:
+            if not isinstance(aval, core.ShapedArray):
+                return f"{what} a value that is not an array ({aval})"
+    return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+
+
+def _has_tokens(jaxpr: Jaxpr) -> bool:
+    """Whether a value inside a jaxpr has neither a shape nor bytes."""
+    return any(
+        any(not hasattr(var.aval, "dtype") for var in equation.outvars)
+        or any(map(_has_tokens, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def flag(name: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax.core import Tracer
-from jax.experimental import io_callback
+from jax.experimental import hijax, io_callback
 from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.test_util import check_grads
@@ -462,6 +462,50 @@ def test_mutable_references():
     assert_same(aspen(fun)(ref, normal(0, 3)), normal(0, 3) * 2)
     assert_same(ref[...], normal(0, 3))
     assert_same(aspen(lambda ref, x: x + 1)(ref, 2.0), jnp.asarray(3.0))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jax.lax.create_token, lambda: functools.partial(lambda token: token, jax.lax.create_token())]
+)
+def test_tokens(make):
+    token = make()
+
+    def fun(x):
+        return jnp.sin(x) + 2, token()
+
+    for decorated in (aspen(fun), jax.jit(aspen(fun))):
+        out, token_out = decorated(7.0)
+        assert_same(out, fun(7.0)[0])
+        assert type(token_out) is type(jax.lax.create_token())
+    assert_same(aspen(lambda x: fun(x)[0])(7.0), fun(7.0)[0])
+
+
+@pytest.mark.skipif(not hasattr(hijax, "VJPHiPrimitive"), reason="this JAX names it otherwise")
+def test_primitives_of_hijax():
+    class Square(getattr(hijax, "VJPHiPrimitive", object)):
+        def __init__(self, aval):
+            self.in_avals = (aval,)
+            self.out_aval = aval
+            self.params = {}
+            super().__init__()
+
+        def expand(self, x):
+            return x * x
+
+        def vjp_fwd(self, nzs_in, x):
+            return self(x), x
+
+        def vjp_bwd_retval(self, x, g):
+            return (5 * x * g,)  # not the derivative, so that the test sees whose rule is used
+
+    def fun(x):
+        return (Square(jax.typeof(x))(x) + 1).sum()
+
+    x = jnp.arange(3.0)
+    for decorated in (aspen(fun), jax.jit(aspen(fun))):
+        assert_same(decorated(x), jnp.float32(8))
+        assert_same(jax.grad(decorated)(x), 5 * x)
+    assert_same(aspen(jax.grad(fun))(x), 5 * x)
 
 
 def test_tracers_do_not_leak():
