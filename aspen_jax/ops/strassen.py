@@ -6,8 +6,8 @@ pair, panels 2p and 2p + 1 of 32 columns of the right one, and elements k and k 
 result is the same wherever tiles are cut, and rows mix with their neighbours only.
 
 The error is bounded by norms, not by elements: it is about 1e-6 of the largest output near by, also for an output that is much
-smaller itself, and a NaN or an infinity spreads to the row beside it. So the pass that chooses it keeps away from products of
-higher precision.
+smaller itself, and a NaN or an infinity spreads to the row beside it. So the pass that chooses it gives it the pixels of images,
+not rows that are examples or tokens, and keeps away from higher precision.
 """
 
 from __future__ import annotations
