@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
+import secrets
+import stat
 from pathlib import Path
 
 import platformdirs
@@ -16,13 +17,45 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("aspen_jax", appauthor=False))
 
 
+def read(file: Path, largest: int, *, ours: bool = False) -> bytes:
+    """Reads a file that others may have laid there: neither a link nor a pipe or device, and not more than `largest` bytes.
+
+    Args:
+        file: what to read.
+        largest: the most bytes that it may have.
+        ours: whether it must belong to this user, and nobody else may write it, as for code that is going to run.
+
+    Raises:
+        OSError: it cannot be read, or is no such file.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
+        if ours and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise OSError("others can write it")
+        content = opened.read(largest + 1)  # it may grow meanwhile, so its size alone does not tell
+    if len(content) > largest:
+        raise OSError("it is too large")
+    return content
+
+
 def write(file: Path, content: bytes) -> None:
     """Writes a file so that others see all of it or nothing.
 
     Raises:
         OSError: it cannot be written.
     """
-    partial = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(content)
-    partial.replace(file)
+    # Where others can write the folder, they could lay a link at a name that they can guess.
+    partial = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(content)
+        partial.replace(file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, write
+from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, read, write
 
 _LARGEST_FILE = 64 << 20
 
@@ -37,18 +37,16 @@ class MeasurementFile:
         """All entries, or none where the file is damaged or was measured elsewhere.
 
         Args:
-            parse: makes an entry of what JSON holds, or raises ValueError, TypeError, KeyError or AttributeError.
+            parse: makes an entry of what JSON holds, or raises ValueError, TypeError, KeyError, AttributeError or OverflowError.
         """
         try:
-            if self._path.stat().st_size > _LARGEST_FILE:
-                raise ValueError("it is too large")
-            content = json.loads(self._path.read_text())
+            content = json.loads(read(self._path, _LARGEST_FILE))
             if content["machine"] != self._machine:
                 raise ValueError("it was measured elsewhere")
             return {name: parse(entry) for name, entry in content["measured"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             _warn(f"{str(self._path)!r} is ignored, as if nothing had been measured: {error}; delete it, or tune again")
             return {}
 

@@ -19,6 +19,7 @@ from aspen_jax.measurement_file import MeasurementFile
 from aspen_jax.program import Op
 
 _VERSION = 1
+_MOST_PARTS = 2**31 - 1  # as many as the engine can count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _read(num_workers: int) -> Measurements:
 
 def _measured(entry: Any) -> Measured:
     parts, nanoseconds = entry
-    if not all(type(count) is int and count >= 1 for count in parts) or not 0 < float(nanoseconds) < float("inf"):
+    if not all(type(count) is int and 1 <= count <= _MOST_PARTS for count in parts) or not 0 < float(nanoseconds) < float("inf"):
         raise ValueError(f"an entry is {entry!r}")
     return Measured(tuple(parts), float(nanoseconds))
 

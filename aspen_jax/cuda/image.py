@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aspen_jax.cuda.source import kernels, translation_unit
-from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, write
+from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, read, write
 from aspen_jax.errors import AspenError
 from aspen_jax.program import Op
 
@@ -37,6 +37,8 @@ using uintptr_t = unsigned long long;
     "cmath": "#pragma once\n",
     "cfloat": "#pragma once\n#define FLT_MAX 3.402823466e+38F\n#define FLT_MIN 1.175494351e-38F\n",
 }
+
+_LARGEST_FILE = 1 << 30
 
 OPTIONS = ("-std=c++20", "-default-device")
 
@@ -174,7 +176,7 @@ def _headers() -> dict[str, str]:
 
 def _read(file: Path) -> bytes | None:
     try:
-        stored = file.read_bytes()
+        stored = read(file, _LARGEST_FILE, ours=True)
     except OSError:
         return None
     digest, image = stored[:32], stored[32:]
