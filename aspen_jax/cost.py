@@ -19,7 +19,7 @@ def _words(text: str) -> frozenset[str]:
 # Counted apart from the flops, one an element.
 _TRANSCENDENTAL = _words(
     """
-    acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp exp2 expm1 log log1p pow rsqrt sin sinh sqrt tan
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp exp2 expm1 log log1p log2 pow rsqrt sin sinh sqrt tan
     tanh
     """
 )
@@ -38,7 +38,7 @@ _FREE = _words(
 _LEAST_WORK = 10_000
 
 # Flops an element where XLA expands one primitive into several instructions; logistic takes an exp as well.
-_SEVERAL = {"logistic": 3, "argmax": 9, "argmin": 9, "erf_inv": 37, "nextafter": 30}
+_SEVERAL = {"logistic": 3, "argmax": 9, "argmin": 9, "erf_inv": 37, "nextafter": 30, "one_minus_square": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +191,10 @@ def _integer_pow(equation: Any) -> float:
     return float(products * _size(equation.outvars[0].aval))
 
 
+def _polynomial(equation: Any) -> float:
+    return 2.0 * (len(equation.invars) - 2) * _size(equation.outvars[0].aval)  # a multiply-add for each coefficient but the last
+
+
 def _backward_pool(equation: Any) -> float:
     return float(_size(equation.invars[0].aval) * math.prod(equation.params["window_dimensions"]))
 
@@ -200,6 +204,7 @@ _COUNTED: dict[str, Callable[[Any], float]] = {
     "conv_general_dilated": _conv,
     "sort": _sort,
     "integer_pow": _integer_pow,
+    "polynomial": _polynomial,
     "select_and_scatter_add": _backward_pool,
     **dict.fromkeys(_words("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor reduce"), _reduction),
     **dict.fromkeys(_words("reduce_window reduce_window_sum reduce_window_max reduce_window_min"), _window),

@@ -51,8 +51,12 @@ _BY_DTYPE = {
 # Integer primitives whose results need no wrapping: they have the bits or the range of their operands.
 _IN_RANGE = ("max", "min", "rem", "and", "or", "xor", "sign", "eq", "ne", "lt", "le", "gt", "ge")
 
-# Parameters that change what an element-wise primitive computes; any other value than these stays with XLA.
+# A parameter that changes what an element-wise primitive computes; what no kernel promises stays with XLA.
 _ACCURACY = "accuracy"
+_ALWAYS_ACCURATE = ("exp",)  # within an ulp, as XLA's is; the derivative of erf asks for it
+
+# Coefficients of a polynomial that are not known when tracing: each is an input of its block program, which has room for 64.
+_MOST_COEFFICIENTS = 32
 
 
 def scalar_block(
@@ -83,8 +87,9 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     opcode = table.get(equation.primitive) if table else None
     if opcode is None:
         raise Unsupported(f"no block instruction for {equation.primitive} of {', '.join(sorted(names))}")
-    if equation.params.get(_ACCURACY) is not None:
-        raise Unsupported(f"{equation.primitive} with accuracy={equation.params[_ACCURACY]}")
+    accuracy = equation.params.get(_ACCURACY)
+    if accuracy is not None and (equation.primitive not in _ALWAYS_ACCURATE or accuracy != lax.AccuracyMode.HIGHEST):
+        raise Unsupported(f"{equation.primitive} with accuracy={accuracy}")
     repeats = OPCODES[opcode].arity // len(operands)  # an integer's square is its product with itself
     dtype = operands[0].dtype
     is_int = lane_of(dtype) == "i"
@@ -179,6 +184,39 @@ def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Opera
         return block.emit("mul_f", block.emit("log_f", x), block.constant(np.float32(1 / np.log(2))))
 
     return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
+
+
+@converts("one_minus_square")
+def _convert_one_minus_square(build: Builder, equation: Equation, operand: Operand) -> Operand:
+    _need(operand, equation.primitive, *FLOATS)
+
+    def write(block: BlockBuilder, x: Ref) -> Ref:
+        one = block.constant(np.float32(1))
+        # As XLA computes it: 1 - x * x would lose the digits of 1 - x near one, where tanh ends up.
+        return block.emit("mul_f", block.emit("add_f", one, x), block.emit("sub_f", one, x))
+
+    return scalar_block(build, equation, [operand], write, equation.shape, equation.dtype)
+
+
+@converts("polynomial")
+def _convert_polynomial(build: Builder, equation: Equation, x: Operand, *coefficients: Operand) -> Operand:
+    operands = [x, *coefficients]  # the constant term first
+    for operand in operands:
+        _need(operand, equation.primitive, *FLOATS, *INTS)
+        if operand.dtype != x.dtype:
+            raise Unsupported(f"polynomial of {x.dtype.name} with coefficients of {operand.dtype.name}")
+    variable = equation.scalars[1:].count(None)
+    if variable > _MOST_COEFFICIENTS:
+        raise Unsupported(f"polynomial with {variable} coefficients that are no constants; kernels take {_MOST_COEFFICIENTS}")
+    lane = lane_of(x.dtype)
+
+    def write(block: BlockBuilder, x: Ref, *coefficients: Ref) -> Ref:
+        result = coefficients[-1]
+        for coefficient in coefficients[-2::-1]:
+            result = block.emit(f"add_{lane}", block.emit(f"mul_{lane}", result, x), coefficient)
+        return _wrapped(block, result, operands[0].dtype) if lane == "i" else result
+
+    return scalar_block(build, equation, operands, write, equation.shape, equation.dtype)
 
 
 @converts("select_n")
