@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
+import operator
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -298,8 +301,30 @@ class AspenFunction(Generic[P, R]):
             functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
         return functions[key][1]
 
-    def __reduce__(self) -> str:
-        return self.__qualname__  # as functions are pickled and copied: by reference
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value, as
+        # another process has another one; its pickler is in C, so the frame that called this is cloudpickle's own.
+        by_cloudpickle = "cloudpickle" in sys._getframe(1).f_globals.get("__name__", "")
+        if self._is_importable() and not (by_cloudpickle and self.__module__ == "__main__"):
+            return self.__qualname__
+        # The function comes in the state, which may hold this object again: a local function that calls itself.
+        return copyreg.__newobj__, (type(self),), (self.__wrapped__, self._weights, self._choices)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: tuple[Callable[P, R], tuple[int | str, ...], Choices]) -> None:
+        fun, weights, choices = state
+        self.__init__(fun, weights=weights, choices=choices)
+
+    def __copy__(self) -> AspenFunction[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> AspenFunction[P, R]:
+        return self
+
+    def _is_importable(self) -> bool:
+        try:
+            return operator.attrgetter(self.__qualname__)(sys.modules[self.__module__]) is self
+        except (AttributeError, KeyError):
+            return False
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"
@@ -309,6 +334,7 @@ class BoundAspenFunction:
     """An `AspenFunction` that was read from an object: a method. It holds the object."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
         functools.update_wrapper(self, original.__get__(instance), updated=())
@@ -338,6 +364,9 @@ class BoundAspenFunction:
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `AspenFunction.cost_analysis`."""
         return self._function.cost_analysis(*self._first, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"

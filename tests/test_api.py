@@ -5,6 +5,7 @@ import enum
 import functools
 import gc
 import inspect
+import operator
 import os
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -310,7 +312,79 @@ def test_objects_go_when_they_are_dropped():
 
 def test_decorated_functions_are_pickled_and_copied_by_reference():
     assert pickle.loads(pickle.dumps(dense)) is dense
+    assert pickle.loads(pickle.dumps(Scale.times)) is Scale.times
     assert copy.deepcopy(dense) is dense
+    assert copy.copy(dense) is dense
+    assert cloudpickle.loads(cloudpickle.dumps(dense)) is dense
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @aspen
+    def times(self, x):
+        return x * self.factor
+
+
+def undecorated(x):
+    return x - 1
+
+
+@pytest.mark.parametrize("duplicate", [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy])
+def test_bound_methods_are_pickled_and_copied_with_their_object(duplicate):
+    scale = Scale([3.0])
+    method = duplicate(Scale(3.0).times)
+    assert isinstance(method.__self__, Scale)
+    np.testing.assert_allclose(method(normal(0, 4)), normal(0, 4) * 3, rtol=1e-6)
+    assert duplicate(scale.times).__self__.factor is not scale.factor
+
+
+def test_what_no_name_leads_to_is_pickled_with_its_options():
+    named = pickle.loads(pickle.dumps(aspen(undecorated, weights=0, strict=True)))
+    assert named.__wrapped__ is undecorated
+    assert (named._weights, named._choices.strict) == ((0,), True)
+    np.testing.assert_allclose(named(normal(0, 4)), normal(0, 4) - 1, rtol=1e-6)
+    partial = pickle.loads(pickle.dumps(aspen(functools.partial(operator.add, 2.0))))
+    np.testing.assert_allclose(partial(normal(0, 4)), normal(0, 4) + 2, rtol=1e-6)
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(aspen(lambda x: x))
+
+
+@pytest.mark.parametrize("duplicate", [lambda o: cloudpickle.loads(cloudpickle.dumps(o)), copy.deepcopy])
+def test_local_functions_are_pickled_by_value(duplicate):
+    w = normal(1, 4, 4)
+
+    @aspen
+    def local(x, depth=2):
+        return x if depth == 0 else local(x @ w, depth - 1)
+
+    class Local(Scale):
+        @aspen
+        def plus(self, x):
+            return super().times(x) + 1
+
+    x = normal(0, 2, 4)
+    np.testing.assert_allclose(duplicate(local)(x), x @ w @ w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(duplicate(Local(2.0).plus)(x), x * 2 + 1, rtol=1e-6)
+
+
+def test_functions_of_a_script_are_pickled_by_value_for_other_processes(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys, cloudpickle\n"
+        "from aspen_jax import aspen\n"
+        "@aspen\n"
+        "def double(x): return x * 2\n"
+        "class Tiled:\n"
+        "    @aspen\n"
+        "    def plus(self, x): return double(x) + 1\n"
+        "open(sys.argv[1], 'wb').write(cloudpickle.dumps((double, Tiled().plus)))\n"
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "pickled"], check=True)
+    double, plus = pickle.loads((tmp_path / "pickled").read_bytes())
+    assert isinstance(double, AspenFunction)
+    assert float(double(4.0)) == 8
+    assert float(plus(4.0)) == 9
 
 
 def test_eight_threads_at_once():
