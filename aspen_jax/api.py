@@ -49,6 +49,7 @@ def aspen(
     weights: int | str | Sequence[int | str] = (),
     device: str = "auto",
     strict: bool = False,
+    **options: Any,
 ) -> Any:
     """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
 
@@ -65,17 +66,20 @@ def aspen(
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
         weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
             store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
-        device: where it is tiled: "cpu"; "cuda", which needs CuPy and has not run on a GPU yet (docs/gpu.md), and is an error in
-            a call for the CPU; or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if
-            it were not decorated.
+        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/gpu.md) and is an error in a call for the CPU;
+            or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if it were not
+            decorated.
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
+        **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
 
     Returns:
         An `AspenFunction`.
 
     Raises:
-        InputError: an option is not one of those above.
+        InputError: an option has another value than those above, or is one of `jax.jit`.
+        TypeError: an option is neither one of those above nor of `jax.jit`.
     """
+    _refuse_options(options)
     if fun is None:
         return functools.partial(aspen, weights=weights, device=device, strict=strict)
     if isinstance(fun, staticmethod | classmethod):
@@ -86,7 +90,8 @@ def aspen(
         raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
-    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=Choices(strict=strict, device=device))
+    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
+    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=choices)
 
 
 class AspenFunction(Generic[P, R]):
@@ -302,8 +307,8 @@ class AspenFunction(Generic[P, R]):
         return functions[key][1]
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
-        # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value, as
-        # another process has another one; its pickler is in C, so the frame that called this is cloudpickle's own.
+        # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value,
+        # as another process has another one; its pickler is in C, so the frame that called this is cloudpickle's own.
         by_cloudpickle = "cloudpickle" in sys._getframe(1).f_globals.get("__name__", "")
         if self._is_importable() and not (by_cloudpickle and self.__module__ == "__main__"):
             return self.__qualname__
@@ -398,6 +403,17 @@ def _method(fun: Any, instance: Any) -> Callable[..., Any]:
 
     vars(method)["__signature__"] = inspect.signature(fun.__get__(instance))
     return method
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Says of the options of `jax.jit` where they belong, and refuses any other as a function would."""
+    for name, value in options.items():
+        if name not in inspect.signature(jax.jit).parameters:
+            raise TypeError(f"aspen() got an unexpected keyword argument {name!r}")
+        around = f"give it to jax.jit around the decorated function: jax.jit(aspen(f), {name}={value!r})"
+        if name in ("static_argnums", "static_argnames"):
+            around = f"leave it out, as hashable arguments that are no arrays are static by themselves, or {around}"
+        raise InputError(f"{name} is no option of aspen; {around}")
 
 
 def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ...]:

@@ -433,7 +433,7 @@ def test_arguments_that_are_neither_arrays_nor_hashable_are_refused(args, kwargs
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "device='tpu' is unknown; choose one of 'auto', 'cpu', 'cuda'"),
+        ({"device": "tpu"}, "device='tpu' is unknown; choose one of 'auto', 'cpu', 'cuda', 'gpu'"),
         ({"device": None}, "device=None is unknown"),
         ({"strict": 1}, "strict=1 is not a bool"),
         ({"weights": 1.5}, "weights=1.5 is not a position"),
@@ -450,12 +450,41 @@ def test_impossible_options_are_refused(options, message):
         def fun(x, w, *, key=None): ...
 
 
+def test_gpu_means_cuda():
+    assert aspen(undecorated, device="gpu")._choices == aspen(undecorated, device="cuda")._choices
+    assert aspen(device="gpu")(undecorated)._choices.device == "cuda"
+
+
 @pytest.mark.parametrize("weights", [(), 0, -1, "w", "key", [0, "w"]])
 def test_weights_may_be_positions_and_names(weights):
     def fun(x, w, *, key=None):
         return x * w
 
     np.testing.assert_allclose(aspen(fun, weights=weights)(2.0, 3.0), 6.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"donate_argnums": 0}, r"^donate_argnums is no option of aspen; give it .*: jax.jit\(aspen\(f\), donate_argnums=0\)$"),
+        ({"donate_argnames": "x"}, r"jax.jit\(aspen\(f\), donate_argnames='x'\)$"),
+        ({"static_argnums": (1,)}, r"; leave it out, as hashable .* static .* or give it .*, static_argnums=\(1,\)\)$"),
+        ({"static_argnames": "n"}, r"jax.jit\(aspen\(f\), static_argnames='n'\)$"),
+        ({"out_shardings": None}, "give it to jax.jit around the decorated function"),
+    ],
+)
+def test_options_of_jit_are_refused_with_where_they_belong(option, message):
+    with pytest.raises(InputError, match=message):
+        aspen(undecorated, **option)
+    with pytest.raises(InputError, match=message):
+        aspen(**option)
+    kept = jax.jit(aspen(lambda x, n=2: x * n), **option)(normal(0, 4))  # what the message says works
+    np.testing.assert_allclose(kept, normal(0, 4) * 2, rtol=1e-6)
+
+
+def test_unknown_options_are_refused_as_by_any_function():
+    with pytest.raises(TypeError, match=r"aspen\(\) got an unexpected keyword argument 'weight'"):
+        aspen(undecorated, weight=0)  # pyright: ignore[reportCallIssue]
 
 
 def test_what_is_no_function_is_refused():
