@@ -251,6 +251,57 @@ class AspenFunction(Generic[P, R]):
         """
         return self.explain(*args, **kwargs).cost()
 
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `jax.jit(self).trace`: the function traced for arguments of these shapes.
+
+        What is compiled from it is called as the function is, with arrays and numbers: static arguments are left out, as with
+        `jax.jit`, and static leaves of other arguments are None.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+        """
+        return self._staged("trace", args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `jax.jit(self).lower`: the function lowered for arguments of these shapes; `lower(...).compile()` compiles it.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("lower", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(self).eval_shape`: a `jax.ShapeDtypeStruct` for each array of the result.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("eval_shape", args, kwargs)
+
+    def _staged(self, stage: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What this method of the function under `jax.jit` gives, its static arguments left out."""
+
+        def do(structure: arguments.Structure, traced: list[Any]) -> Any:
+            def on_kept(*kept: Any, **named: Any) -> R:
+                args, kwargs = structure.whole(jax.tree.leaves((kept, named)))
+                return self(*args, **kwargs)
+
+            def is_kept(argument: Any, original: Any) -> bool:
+                return bool(jax.tree.leaves(argument)) or not jax.tree.leaves(original)
+
+            on_kept.__name__ = on_kept.__qualname__ = self.__name__
+            of_args, of_kwargs = structure.traced(traced)
+            kept = [item for item, original in zip(of_args, args, strict=True) if is_kept(item, original)]
+            named = {name: item for name, item in of_kwargs.items() if is_kept(item, kwargs[name])}
+            if len(kept) == len(args):
+                vars(on_kept)["__wrapped__"] = self.__wrapped__  # its signature names the arguments
+            return getattr(jax.jit(on_kept), stage)(*kept, **named)
+
+        return self._on_arguments(do, args, kwargs, shapes_traced=True)
+
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
@@ -369,6 +420,24 @@ class BoundAspenFunction:
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `AspenFunction.cost_analysis`."""
         return self._function.cost_analysis(*self._first, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `AspenFunction.trace`; the object is part of what is traced."""
+        return self._with_object().trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `AspenFunction.lower`; the object is part of what is lowered."""
+        return self._with_object().lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `AspenFunction.eval_shape`."""
+        return self._with_object().eval_shape(*args, **kwargs)
+
+    def _with_object(self) -> AspenFunction[..., Any]:
+        """The function of the arguments without the object, whose arrays are constants, as in `jax.jit` of the method."""
+        if not self._first:
+            return self._function
+        return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied

@@ -580,6 +580,68 @@ def test_strict_names_what_cannot_be_tiled():
             strict_call(normal(0, 5))
 
 
+def twice_and_sum(tree, *rest, scale):
+    return {"twice": jax.tree.map(lambda leaf: leaf * 2, tree), "sum": sum(rest) * scale}
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "kwargs"),
+    [
+        (lambda x: jnp.tanh(x) + 1, (normal(0, 3, 4),), {}),
+        (perceptron, (normal(0, 2, 4), normal(1, 4, 8), normal(2, 8, 3)), {}),
+        (twice_and_sum, ((normal(0, 3), [normal(1, 2), None]), normal(2, 4), 2.0), {"scale": 3}),
+        (lambda x, unused: x, (normal(0, 3), np.ones(2, np.int32)), {}),
+    ],
+)
+def test_stages_are_as_those_of_jit(fun, args, kwargs):
+    ours, theirs = aspen(fun), jax.jit(fun)
+    assert ours.eval_shape(*args, **kwargs) == theirs.eval_shape(*args, **kwargs)
+    traced, lowered = ours.trace(*args, **kwargs), ours.lower(*args, **kwargs)
+    assert traced.out_info == theirs.trace(*args, **kwargs).out_info
+    assert lowered.in_tree == theirs.lower(*args, **kwargs).in_tree
+    assert [ours.eval_shape(*args, **kwargs)] == [lowered.out_info]
+    want = theirs.lower(*args, **kwargs).compile()(*args, **kwargs)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf, args)
+    for stage in (lowered, traced.lower(), ours.lower(*shapes, **kwargs)):
+        compiled = stage.compile()
+        assert_same(compiled(*args, **kwargs), want)
+        assert compiled.args_info == theirs.lower(*args, **kwargs).compile().args_info
+        assert "aspen" in compiled.as_text() or fun is not perceptron
+    with pytest.raises(TypeError):
+        compiled(*args, 1.0, **kwargs)
+
+
+def test_static_arguments_are_left_out_of_what_is_compiled():
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    np.testing.assert_allclose(dense.lower(x, w, activation="cos").compile()(x, w), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    between = aspen(lambda x, name, w: getattr(jnp, name)(x @ w))
+    np.testing.assert_allclose(between.lower(x, "cos", w).compile()(x, w), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    inside = aspen(lambda x, config: getattr(jnp, config["name"])(x @ config["w"]))
+    compiled = inside.lower(x, {"name": "cos", "w": w}).compile()
+    np.testing.assert_allclose(compiled(x, {"name": None, "w": w}), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    ranged = aspen(lambda x, n: sum(x for _ in range(n)))
+    np.testing.assert_allclose(ranged.lower(x, 3).compile()(x), x * 3, rtol=1e-6)
+    assert ranged.eval_shape(x, n=3).shape == x.shape
+
+
+def test_stages_of_methods_take_what_methods_take():
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Model:
+        w: jax.Array
+
+        @aspen
+        def __call__(self, x, scale=1.0):
+            return x @ self.w * scale
+
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    np.testing.assert_allclose(Model(w).__call__.lower(x, scale=2.0).compile()(x, scale=2.0), x @ w * 2, rtol=1e-5)
+    for method, want in ((Model(w).__call__, x @ w), (Scale(3.0).times, x * 3)):
+        np.testing.assert_allclose(method.lower(x).compile()(x), want, rtol=1e-5)
+        np.testing.assert_allclose(method.trace(x).lower().compile()(x), want, rtol=1e-5)
+        assert method.eval_shape(x).shape == want.shape
+
+
 def test_import_is_light(tmp_path):
     script = """
 import sys, aspen_jax, jax
