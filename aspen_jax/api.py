@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
+import operator
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -46,6 +49,7 @@ def aspen(
     weights: int | str | Sequence[int | str] = (),
     device: str = "auto",
     strict: bool = False,
+    **options: Any,
 ) -> Any:
     """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
 
@@ -62,17 +66,20 @@ def aspen(
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
         weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
             store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
-        device: where it is tiled: "cpu"; "cuda", which needs CuPy and has not run on a GPU yet (docs/gpu.md), and is an error in
-            a call for the CPU; or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if
-            it were not decorated.
+        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/gpu.md) and is an error in a call for the CPU;
+            or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if it were not
+            decorated.
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
+        **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
 
     Returns:
         An `AspenFunction`.
 
     Raises:
-        InputError: an option is not one of those above.
+        InputError: an option has another value than those above, or is one of `jax.jit`.
+        TypeError: an option is neither one of those above nor of `jax.jit`.
     """
+    _refuse_options(options)
     if fun is None:
         return functools.partial(aspen, weights=weights, device=device, strict=strict)
     if isinstance(fun, staticmethod | classmethod):
@@ -83,7 +90,8 @@ def aspen(
         raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
-    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=Choices(strict=strict, device=device))
+    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
+    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=choices)
 
 
 class AspenFunction(Generic[P, R]):
@@ -243,6 +251,57 @@ class AspenFunction(Generic[P, R]):
         """
         return self.explain(*args, **kwargs).cost()
 
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `jax.jit(self).trace`: the function traced for arguments of these shapes.
+
+        What is compiled from it is called as the function is, with arrays and numbers: static arguments are left out, as with
+        `jax.jit`, and static leaves of other arguments are None.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+        """
+        return self._staged("trace", args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `jax.jit(self).lower`: the function lowered for arguments of these shapes; `lower(...).compile()` compiles it.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("lower", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(self).eval_shape`: a `jax.ShapeDtypeStruct` for each array of the result.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("eval_shape", args, kwargs)
+
+    def _staged(self, stage: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What this method of the function under `jax.jit` gives, its static arguments left out."""
+
+        def do(structure: arguments.Structure, traced: list[Any]) -> Any:
+            def on_kept(*kept: Any, **named: Any) -> R:
+                args, kwargs = structure.whole(jax.tree.leaves((kept, named)))
+                return self(*args, **kwargs)
+
+            def is_kept(argument: Any, original: Any) -> bool:
+                return bool(jax.tree.leaves(argument)) or not jax.tree.leaves(original)
+
+            on_kept.__name__ = on_kept.__qualname__ = self.__name__
+            of_args, of_kwargs = structure.traced(traced)
+            kept = [item for item, original in zip(of_args, args, strict=True) if is_kept(item, original)]
+            named = {name: item for name, item in of_kwargs.items() if is_kept(item, kwargs[name])}
+            if len(kept) == len(args):
+                vars(on_kept)["__wrapped__"] = self.__wrapped__  # its signature names the arguments
+            return getattr(jax.jit(on_kept), stage)(*kept, **named)
+
+        return self._on_arguments(do, args, kwargs, shapes_traced=True)
+
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
@@ -298,8 +357,30 @@ class AspenFunction(Generic[P, R]):
             functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
         return functions[key][1]
 
-    def __reduce__(self) -> str:
-        return self.__qualname__  # as functions are pickled and copied: by reference
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value,
+        # as another process has another one; its pickler is in C, so the frame that called this is cloudpickle's own.
+        by_cloudpickle = "cloudpickle" in sys._getframe(1).f_globals.get("__name__", "")
+        if self._is_importable() and not (by_cloudpickle and self.__module__ == "__main__"):
+            return self.__qualname__
+        # The function comes in the state, which may hold this object again: a local function that calls itself.
+        return copyreg.__newobj__, (type(self),), (self.__wrapped__, self._weights, self._choices)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: tuple[Callable[P, R], tuple[int | str, ...], Choices]) -> None:
+        fun, weights, choices = state
+        self.__init__(fun, weights=weights, choices=choices)
+
+    def __copy__(self) -> AspenFunction[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> AspenFunction[P, R]:
+        return self
+
+    def _is_importable(self) -> bool:
+        try:
+            return operator.attrgetter(self.__qualname__)(sys.modules[self.__module__]) is self
+        except (AttributeError, KeyError):
+            return False
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"
@@ -309,6 +390,7 @@ class BoundAspenFunction:
     """An `AspenFunction` that was read from an object: a method. It holds the object."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
         functools.update_wrapper(self, original.__get__(instance), updated=())
@@ -338,6 +420,27 @@ class BoundAspenFunction:
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `AspenFunction.cost_analysis`."""
         return self._function.cost_analysis(*self._first, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `AspenFunction.trace`; the object is part of what is traced."""
+        return self._with_object().trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `AspenFunction.lower`; the object is part of what is lowered."""
+        return self._with_object().lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `AspenFunction.eval_shape`."""
+        return self._with_object().eval_shape(*args, **kwargs)
+
+    def _with_object(self) -> AspenFunction[..., Any]:
+        """The function of the arguments without the object, whose arrays are constants, as in `jax.jit` of the method."""
+        if not self._first:
+            return self._function
+        return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"
@@ -369,6 +472,17 @@ def _method(fun: Any, instance: Any) -> Callable[..., Any]:
 
     vars(method)["__signature__"] = inspect.signature(fun.__get__(instance))
     return method
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Says of the options of `jax.jit` where they belong, and refuses any other as a function would."""
+    for name, value in options.items():
+        if name not in inspect.signature(jax.jit).parameters:
+            raise TypeError(f"aspen() got an unexpected keyword argument {name!r}")
+        around = f"give it to jax.jit around the decorated function: jax.jit(aspen(f), {name}={value!r})"
+        if name in ("static_argnums", "static_argnames"):
+            around = f"leave it out, as hashable arguments that are no arrays are static by themselves, or {around}"
+        raise InputError(f"{name} is no option of aspen; {around}")
 
 
 def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "gpu")  # "gpu" is JAX's word for "cuda"
 
 
 class Choices(NamedTuple):
@@ -12,7 +12,7 @@ class Choices(NamedTuple):
 
     Attributes:
         strict: refuse a function that cannot be tiled as a whole.
-        device: one of `DEVICES`.
+        device: one of `DEVICES`, "cuda" where it was told "gpu".
         executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
     """
 

@@ -5,6 +5,7 @@ import enum
 import functools
 import gc
 import inspect
+import operator
 import os
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -310,7 +312,79 @@ def test_objects_go_when_they_are_dropped():
 
 def test_decorated_functions_are_pickled_and_copied_by_reference():
     assert pickle.loads(pickle.dumps(dense)) is dense
+    assert pickle.loads(pickle.dumps(Scale.times)) is Scale.times
     assert copy.deepcopy(dense) is dense
+    assert copy.copy(dense) is dense
+    assert cloudpickle.loads(cloudpickle.dumps(dense)) is dense
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @aspen
+    def times(self, x):
+        return x * self.factor
+
+
+def undecorated(x):
+    return x - 1
+
+
+@pytest.mark.parametrize("duplicate", [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy])
+def test_bound_methods_are_pickled_and_copied_with_their_object(duplicate):
+    scale = Scale([3.0])
+    method = duplicate(Scale(3.0).times)
+    assert isinstance(method.__self__, Scale)
+    np.testing.assert_allclose(method(normal(0, 4)), normal(0, 4) * 3, rtol=1e-6)
+    assert duplicate(scale.times).__self__.factor is not scale.factor
+
+
+def test_what_no_name_leads_to_is_pickled_with_its_options():
+    named = pickle.loads(pickle.dumps(aspen(undecorated, weights=0, strict=True)))
+    assert named.__wrapped__ is undecorated
+    assert (named._weights, named._choices.strict) == ((0,), True)
+    np.testing.assert_allclose(named(normal(0, 4)), normal(0, 4) - 1, rtol=1e-6)
+    partial = pickle.loads(pickle.dumps(aspen(functools.partial(operator.add, 2.0))))
+    np.testing.assert_allclose(partial(normal(0, 4)), normal(0, 4) + 2, rtol=1e-6)
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(aspen(lambda x: x))
+
+
+@pytest.mark.parametrize("duplicate", [lambda o: cloudpickle.loads(cloudpickle.dumps(o)), copy.deepcopy])
+def test_local_functions_are_pickled_by_value(duplicate):
+    w = normal(1, 4, 4)
+
+    @aspen
+    def local(x, depth=2):
+        return x if depth == 0 else local(x @ w, depth - 1)
+
+    class Local(Scale):
+        @aspen
+        def plus(self, x):
+            return super().times(x) + 1
+
+    x = normal(0, 2, 4)
+    np.testing.assert_allclose(duplicate(local)(x), x @ w @ w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(duplicate(Local(2.0).plus)(x), x * 2 + 1, rtol=1e-6)
+
+
+def test_functions_of_a_script_are_pickled_by_value_for_other_processes(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys, cloudpickle\n"
+        "from aspen_jax import aspen\n"
+        "@aspen\n"
+        "def double(x): return x * 2\n"
+        "class Tiled:\n"
+        "    @aspen\n"
+        "    def plus(self, x): return double(x) + 1\n"
+        "open(sys.argv[1], 'wb').write(cloudpickle.dumps((double, Tiled().plus)))\n"
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "pickled"], check=True)
+    double, plus = pickle.loads((tmp_path / "pickled").read_bytes())
+    assert isinstance(double, AspenFunction)
+    assert float(double(4.0)) == 8
+    assert float(plus(4.0)) == 9
 
 
 def test_eight_threads_at_once():
@@ -359,7 +433,7 @@ def test_arguments_that_are_neither_arrays_nor_hashable_are_refused(args, kwargs
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "device='tpu' is unknown; choose one of 'auto', 'cpu', 'cuda'"),
+        ({"device": "tpu"}, "device='tpu' is unknown; choose one of 'auto', 'cpu', 'cuda', 'gpu'"),
         ({"device": None}, "device=None is unknown"),
         ({"strict": 1}, "strict=1 is not a bool"),
         ({"weights": 1.5}, "weights=1.5 is not a position"),
@@ -376,12 +450,41 @@ def test_impossible_options_are_refused(options, message):
         def fun(x, w, *, key=None): ...
 
 
+def test_gpu_means_cuda():
+    assert aspen(undecorated, device="gpu")._choices == aspen(undecorated, device="cuda")._choices
+    assert aspen(device="gpu")(undecorated)._choices.device == "cuda"
+
+
 @pytest.mark.parametrize("weights", [(), 0, -1, "w", "key", [0, "w"]])
 def test_weights_may_be_positions_and_names(weights):
     def fun(x, w, *, key=None):
         return x * w
 
     np.testing.assert_allclose(aspen(fun, weights=weights)(2.0, 3.0), 6.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"donate_argnums": 0}, r"^donate_argnums is no option of aspen; give it .*: jax.jit\(aspen\(f\), donate_argnums=0\)$"),
+        ({"donate_argnames": "x"}, r"jax.jit\(aspen\(f\), donate_argnames='x'\)$"),
+        ({"static_argnums": (1,)}, r"; leave it out, as hashable .* static .* or give it .*, static_argnums=\(1,\)\)$"),
+        ({"static_argnames": "n"}, r"jax.jit\(aspen\(f\), static_argnames='n'\)$"),
+        ({"out_shardings": None}, "give it to jax.jit around the decorated function"),
+    ],
+)
+def test_options_of_jit_are_refused_with_where_they_belong(option, message):
+    with pytest.raises(InputError, match=message):
+        aspen(undecorated, **option)
+    with pytest.raises(InputError, match=message):
+        aspen(**option)
+    kept = jax.jit(aspen(lambda x, n=2: x * n), **option)(normal(0, 4))  # what the message says works
+    np.testing.assert_allclose(kept, normal(0, 4) * 2, rtol=1e-6)
+
+
+def test_unknown_options_are_refused_as_by_any_function():
+    with pytest.raises(TypeError, match=r"aspen\(\) got an unexpected keyword argument 'weight'"):
+        aspen(undecorated, weight=0)  # pyright: ignore[reportCallIssue]
 
 
 def test_what_is_no_function_is_refused():
@@ -475,6 +578,68 @@ def test_strict_names_what_cannot_be_tiled():
     for strict_call in (aspen(sorting, strict=True), jax.jit(aspen(sorting, strict=True))):
         with pytest.raises(UnsupportedError, match=r"sort\(.*f"):
             strict_call(normal(0, 5))
+
+
+def twice_and_sum(tree, *rest, scale):
+    return {"twice": jax.tree.map(lambda leaf: leaf * 2, tree), "sum": sum(rest) * scale}
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "kwargs"),
+    [
+        (lambda x: jnp.tanh(x) + 1, (normal(0, 3, 4),), {}),
+        (perceptron, (normal(0, 2, 4), normal(1, 4, 8), normal(2, 8, 3)), {}),
+        (twice_and_sum, ((normal(0, 3), [normal(1, 2), None]), normal(2, 4), 2.0), {"scale": 3}),
+        (lambda x, unused: x, (normal(0, 3), np.ones(2, np.int32)), {}),
+    ],
+)
+def test_stages_are_as_those_of_jit(fun, args, kwargs):
+    ours, theirs = aspen(fun), jax.jit(fun)
+    assert ours.eval_shape(*args, **kwargs) == theirs.eval_shape(*args, **kwargs)
+    traced, lowered = ours.trace(*args, **kwargs), ours.lower(*args, **kwargs)
+    assert traced.out_info == theirs.trace(*args, **kwargs).out_info
+    assert lowered.in_tree == theirs.lower(*args, **kwargs).in_tree
+    assert [ours.eval_shape(*args, **kwargs)] == [lowered.out_info]
+    want = theirs.lower(*args, **kwargs).compile()(*args, **kwargs)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf, args)
+    for stage in (lowered, traced.lower(), ours.lower(*shapes, **kwargs)):
+        compiled = stage.compile()
+        assert_same(compiled(*args, **kwargs), want)
+        assert compiled.args_info == theirs.lower(*args, **kwargs).compile().args_info
+        assert "aspen" in compiled.as_text() or fun is not perceptron
+    with pytest.raises(TypeError):
+        compiled(*args, 1.0, **kwargs)
+
+
+def test_static_arguments_are_left_out_of_what_is_compiled():
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    np.testing.assert_allclose(dense.lower(x, w, activation="cos").compile()(x, w), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    between = aspen(lambda x, name, w: getattr(jnp, name)(x @ w))
+    np.testing.assert_allclose(between.lower(x, "cos", w).compile()(x, w), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    inside = aspen(lambda x, config: getattr(jnp, config["name"])(x @ config["w"]))
+    compiled = inside.lower(x, {"name": "cos", "w": w}).compile()
+    np.testing.assert_allclose(compiled(x, {"name": None, "w": w}), jnp.cos(x @ w), rtol=1e-5, atol=1e-6)
+    ranged = aspen(lambda x, n: sum(x for _ in range(n)))
+    np.testing.assert_allclose(ranged.lower(x, 3).compile()(x), x * 3, rtol=1e-6)
+    assert ranged.eval_shape(x, n=3).shape == x.shape
+
+
+def test_stages_of_methods_take_what_methods_take():
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Model:
+        w: jax.Array
+
+        @aspen
+        def __call__(self, x, scale=1.0):
+            return x @ self.w * scale
+
+    x, w = normal(0, 2, 3), normal(1, 3, 4)
+    np.testing.assert_allclose(Model(w).__call__.lower(x, scale=2.0).compile()(x, scale=2.0), x @ w * 2, rtol=1e-5)
+    for method, want in ((Model(w).__call__, x @ w), (Scale(3.0).times, x * 3)):
+        np.testing.assert_allclose(method.lower(x).compile()(x), want, rtol=1e-5)
+        np.testing.assert_allclose(method.trace(x).lower().compile()(x), want, rtol=1e-5)
+        assert method.eval_shape(x).shape == want.shape
 
 
 def test_import_is_light(tmp_path):
