@@ -246,7 +246,7 @@ class AspenFunction(Generic[P, R]):
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
-        return jaxpr, [equation.params["jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
+        return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
         """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
