@@ -271,7 +271,7 @@ pe.dce_rules[aspen_call_p] = _eliminate_dead_code
 
 def _split(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
     # A policy of jax.checkpoint decides equation by equation, so it has to see those inside, as JAX's rule for calls makes it.
-    rule = pe.partial_eval_jaxpr_custom_rules[closed_call_p]
+    rule: Any = pe.partial_eval_jaxpr_custom_rules[closed_call_p]
     call = eqn.replace(primitive=closed_call_p, params={"call_jaxpr": eqn.params["call_jaxpr"]})
     *parts, unknown_outs, instantiated_outs, residuals = rule(saveable, unknown, instantiated, call)
     # What a policy moves to another memory is left to XLA: a custom call reads and writes in one.
