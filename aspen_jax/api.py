@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
+from jax.extend import source_info_util
 
 from aspen_jax import arguments, primitive
 from aspen_jax.choices import DEVICES, Choices
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from aspen_jax.report.explain import Explanation
     from aspen_jax.tilegraph import TileGraph
     from aspen_jax.tuning import Tuning
+
+# What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
+for _file in (__file__, arguments.__file__, primitive.__file__):
+    source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
 R = TypeVar("R")
