@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
+from jax.extend import source_info_util
 
 from aspen_jax import arguments, primitive
 from aspen_jax.choices import DEVICES, Choices
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from aspen_jax.report.explain import Explanation
     from aspen_jax.tilegraph import TileGraph
     from aspen_jax.tuning import Tuning
+
+# What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
+for _file in (__file__, arguments.__file__, primitive.__file__):
+    source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -305,7 +310,7 @@ class AspenFunction(Generic[P, R]):
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
         jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
-        return jaxpr, [equation.params["jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
+        return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
         """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""

@@ -37,7 +37,7 @@ def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
     for body in core.jaxprs_in_params(equation.params):
         for inner in body.eqns:
             if inner.primitive is aspen_call_p:
-                yield inner.params["jaxpr"]
+                yield inner.params["call_jaxpr"]
 
 
 def _tiled(body: Any, choices: Choices) -> Any:

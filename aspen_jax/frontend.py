@@ -58,7 +58,7 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_vmap_call": "call",
     "composite": "jaxpr",
-    "aspen_call": "jaxpr",
+    "aspen_call": "call_jaxpr",
 }
 
 

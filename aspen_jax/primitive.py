@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax import core
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core.primitives import closed_call_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
@@ -21,7 +22,18 @@ from aspen_jax import sharding
 from aspen_jax.choices import Choices
 from aspen_jax.errors import AspenError, UnsupportedError
 
-aspen_call_p = Primitive("aspen_call")
+
+class _Call(Primitive):
+    def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
+        if not subfuns:
+            return super().bind(*operands, **params)
+        # jax.experimental.checkify has no public table of rules. Where an equation's jaxpr is called `call_jaxpr` it adds checks
+        # to that, and binds the primitive again to the outcome, a function of more operands, as JAX's own calls take it.
+        (checked,) = subfuns
+        return call(checked.call_wrapped, operands, {}, choices=params["choices"])
+
+
+aspen_call_p = _Call("aspen_call")
 aspen_call_p.multiple_results = True
 
 
@@ -93,7 +105,7 @@ def parameters(jaxpr: ClosedJaxpr, *, choices: Choices) -> dict[str, Any]:
 
     `spread` is a jaxpr that makes JAX tell the lowering on which devices the call will run, or None where there is only one.
     """
-    return {"jaxpr": jaxpr, "choices": choices, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
+    return {"call_jaxpr": jaxpr, "choices": choices, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
 
 
 def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
@@ -137,25 +149,25 @@ def flag(name: str) -> bool:
 
 
 @aspen_call_p.def_abstract_eval
-def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+def _abstract_eval(*_: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     del choices, spread
-    return list(jaxpr.out_avals)
+    return list(call_jaxpr.out_avals)
 
 
-@partial(jax.jit, static_argnames=("jaxpr", "choices", "spread"))
-def _jitted(*operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
-    return aspen_call_p.bind(*operands, jaxpr=jaxpr, choices=choices, spread=spread)
+@partial(jax.jit, static_argnames=("call_jaxpr", "choices", "spread"))
+def _jitted(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+    return aspen_call_p.bind(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
 
 
 @aspen_call_p.def_impl
-def _impl(*operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
-        return core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
-    return _jitted(*operands, jaxpr=jaxpr, choices=choices, spread=spread)
+        return core.eval_jaxpr(call_jaxpr.jaxpr, call_jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
+    return _jitted(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, choices: Choices, spread: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 ) -> tuple[list[Any], list[Any]]:
     # Linearize in one trace and return the residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the
     # linear part stays in sight of JAX, which may evaluate or transpose it.
@@ -164,7 +176,9 @@ def _jvp(
     def forward(*primals: Any) -> tuple[list[Any], Any]:
         def moving(*args: Any) -> list[Any]:
             new = iter(args)
-            return jaxpr_as_fun(jaxpr)(*(next(new) if moved else primal for moved, primal in zip(moves, primals, strict=True)))
+            return jaxpr_as_fun(call_jaxpr)(
+                *(next(new) if moved else primal for moved, primal in zip(moves, primals, strict=True))
+            )
 
         return jax.linearize(moving, *compress(primals, moves))
 
@@ -176,7 +190,7 @@ def _jvp(
 ad.primitive_jvps[aspen_call_p] = _jvp
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     del spread
     linear = [ad.is_undefined_primal(operand) for operand in operands]
     wanted = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
@@ -185,7 +199,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: ClosedJaxpr, ch
     def backward(known: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         def forward(*unknown: Any) -> list[Any]:
             parts = iter(known), iter(unknown)
-            outs = jaxpr_as_fun(jaxpr)(*(next(parts[is_linear]) for is_linear in linear))
+            outs = jaxpr_as_fun(call_jaxpr)(*(next(parts[is_linear]) for is_linear in linear))
             return list(compress(outs, wanted))
 
         return jax.linear_transpose(forward, *shapes)(list(cotangents))
@@ -212,18 +226,18 @@ batching.fancy_primitive_batchers[_unmap_p] = _unmap
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, jaxpr: ClosedJaxpr, choices: Choices, spread: Any
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 ) -> tuple[list[Any], list[int | None]]:
     del spread
     if all(dim is None for dim in dims):
-        return bind(jaxpr, operands, choices=choices), [None] * len(jaxpr.out_avals)
+        return bind(call_jaxpr, operands, choices=choices), [None] * len(call_jaxpr.out_avals)
     out_dims: list[int | None] = []
 
     def batched(*operands: Any) -> list[Any]:
         outs: list[tuple[Any, int | None]] = []
 
         def one(*operands: Any) -> None:
-            for out in jaxpr_as_fun(jaxpr)(*operands):
+            for out in jaxpr_as_fun(call_jaxpr)(*operands):
                 _unmap_p.bind(out, into=outs)
 
         # An output that does not depend on a mapped input must say so, or jacfwd of jacrev fails; out_axes cannot.
@@ -240,22 +254,38 @@ batching.fancy_primitive_batchers[aspen_call_p] = _batch
 def _eliminate_dead_code(used_outputs: list[bool], *live_inputs_and_eqn: Any) -> tuple[list[bool], Any]:
     # JAX 0.11 and later hand in the live inputs too. XLA cannot remove anything from inside a custom call, so we do it here.
     eqn = live_inputs_and_eqn[-1]
-    if all(used_outputs):
-        return [True] * len(eqn.invars), eqn
     if not any(used_outputs):
         return [False] * len(eqn.invars), None
-    jaxpr, used_inputs = prune(eqn.params["jaxpr"], used_outputs)
+    if all(used_outputs):
+        return [True] * len(eqn.invars), eqn
+    jaxpr, used_inputs = prune(eqn.params["call_jaxpr"], used_outputs)
     return used_inputs, eqn.replace(
         invars=list(compress(eqn.invars, used_inputs)),
         outvars=list(compress(eqn.outvars, used_outputs)),
-        params={**eqn.params, "jaxpr": jaxpr},
+        params={**eqn.params, "call_jaxpr": jaxpr},
     )
 
 
 pe.dce_rules[aspen_call_p] = _eliminate_dead_code
 
 
-def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+def _split(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+    # A policy of jax.checkpoint decides equation by equation, so it has to see those inside, as JAX's rule for calls makes it.
+    rule: Any = pe.partial_eval_jaxpr_custom_rules[closed_call_p]
+    call = eqn.replace(primitive=closed_call_p, params={"call_jaxpr": eqn.params["call_jaxpr"]})
+    *parts, unknown_outs, instantiated_outs, residuals = rule(saveable, unknown, instantiated, call)
+    # What a policy moves to another memory is left to XLA: a custom call reads and writes in one.
+    variables = [var for part in parts for var in (*part.invars, *part.outvars)]
+    if len({getattr(var.aval, "memory_space", None) for var in variables}) == 1:
+        parts = [part.replace(primitive=aspen_call_p, params={**eqn.params, **part.params}) for part in parts]
+    parts = [part if part.outvars else None for part in parts]
+    return *parts, unknown_outs, instantiated_outs, residuals
+
+
+pe.partial_eval_jaxpr_custom_rules[aspen_call_p] = _split
+
+
+def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.compile import Options, compile_jaxpr  # the first import that needs the built engine
 
     if choices.device == "cuda":
@@ -263,15 +293,15 @@ def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJax
             "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
             "decorate it with device='auto'"
         )
-    return _lower_compiled(ctx, compile_jaxpr(jaxpr, Options(choices)), operands, spread)
+    return _lower_compiled(ctx, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
 
 
-def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.cuda.call import compile_for_cuda
 
-    compiled = compile_for_cuda(jaxpr, choices)
+    compiled = compile_for_cuda(call_jaxpr, choices)
     if compiled is None:
-        return _lower_plain(ctx, *operands, jaxpr=jaxpr, choices=choices, spread=spread)
+        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
     return _lower_compiled(ctx, compiled, operands, spread)
 
 
@@ -280,9 +310,9 @@ def _lower_compiled(ctx: mlir.LoweringRuleContext, compiled: Any, operands: Sequ
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
-def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     del choices, spread
-    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *operands)
+    return mlir.lower_fun(jaxpr_as_fun(call_jaxpr), multiple_results=True)(ctx, *operands)
 
 
 mlir.register_lowering(aspen_call_p, _lower_plain)

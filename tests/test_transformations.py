@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
-from jax.experimental import hijax, io_callback
+from jax.experimental import checkify, hijax, io_callback
 from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.test_util import check_grads
@@ -186,6 +187,50 @@ def test_second_derivatives(fun):
     for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd), (jax.jacrev, jax.jacrev), (jax.jacfwd, jax.jacfwd)):
         assert_same(jax.jit(outer(inner(functools.partial(loss, decorated))))(x), want, 1e-4)
     assert_same(jax.hessian(functools.partial(loss, decorated))(x), want, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        jax.checkpoint_policies.save_only_these_names("a"),
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.everything_saveable,
+        jax.checkpoint_policies.nothing_saveable,
+        jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[], names_which_can_be_offloaded=["a"], offload_src="device", offload_dst="pinned_host"
+        ),
+    ],
+)
+def test_policies_of_checkpoints_see_what_is_inside(policy):
+    def fun(x, w):
+        return jnp.sin(checkpoint_name(jnp.sin(x @ w), "a") @ w).sum()
+
+    def residuals(fun):
+        return sorted(
+            map(str, jax.tree.leaves(jax.eval_shape(lambda *args: jax.vjp(jax.checkpoint(fun, policy=policy), *args)[1], *args)))
+        )
+
+    args = normal(0, 8, 16), normal(1, 16, 16)
+    assert residuals(aspen(fun)) == residuals(jax.jit(fun))
+    ours, theirs = (jax.grad(jax.checkpoint(item, policy=policy), (0, 1)) for item in (aspen(fun), fun))
+    assert_same(jax.jit(ours)(*args), jax.jit(theirs)(*args), 1e-4)
+    assert_same(ours(*args), jax.jit(theirs)(*args), 1e-4)
+
+
+def test_checkify_sees_what_is_inside():
+    def fun(x, i):
+        return jax.lax.map(lambda row: jnp.log(row) * 2, x)[i] / x[0]
+
+    x = jnp.ones((4, 8))
+    for wrap in (lambda item: item, jax.jit, jax.vmap):
+        checked = wrap(checkify.checkify(aspen(fun), errors=checkify.all_checks))
+        for args, message in (((x, 2), None), ((-x, 2), "nan"), ((x, 77), "out-of-bounds"), ((x * 0, 2), "division by zero")):
+            args = jax.tree.map(lambda item: jnp.asarray(item)[None], args) if wrap is jax.vmap else args
+            error, out = checked(*args)
+            assert message in error.get() if message else error.get() is None
+    error, out = checkify.checkify(jax.grad(lambda x: aspen(fun)(x, 2).sum()), errors=checkify.all_checks)(x)
+    assert error.get() is None
+    assert_same(out, jax.grad(lambda x: fun(x, 2).sum())(x))
 
 
 def test_custom_vjp():
