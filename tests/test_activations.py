@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax, nn
 
+from aspen_jax import aspen
 from tests.tiled import run_tiled
 
 FUNCTIONS = {
@@ -80,3 +81,9 @@ def test_polynomial(known, dtype):
     assert ours.dtype == dtype
     rtol = 4e-3 if dtype == jnp.bfloat16 else 1e-6
     np.testing.assert_allclose(ours.astype(np.float32), expected.astype(np.float32), rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sin", "tan", "arctan", "expm1"])
+def test_denormals_are_kept(name: str) -> None:
+    tiny = np.full(20_000, 3e-39, np.float32)  # each function is x near zero
+    np.testing.assert_array_equal(jax.jit(aspen(getattr(jnp, name)))(tiny), tiny)
