@@ -325,7 +325,7 @@ class TileGraph:
 
     @functools.cached_property
     def _bytes(self) -> bytes:
-        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode()
+        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode(errors="replace")
         counts = [len(self.kernels), len(self.operands), len(self.results), len(self.values), self.num_ops, self.num_tiles]
         box_widths = {2 * int(rank) for rank in self.values[self.ops[:, 1], 3]} - {0}
         return graph_format.encode(
