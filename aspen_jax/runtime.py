@@ -72,6 +72,11 @@ def engine_call(graph: np.ndarray, results: Sequence[jax.ShapeDtypeStruct], *ope
     return list(jax.ffi.ffi_call(CUSTOM_CALL_TARGET, list(results))(*operands, graph=graph))
 
 
+def trust(graph: bytes) -> None:
+    """Spare runs of a graph that this process has built what they do against missing edges; see `_engine.trust`."""
+    _engine.trust(graph)
+
+
 def num_workers() -> int:
     """How many workers (DSEs) the engine has.
 

@@ -217,6 +217,9 @@ NB_MODULE(_engine, module) {
   module.def("block_opcodes", &block_opcodes);
   cuda::define(module);
 
+  module.def(
+      "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"));
+
   nb::class_<PyPlan>(module, "Plan")
       .def(nb::init<nb::bytes>(), nb::arg("graph"))
       .def("run", &PyPlan::run, nb::arg("operands"))

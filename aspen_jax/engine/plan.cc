@@ -32,6 +32,14 @@ Plan::Plan(Graph graph, const KernelRegistry& registry)
   }
 
   for (const Input& input : graph_.inputs) inputs_.push_back({graph_.values[input.value].buffer, input.offset});
+  std::vector<bool> is_read(num_results());
+  for (const Place& place : inputs_) {
+    const int64_t result = place.buffer - static_cast<int64_t>(num_operands());
+    if (result >= 0 && place.buffer < graph_.workspace()) is_read[static_cast<size_t>(result)] = true;
+  }
+  for (uint32_t result = 0; result < num_results(); ++result) {
+    if (is_read[result] && this->result(result).bytes > 0) read_results_.push_back(result);
+  }
   for (const Op& op : graph_.ops) outputs_.push_back({graph_.values[op.output].buffer, graph_.values[op.output].offset});
 
   tiles_.reserve(num_tiles() + 1);

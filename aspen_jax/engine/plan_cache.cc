@@ -1,8 +1,9 @@
 #include "plan_cache.h"
 
-#include <iterator>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,17 +48,60 @@ class PlanCache {
   std::map<std::string, std::weak_ptr<const Plan>, std::less<>> plans_;
 };
 
+// The graphs that were trusted last. One that is forgotten before its call is compiled only runs slower.
+class TrustedGraphs {
+ public:
+  void add(std::string_view bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = graphs_.emplace(bytes);
+    if (!is_new) return;
+    in_order_.push_back(entry);
+    total_bytes_ += bytes.size();
+    for (; total_bytes_ > kMostBytes; in_order_.pop_front()) {
+      total_bytes_ -= in_order_.front()->size();
+      graphs_.erase(in_order_.front());
+    }
+  }
+
+  bool contains(std::string_view bytes) {
+    const std::lock_guard lock(mutex_);
+    return graphs_.contains(bytes);
+  }
+
+ private:
+  static constexpr size_t kMostBytes = size_t{32} << 20;
+  using Graphs = std::set<std::string, std::less<>>;  // the bytes themselves, as for plans
+
+  std::mutex mutex_;
+  Graphs graphs_;
+  std::deque<Graphs::iterator> in_order_;
+  size_t total_bytes_ = 0;
+};
+
+TrustedGraphs& trusted_graphs() {
+  static TrustedGraphs graphs;
+  return graphs;
+}
+
 PlanCache& plan_cache() {
   static PlanCache cache;
   return cache;
 }
 
+std::string_view key_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
 }  // namespace
 
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes) {
-  const std::string_view key(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (auto plan = plan_cache().find(key)) return plan;
-  return plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine()));
+  const std::string_view key = key_of(bytes);
+  auto plan = plan_cache().find(key);
+  if (plan == nullptr) {
+    plan = plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine()));
+  }
+  if (trusted_graphs().contains(key)) plan->trust();
+  return plan;
 }
+
+void trust(std::span<const std::byte> bytes) { trusted_graphs().add(key_of(bytes)); }
 
 }  // namespace aspen

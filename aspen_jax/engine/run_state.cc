@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -41,6 +42,11 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
     inputs_[i] = buffer < operands.size() ? static_cast<const std::byte*>(operands[buffer]) + place.offset : writable(place);
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
+  // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see.
+  for (const uint32_t result : plan_.unproven_results()) {
+    if (std::ranges::find(operands, results[result]) != operands.end()) continue;
+    std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
+  }
   if (columns_of_ != call.policy) {
     columns_of_ = call.policy;
     for (size_t i = 0; i < ops_.size(); ++i) {

@@ -86,5 +86,5 @@ std::vector<Bytes> seeds() {
 int main(int argc, char** argv) {
   aspen::KernelRegistry registry;
   registry.add(aspen::testing::kKernels);
-  return aspen::testing::fuzz_main(argc, argv, aspen::testing::seeds(), registry);
+  return aspen::testing::fuzz_main(argc, argv, aspen::testing::seeds(), registry, /*fills_outputs=*/false);
 }

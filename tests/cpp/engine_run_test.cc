@@ -332,6 +332,39 @@ class Recorder : public Observer {
   std::mutex mutex_;
 };
 
+// One byte from the input, or a one where there is none.
+const char* copy_byte(const TileArgs& args) noexcept {
+  const auto* const from = args.state == nullptr ? nullptr : static_cast<const std::byte*>(args.inputs[0]);
+  *static_cast<std::byte*>(args.output) = from == nullptr ? std::byte{1} : *from;
+  return nullptr;
+}
+
+TEST(a_result_that_is_read_is_cleared_unless_the_graph_is_trusted) {
+  GraphBuilder builder;
+  const int64_t early = builder.result(DType::kU8, {1}), late = builder.result(DType::kU8, {1});
+  builder.op("read", "byte", {builder.whole(late)}, early, {}, 0);
+  builder.op("write", "byte", {}, late, {}, 1);
+  for (const int64_t op : {0, 1}) builder.tile(op, {0}, {1}, kInline);  // no edge, and the reader comes first
+  const Kernel kernel{"byte", [](const OpSpec& spec) -> PreparedOp {
+                        return {spec.inputs.empty() ? nullptr : std::make_unique<OpState>(), copy_byte, 0};
+                      }};
+  KernelRegistry registry;
+  registry.add({&kernel, 1});
+  const auto plan = std::make_shared<const Plan>(parse_graph(builder.encode()), registry);
+  const auto read = [&] {
+    std::byte bytes[2] = {std::byte{42}, std::byte{42}};
+    void* const results[2] = {&bytes[0], &bytes[1]};
+    Waiter waiter;
+    runtime().submit(plan, {}, results, waiter.done());
+    waiter.wait();
+    CHECK_EQ(static_cast<int>(bytes[1]), 1);
+    return static_cast<int>(bytes[0]);
+  };
+  CHECK_EQ(read(), 0);
+  plan->trust();
+  CHECK_EQ(read(), 42);
+}
+
 TEST(observers_see_every_tile) {
   runtime().set_num_workers(3);
   const Dag dag = stencil_dag(20, 20);

@@ -42,6 +42,30 @@ Bytes encode_one(const OneOp& op) {
   return builder.encode();
 }
 
+// Sums along the columns, then along the rows: of a result that the first op gives, and of a value in the workspace. The tiles of
+// the second op come first, so that its edges are all that it waits by.
+Bytes encode_chain() {
+  GraphBuilder builder;
+  const Words shape = {6, 20};
+  const int64_t x = builder.operand(DType::kF32, shape);
+  const int64_t down = builder.result(DType::kF32, shape), both = builder.result(DType::kF32, shape);
+  const int64_t kept = builder.workspace(DType::kF32, shape), again = builder.result(DType::kF32, shape);
+  const Words along_columns = {0, 0, 0, 0}, along_rows = {0, 1, 0, 0};
+  builder.op("both", "cumulative", {builder.whole(down)}, both, along_rows, 0);
+  builder.op("again", "cumulative", {builder.whole(kept)}, again, along_rows, 0);
+  builder.op("down", "cumulative", {builder.whole(x)}, down, along_columns, 1);
+  builder.op("kept", "cumulative", {builder.whole(x)}, kept, along_columns, 1);
+  for (const int64_t op : {0, 1}) {
+    builder.tile(op, {0, 0}, {4, 20}, 1);
+    builder.tile(op, {4, 0}, {6, 20}, 1);
+  }
+  for (const int64_t op : {2, 3}) {
+    builder.tile(op, {0, 0}, {6, 20}, 1);
+    for (const int64_t child : {0, 1}) builder.edge(op + 2, 2 * (op - 2) + child);
+  }
+  return builder.encode();
+}
+
 std::vector<Bytes> seeds() {
   constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8, h = DType::kF16, bf = DType::kBF16;
   // Programs as docs/graph_format.md says; the opcodes are those of cpu/block_ops.inc.
@@ -176,6 +200,7 @@ std::vector<Bytes> seeds() {
   };
   std::vector<Bytes> result;
   for (const OneOp& op : ops) result.push_back(encode_one(op));
+  for (int i = 0; i < 5; ++i) result.push_back(encode_chain());  // which is chosen as often as five ops
   return result;
 }
 
@@ -185,5 +210,5 @@ std::vector<Bytes> seeds() {
 int main(int argc, char** argv) {
   aspen::KernelRegistry registry;
   registry.add(aspen::cpu::kernels(aspen::cpu::chosen_target()));
-  return aspen::testing::fuzz_main(argc, argv, aspen::testing::seeds(), registry);
+  return aspen::testing::fuzz_main(argc, argv, aspen::testing::seeds(), registry, /*fills_outputs=*/true);
 }
