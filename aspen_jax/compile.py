@@ -27,7 +27,8 @@ _LONGEST_SCOPE = 120
 def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
     """The part as a custom call of the CPU."""
     nothing = [runtime.NOTHING] if len(results) > 1 else []
-    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands)[: len(results)]
+    shared = part.graph.shared_memory
+    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands, shared_memory=shared)[: len(results)]
 
 
 @dataclasses.dataclass(frozen=True)

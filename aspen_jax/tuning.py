@@ -118,7 +118,8 @@ class _Search:
             rewritten = self.rewritten(asked)
             for program in rewritten:
                 for op in program.ops:
-                    asked.of(op)
+                    if not op.in_place:  # alone it has no operand that may be rewritten
+                        asked.of(op)
             whole = sum(self.model.of_ops(program.ops) for program in rewritten)
             new = {name: op for name, op in asked.unknown.items() if name not in done}
             new = {name: op for name, op in new.items() if self.model.of_ops([op]) >= _LEAST_SHARE * whole}

@@ -53,7 +53,7 @@ class Measurements:
 def key(op: Op) -> str:
     """Equal for ops that are the same work for a kernel."""
     inputs = [(str(item.dtype), item.shape, item.view.strides(), item.view.offset()) for item in op.inputs]
-    text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, str(op.output.dtype), op.exact))
+    text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, str(op.output.dtype), op.exact, op.in_place))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
