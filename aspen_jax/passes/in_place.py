@@ -1,8 +1,8 @@
 """Marks ops that rewrite a part of an operand which nobody needs afterwards: their output takes its memory, and no copy is made.
 
 An operand dies with an op where all others that read it can run before. So such ops go behind those readers. Memory of the
-caller's may be written only where the outcome is a result: then that result is declared to share the operand's memory, and XLA
-copies the operand first wherever the caller keeps it.
+caller's may be written only where the outcome is a result of the same shape: then that is declared to share the operand's memory,
+and XLA copies the operand first wherever the caller keeps it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ def run(program: Program) -> Program:
             readers.setdefault(operand.value, set()).add(number[op])
     # For each op those that must come after it: that read its output, or rewrite what it reads.
     after = [set(readers.get(op.output, ())) for op in program.ops]
-    results = {operand.value for operand in program.outputs}
+    # For what lies where a result does, the shape that the caller gives that.
+    results = {operand.value: operand.shape for operand in program.outputs}
     given = set(program.inputs)
-    taken = results | {value for value, _ in program.constants}
+    taken = {*results, *(value for value, _ in program.constants)}
     marked: set[int] = set()
     # Backwards, since what lies where a result does is known from the last op that writes there.
     for op in reversed(program.ops):
         operand = op.family.rewritten(op)
         if operand is None or op.output.size == 0 or operand.value in taken:
             continue
-        if operand.value in given and op.output not in results:
+        if operand.value in given and results.get(op.output) != operand.value.shape:
             continue
         others = readers[operand.value] - {number[op]}
         if _reaches(after, number[op], others):
@@ -45,7 +46,7 @@ def run(program: Program) -> Program:
         taken.add(operand.value)
         marked.add(number[op])
         if op.output in results:
-            results.add(operand.value)
+            results[operand.value] = results[op.output]
     if not marked:
         return program
     ops = tuple(program.ops[index].replace(in_place=index in marked) for index in _in_order(after))

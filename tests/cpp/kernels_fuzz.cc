@@ -29,7 +29,9 @@ Bytes encode_one(const OneOp& op) {
     }
     inputs.push_back(std::move(input));
   }
-  const int64_t id = builder.op("op", op.kernel, std::move(inputs), builder.result(op.dtype, op.shape), op.params);
+  const int64_t result = builder.result(op.dtype, op.shape);
+  if (op.kernel == "scatter") builder.values[result].buffer = 0;  // what rewrites an operand may lie there
+  const int64_t id = builder.op("op", op.kernel, std::move(inputs), result, op.params);
   Words lo(op.shape.size()), hi = op.shape;
   const auto longest = std::max_element(op.shape.begin(), op.shape.end()) - op.shape.begin();
   if (!op.shape.empty() && op.shape[longest] > 1) {
