@@ -39,7 +39,7 @@ def run(program: Program) -> Program:
         if operand.value in given and results.get(op.output) != operand.value.shape:
             continue
         others = readers[operand.value] - {number[op]}
-        if _reaches(after, number[op], others):
+        if others and _reaches(after, number[op], others):
             continue
         for other in others:
             after[other].add(number[op])

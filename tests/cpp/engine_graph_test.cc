@@ -236,7 +236,7 @@ TEST(results_that_lie_wrongly_in_operands_are_refused) {
   refuse_rewriting([](auto& g) { g.results[0] = 0; }, "value 0, a result of the call, is operand 0 itself");
   refuse_rewriting([](auto& g) { g.results.push_back(2); }, "or lies there beside another result");
   refuse_rewriting([](auto& g) { g.values[2].buffer = 1; }, "op 'first' writes operand 1 of the call");
-  refuse_rewriting([](auto& g) { g.ops[0].output = 0; }, "op 'first' writes operand 0 of the call");
+  refuse_rewriting([](auto& g) { g.ops[1].output = 0; }, "op 'second' writes operand 0 of the call");
   refuse_rewriting(
       [](auto& g) {
         g.values[3].shape = {1, 2};
