@@ -95,9 +95,9 @@ class _Asked(Measurements):
 
     def of(self, op: Op) -> Measured | None:
         name = measured.key(op)
-        if name not in self.entries:
+        if name not in self.entries and not op.in_place:
             self.unknown[name] = op
-        return self.entries.get(name)
+        return super().of(op)
 
 
 class _Search:
@@ -118,8 +118,7 @@ class _Search:
             rewritten = self.rewritten(asked)
             for program in rewritten:
                 for op in program.ops:
-                    if not op.in_place:  # alone it has no operand that may be rewritten
-                        asked.of(op)
+                    asked.of(op)
             whole = sum(self.model.of_ops(program.ops) for program in rewritten)
             new = {name: op for name, op in asked.unknown.items() if name not in done}
             new = {name: op for name, op in new.items() if self.model.of_ops([op]) >= _LEAST_SHARE * whole}

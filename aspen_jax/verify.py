@@ -161,7 +161,7 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
         found = writers[int(graph.values[number, 0])]
         if not found or not all(op.in_place for op in found[1:]):
             _refuse(
-                f"the buffer of result value {number} is written by {len(found)} ops, of which each must rewrite the last one's"
+                f"the buffer of result value {number} is written by {len(found)} ops, none of which rewrites the other's value"
             )
     for number, op in enumerate(program.ops):
         where = f"op {number} ({op.name})"

@@ -204,9 +204,7 @@ def result_chains(program: Program) -> dict[Value, list[Value]]:
     firsts = {chain[0] for chain in chains.values()}
     lasting = {*chains, *(value for value, _ in program.constants), *program.inputs} - (firsts & {*program.inputs})
     if len(set(before.values())) < len(before) or not lasting.isdisjoint(before.values()):
-        raise ValueError(
-            "an op in place rewrites a constant, a result, an input that is no result afterwards, or what another does"
-        )
+        raise ValueError("an op in place rewrites what is needed afterwards; run passes.in_place last")
     return chains
 
 
