@@ -124,6 +124,13 @@ def test_readers_of_the_old_array_run_before_it_is_rewritten():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_without_the_pass_nothing_is_rewritten():
+    program, inputs = traced(write, jnp.zeros((64, 8)), jnp.ones(8), np.int32(5))
+    graphs = [apu.build(run_passes(program, disabled), 2, FINE) for disabled in ((), {"in_place"})]
+    assert [len(graph.shared_memory) for graph in graphs] == [1, 0]
+    np.testing.assert_array_equal(*(graph.run(*map(np.asarray, inputs))[0] for graph in graphs))
+
+
 # Where something still needs the array
 
 
