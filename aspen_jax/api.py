@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 from jax.extend import source_info_util
 
-from aspen_jax import arguments, primitive
+from aspen_jax import arguments, nnx_state, primitive
 from aspen_jax.choices import DEVICES, Choices
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.weights import Layouts, restore
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aspen_jax.tuning import Tuning
 
 # What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
-for _file in (__file__, arguments.__file__, primitive.__file__):
+for _file in (__file__, arguments.__file__, nnx_state.__file__, primitive.__file__):
     source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
@@ -96,7 +96,12 @@ def aspen(
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
     choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
-    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=choices)
+    marks = _check_weights(fun, weights)
+    method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
+    if nnx_state.is_object(instance):  # it may change, so it is an argument
+        marks = tuple(mark + 1 if isinstance(mark, int) and mark >= 0 else mark for mark in marks)
+        return AspenFunction(method, weights=marks, choices=choices).__get__(instance)
+    return AspenFunction(fun, weights=marks, choices=choices)
 
 
 class AspenFunction(Generic[P, R]):
@@ -124,14 +129,17 @@ class AspenFunction(Generic[P, R]):
             undecorated: Callable[..., Any] = self.__wrapped__
             return undecorated(*restore(args), **restore(kwargs))
         try:
-            if self._weights and self._is_for_cpu():
-                args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
-            return self._on_arguments(self._jitted, args, kwargs)
+            return nnx_state.call(self._call, args, kwargs)
         except (RuntimeError, ValueError) as error:
             clearer = arguments.explained(error, self.__wrapped__, self.__name__, args, kwargs)
             if clearer is None:
                 raise
             raise clearer from error
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._weights and self._is_for_cpu():
+            args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
+        return self._on_arguments(self._jitted, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """The weights, stored once in the order in which the function's products and convolutions read them.
@@ -160,9 +168,12 @@ class AspenFunction(Generic[P, R]):
         """The function under `jax.jit`, with nothing compiled yet."""
         return jax.jit(_traceable(self.__wrapped__, self.__name__, self._choices), static_argnums=0)
 
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
+        return self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True)
+
     def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr.jaxpr
+        jaxpr = self._traced(args, kwargs).jaxpr.jaxpr
         leaves, tree = jax.tree.flatten((args, kwargs))
         structure, _ = arguments.split(leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=True)
         static = {index for index, _ in structure.static}
@@ -309,7 +320,7 @@ class AspenFunction(Generic[P, R]):
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
+        jaxpr = nnx_state.call(self._traced, args, kwargs).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
@@ -348,7 +359,8 @@ class AspenFunction(Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not hasattr(self.__wrapped__, "__get__"):
             return self
-        if jax.tree_util.all_leaves([instance]) and type(instance).__weakrefoffset__:
+        is_leaf = jax.tree_util.all_leaves([instance]) and not nnx_state.is_object(instance)
+        if is_leaf and type(instance).__weakrefoffset__:
             return BoundAspenFunction(self._for_instance(instance), self.__wrapped__, instance, ())
         return BoundAspenFunction(self, self.__wrapped__, instance, (instance,))
 
@@ -445,7 +457,9 @@ class BoundAspenFunction:
         return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
+        if isinstance(getattr(type(self.__self__), self.__name__, None), AspenFunction):
+            return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
+        return self._function.__get__, (self.__self__,)
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"
@@ -458,7 +472,7 @@ def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable
         @functools.wraps(fun, updated=())
         def on_traced(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
-            return fun(*args, **kwargs)
+            return nnx_state.traced(fun, args, kwargs)
 
         args, kwargs = structure.traced(leaves)
         return primitive.call(on_traced, args, kwargs, choices=choices)
