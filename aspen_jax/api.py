@@ -122,6 +122,7 @@ class AspenFunction(Generic[P, R]):
         self._jitted = self._new_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
+        self._holds_objects: dict[Any, bool] = {}
         self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,7 +130,7 @@ class AspenFunction(Generic[P, R]):
             undecorated: Callable[..., Any] = self.__wrapped__
             return undecorated(*restore(args), **restore(kwargs))
         try:
-            return nnx_state.call(self._call, args, kwargs)
+            return nnx_state.call(self._call, args, kwargs, self._holds_objects)
         except (RuntimeError, ValueError) as error:
             clearer = arguments.explained(error, self.__wrapped__, self.__name__, args, kwargs)
             if clearer is None:
@@ -320,7 +321,7 @@ class AspenFunction(Generic[P, R]):
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
-        jaxpr = nnx_state.call(self._traced, args, kwargs).jaxpr
+        jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:

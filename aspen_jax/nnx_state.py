@@ -1,4 +1,4 @@
-"""State of flax.nnx: what a function changes in modules, optimizers and random streams that it was given, put back behind the call.
+"""State of flax.nnx: what a function changes in modules, optimizers and random streams that it is given is kept behind the call.
 
 A trace works on copies, so a change in place would be lost without a word. This is how nnx's own transformations keep it, by
 `nnx.update_context`: objects are taken apart outside, put together inside, and the other way round with what was changed.
@@ -20,22 +20,23 @@ _TAG = "aspen"  # calls inside of others end before those do, so nnx's stack for
 
 
 def is_object(item: Any) -> bool:
-    """Whether it may be changed in place: a module, optimizer, stream or variable of nnx, but not an `nnx.State`, which is data."""
-    nnx = _nnx()
-    return nnx is not None and isinstance(item, nnx.Pytree | nnx.Variable)
+    """Whether it may change in place: a module, optimizer, stream or variable of nnx. An `nnx.State` is data."""
+    return _nnx() is not None and _is_kind_of_object(type(item))
 
 
-def call(do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[Any, bool]) -> Any:
     """What `do(args, kwargs)` gives, which ends in `traced`; what that has changed in objects is changed in those given here.
 
     Args:
         do: called with the arguments, their objects taken apart.
         args: positional arguments.
         kwargs: keyword arguments.
+        known: what was found out about the structure of arguments in calls before; empty at first.
     """
     if _nnx() is None:
         return do(args, kwargs)
-    if not any(map(is_object, _leaves((args, kwargs)))):
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    if not (_holds_objects(tree, known) or any(map(_is_kind_of_object, set(map(type, leaves))))):
         result = do(args, kwargs)
         return result.put_back([], None) if type(result) is Outcome else result
     with _nnx().update_context(_TAG):
@@ -126,6 +127,27 @@ class _Apart:
 def _nnx() -> Any:
     """The module, if somebody else has imported it: before that there is no object of it."""
     return sys.modules.get("flax.nnx")
+
+
+def _is_kind_of_object(kind: type) -> bool:
+    return issubclass(kind, (_nnx().Pytree, _nnx().Variable))
+
+
+def _holds_objects(tree: Any, known: dict[Any, bool]) -> bool:
+    try:
+        found = known.get(tree)
+        if found is None:
+            found = known[tree] = _finds_objects(tree)
+        return found
+    except TypeError:  # what the tree says of a node cannot be hashed
+        return True
+
+
+def _finds_objects(tree: Any) -> bool:
+    node = tree.node_data()
+    if node is None or issubclass(node[0], _nnx().State):
+        return False
+    return _is_kind_of_object(node[0]) or any(map(_finds_objects, tree.children()))
 
 
 def _is_leaf(item: Any) -> bool:
