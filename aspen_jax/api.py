@@ -118,7 +118,7 @@ class AspenFunction(Generic[P, R]):
         self.__name__ = getattr(named, "__name__", type(named).__name__)
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
         self._weights = weights
-        self._choices = choices
+        self._choices = choices._replace(function=_described(fun, self.__name__))
         self._jitted = self._new_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
@@ -480,6 +480,12 @@ def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable
 
     traceable.__name__ = traceable.__qualname__ = name
     return traceable
+
+
+def _described(fun: Callable[..., Any], name: str) -> str:
+    """The function's name and line."""
+    code = getattr(inspect.unwrap(fun.func if isinstance(fun, functools.partial) else fun), "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _method(fun: Any, instance: Any) -> Callable[..., Any]:
