@@ -339,3 +339,12 @@ def test_transformations_around_and_inside_keep_state():
     with jax.disable_jit():
         np.testing.assert_allclose(aspen(loss)(ours, X, Y), loss(theirs, X, Y), rtol=1e-4)
     assert_same_state(ours, theirs)
+
+
+def test_hijax_variables_are_read_as_under_jit():
+    variable = nnx.Variable(jnp.arange(3.0), hijax=True)
+
+    def read(variable, x):
+        return variable[...] * x
+
+    np.testing.assert_array_equal(aspen(read)(variable, 2.0), jax.jit(read)(variable, 2.0))
