@@ -234,7 +234,7 @@ class AspenFunction(Generic[P, R]):
         if not self._is_for_cpu():
             return self._tune_on_gpu(args, kwargs)
         _, compiled = self._compiled(args, kwargs)
-        parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
+        parts = [part for _, item in compiled for function in (item, *item.bodies) for part in function.parts]
         if not parts:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = tuning.tune([part.traced for part in parts], parts[0].options)
@@ -324,15 +324,15 @@ class AspenFunction(Generic[P, R]):
         jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
-        """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
+        """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
         from aspen_jax.compile import Options, compile_jaxpr
         from aspen_jax.cuda.call import cuda_options
 
         choices = self._choices._replace(strict=False)
         options = cuda_options(choices) if choices.device == "cuda" else Options(choices)
         jaxpr, calls = self._calls(args, kwargs)
-        return jaxpr, [compile_jaxpr(call, options) for call in calls]
+        return jaxpr, [(call, compile_jaxpr(call, options)) for call in calls]
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False

@@ -106,11 +106,11 @@ class Explanation:
     in_tiles: float
 
     @classmethod
-    def of(cls, function: str, jaxpr: core.Jaxpr, compiled: Iterable[Compiled], reason: str | None) -> Explanation:
+    def of(
+        cls, function: str, jaxpr: core.Jaxpr, calls: Sequence[tuple[core.ClosedJaxpr, Compiled]], reason: str | None
+    ) -> Explanation:
         """From the compiled calls that the function consists of; the bodies of their control flow are parts too."""
-        calls = tuple(compiled)
-        share = in_tiles(jaxpr, calls) if reason is None else 0.0
-        compiled = tuple(one for item in calls for one in (item, *item.bodies))
+        compiled = tuple(one for _, item in calls for one in (item, *item.bodies))
         parts = tuple(_report_part(part) for item in compiled for part in item.parts)
         fallbacks = [fallback for item in compiled for fallback in item.fallbacks]
         work = cost.of_jaxpr(jaxpr)
@@ -118,7 +118,7 @@ class Explanation:
             untiled = (cost.of_equation(item.equation).bytes for item in fallbacks if not is_control_flow(item.equation))
             moved = sum(untiled) + sum(op.bytes for part in parts for op in part.ops)
             work = dataclasses.replace(work, bytes=moved)
-        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work, share)
+        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work, in_tiles(calls) if reason is None else 0.0)
 
     def cost(self) -> dict[str, float]:
         """Work under XLA's names: "flops", "transcendentals" and "bytes accessed"."""

@@ -5,10 +5,13 @@ Work is counted in operations on elements, those of a `scan` once for each of it
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aspen_jax import cost
 from aspen_jax.choices import Choices
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from aspen_jax.compile import Compiled
     from aspen_jax.partition import Fallback
+    from aspen_jax.program import Op
 
 logger = logging.getLogger("aspen_jax")
 
@@ -29,36 +33,56 @@ _warned: set[str] = set()
 _lock = threading.Lock()
 
 
-def left_to_xla(compiled: Compiled, turns: float = 1) -> Iterator[tuple[Fallback, float]]:
-    """Each equation that XLA runs with its work, of control flow what is not in its tiled bodies.
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Where the work of a function is done, in operations on elements.
 
-    Args:
-        compiled: a function, or a body that runs as often as `turns` says.
-        turns: how often it runs.
+    Attributes:
+        tiled: in tiles.
+        left: each equation that XLA runs with its work, of control flow what is not in its tiled bodies.
     """
-    from aspen_jax.control_flow import is_control_flow
 
-    for fallback in compiled.fallbacks:
-        work = turns * cost.executed([fallback.equation])
-        if is_control_flow(fallback.equation):
-            again = turns * fallback.equation.params.get("length", 1)
-            for jaxpr, body in compiled.bodies_of(fallback):
-                work -= again * cost.executed(jaxpr.jaxpr.eqns)
-                yield from left_to_xla(body, again)
-        if work > 0:
-            yield fallback, work
+    tiled: float
+    left: tuple[tuple[Fallback, float], ...]
+
+    @property
+    def total(self) -> float:
+        """All of it; nan with symbolic shapes."""
+        return self.tiled + sum(work for _, work in self.left)
+
+    @classmethod
+    def of(cls, jaxpr: core.Jaxpr, compiled: Compiled, turns: float = 1) -> Share:
+        """Of a function, or of a body that runs as often as `turns` says."""
+        from aspen_jax.control_flow import is_control_flow
+
+        # What is computed when tracing, or by nobody, is in neither.
+        rest = cost.executed(jaxpr.eqns) - sum(cost.executed([fallback.equation]) for fallback in compiled.fallbacks)
+        tiled = turns * max(0.0, min(rest, sum(_work(op) for part in compiled.parts for op in part.traced.ops)))
+        left = []
+        for fallback in compiled.fallbacks:
+            work = turns * cost.executed([fallback.equation])
+            if is_control_flow(fallback.equation):
+                again = turns * fallback.equation.params.get("length", 1)
+                for body, of_body in compiled.bodies_of(fallback):
+                    inner = cls.of(body.jaxpr, of_body, again)
+                    work -= again * cost.executed(body.jaxpr.eqns)
+                    tiled += inner.tiled
+                    left += inner.left
+            if work > 0:
+                left.append((fallback, work))
+        return cls(tiled, tuple(left))
 
 
-def in_tiles(jaxpr: core.Jaxpr, compiled: Iterable[Compiled]) -> float:
-    """The share of a function's work in tiles, from 0 to 1; 1 where there is nothing to do, nan with symbolic shapes.
+def in_tiles(calls: Iterable[tuple[core.ClosedJaxpr, Compiled]]) -> float:
+    """The share in tiles of the calls that a function consists of, from 0 to 1; 1 where there is nothing to do."""
+    shares = [Share.of(jaxpr.jaxpr, compiled) for jaxpr, compiled in calls]
+    total = sum(share.total for share in shares)
+    return sum(share.tiled for share in shares) / total if total else 1.0
 
-    Args:
-        jaxpr: the function.
-        compiled: the calls of tiles that it consists of.
-    """
-    work = cost.executed(jaxpr.eqns)
-    left = sum(work for item in compiled for _, work in left_to_xla(item))
-    return max(0.0, 1 - left / work) if work else 1.0
+
+def _work(op: Op) -> float:
+    whole = np.array([[(0, extent) for extent in op.output.shape]]).reshape(1, -1, 2)
+    return float(op.family.work(op, whole).flops.sum())
 
 
 def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
@@ -69,20 +93,21 @@ def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
     from aspen_jax.control_flow import is_control_flow
 
     function = compiled.options.choices.function
-    if not function or function in _warned:
+    if not function or function in _warned or not compiled.fallbacks:
         return
+    share = Share.of(jaxpr, compiled)
     left: dict[str, float] = {}
-    for fallback, work in left_to_xla(compiled):
+    for fallback, work in share.left:
         if not fallback.is_tileable and not is_control_flow(fallback.equation):
             where = f" at {fallback.source}" if fallback.source else ""
             reason = f"{fallback.equation.primitive.name}{where} ({fallback.reason})"
             left[reason] = left.get(reason, 0) + work
-    work = cost.executed(jaxpr.eqns)
-    if sum(left.values()) > max(_LEAST_WORK, work / 2):
+    refused = sum(left.values())
+    if refused > max(_LEAST_WORK, share.total / 2):
         ordered = sorted(left.items(), key=lambda item: -item[1])
-        reasons = [f"{100 * part / work:.0f}% {reason}" for reason, part in ordered[:_MOST_REASONS]]
+        reasons = [f"{work / share.total:.0%} {reason}" for reason, work in ordered[:_MOST_REASONS]]
         reasons += [f"{len(ordered) - _MOST_REASONS} more"] if len(ordered) > _MOST_REASONS else []
-        _warn(function, f"{100 * sum(left.values()) / work:.0f}% of its flops are", "; ".join(reasons))
+        _warn(function, f"{refused / share.total:.0%} of its flops are", "; ".join(reasons))
 
 
 def warn_of_all(jaxpr: core.Jaxpr, reason: str, choices: Choices) -> None:
