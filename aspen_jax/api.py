@@ -64,8 +64,9 @@ def aspen(
 
     Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are
     static: a new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is
-    once tracing with an abstract one has failed. As with `jax.jit`, what the function reads from elsewhere, such as globals, or
-    attributes of an object that is no pytree, is read when it is traced.
+    once tracing with an abstract one has failed. What a function changes in modules, optimizers and random streams of flax nnx
+    that it is given is changed in them behind the call, as by `nnx.jit`. As with `jax.jit`, what the function reads from
+    elsewhere, such as globals, or attributes of an object that is no pytree, is read when it is traced.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
@@ -78,10 +79,11 @@ def aspen(
         **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
 
     Returns:
-        An `AspenFunction`.
+        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/fallback.md).
 
     Raises:
-        InputError: an option has another value than those above, or is one of `jax.jit`.
+        InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
+            array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
         TypeError: an option is neither one of those above nor of `jax.jit`.
     """
     _refuse_options(options)
