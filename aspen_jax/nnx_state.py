@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.weights import is_prepared
@@ -42,7 +43,11 @@ def call(do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], 
     with _nnx().update_context(_TAG):
         pure = _taken_apart((args, kwargs), _TAG)
         result = do(*pure)
-        return result.put_back(_arrays(pure), _TAG) if type(result) is Outcome else result
+        if type(result) is not Outcome:
+            return result
+        if not result.computed or any(isinstance(leaf, Tracer) for leaf in result.computed):
+            _check_trace((args, kwargs))
+        return result.put_back(_arrays(pure), _TAG)
 
 
 def traced(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,6 +161,14 @@ def _is_leaf(item: Any) -> bool:
 
 def _leaves(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=_is_leaf)
+
+
+def _check_trace(tree: Any) -> None:
+    """Refuses objects that cannot change here. nnx would refuse them halfway and leave them in pieces."""
+    for item in filter(is_object, _leaves(tree)):
+        for _, part in _nnx().iter_graph(item):
+            if isinstance(part, _nnx().Variable):
+                part.set_raw_value(part.get_raw_value())
 
 
 def _taken_apart(tree: Any, tag: str | None = None) -> Any:
