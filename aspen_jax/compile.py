@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -144,12 +144,13 @@ class Compiled:
     @property
     def bodies(self) -> tuple[Compiled, ...]:
         """The tiled bodies of control flow, and the bodies in those."""
-        direct = [
-            compile_jaxpr(jaxpr, self.options)
-            for fallback in self.fallbacks
-            for jaxpr in control_flow.tiled_bodies(fallback.equation)
-        ]
+        direct = [body for fallback in self.fallbacks for _, body in self.bodies_of(fallback)]
         return tuple(body for item in direct for body in (item, *item.bodies))
+
+    def bodies_of(self, fallback: Fallback) -> Iterator[tuple[core.ClosedJaxpr, Compiled]]:
+        """The tiled bodies of one equation of control flow, as jaxprs and compiled."""
+        for jaxpr in control_flow.tiled_bodies(fallback.equation):
+            yield jaxpr, compile_jaxpr(jaxpr, dataclasses.replace(self.options, choices=_choices_of_bodies(self.options)))
 
     def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
         """The function on flat arguments, as JAX operations; for use under a trace.
@@ -209,10 +210,14 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     return compiled
 
 
+def _choices_of_bodies(options: Options) -> Choices:
+    return options.choices._replace(function="")
+
+
 def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
     if not control_flow.is_control_flow(fallback.equation):
         return fallback
-    equation = control_flow.with_tiled_bodies(fallback.equation, choices=options.choices)
+    equation = control_flow.with_tiled_bodies(fallback.equation, choices=_choices_of_bodies(options))
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
     reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
     return dataclasses.replace(fallback, equation=equation, reason=reason)

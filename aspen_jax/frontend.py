@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from aspen_jax import user_code
 from aspen_jax.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
@@ -163,10 +164,11 @@ class _Converter:
         def read(atom: Any) -> _Item:
             return _known_array(atom.val, atom.aval) if isinstance(atom, core.Literal) else environment[atom]
 
+        function = jaxpr.debug_info if line else None
         for equation in jaxpr.eqns:
             inputs = [read(atom) for atom in equation.invars]
             name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
-            source = _source_line(equation) or line
+            source = user_code.line_of(equation.source_info.traceback, function) or line
             called = _called_jaxpr(equation)
             if called is not None:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
@@ -302,15 +304,6 @@ def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     if isinstance(jaxpr, core.Jaxpr) and not jaxpr.constvars:
         return core.ClosedJaxpr(jaxpr, ())
     return None
-
-
-def _source_line(equation: core.JaxprEqn) -> str:
-    """The innermost frame of the user's: the first that is neither JAX's nor ours."""
-    traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if not any(part in frame.file_name for part in ("/jax/", "/aspen_jax/", "/jaxlib/")):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
 
 
 def _whole_array(item: Any) -> np.ndarray | None:

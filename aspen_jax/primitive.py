@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval as pe
 from aspen_jax import sharding
 from aspen_jax.choices import Choices
 from aspen_jax.errors import AspenError, UnsupportedError
+from aspen_jax.report import share
 
 
 class _Call(Primitive):
@@ -80,6 +81,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> li
     if reason is not None:
         if choices.strict:
             raise UnsupportedError(f"the function {reason}, so it cannot be tiled; take that out, or drop strict=True")
+        share.warn_of_all(jaxpr.jaxpr, reason, choices)
         return jaxpr_as_fun(jaxpr)(*operands)
     # Outputs that are inputs, or come twice, would be copied. Most residuals of a linearized function are of that kind.
     values: dict[Any, Any] = dict(zip([*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars], [*jaxpr.consts, *operands], strict=True))
@@ -293,7 +295,7 @@ def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Clos
             "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
             "decorate it with device='auto'"
         )
-    return _lower_compiled(ctx, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
+    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
 
 
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
@@ -302,10 +304,13 @@ def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: C
     compiled = compile_for_cuda(call_jaxpr, choices)
     if compiled is None:
         return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-    return _lower_compiled(ctx, compiled, operands, spread)
+    return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
 
 
-def _lower_compiled(ctx: mlir.LoweringRuleContext, compiled: Any, operands: Sequence[Any], spread: Any) -> Any:
+def _lower_compiled(
+    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Any, operands: Sequence[Any], spread: Any
+) -> Any:
+    share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
     call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 

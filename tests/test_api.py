@@ -545,7 +545,8 @@ def test_explain_says_what_runs_as_tiles():
     assert any(op.name.startswith("hidden/dot_general") for op in part.ops)
     assert all(op.source.startswith(__file__) for op in part.ops if op.source)
     text = str(explanation)
-    assert text.startswith(f"perceptron: 1 custom call, {part.graph.num_tiles} tiles, {part.graph.num_edges} edges")
+    counts = f"1 custom call, {part.graph.num_tiles} tiles, {part.graph.num_edges} edges"
+    assert text.startswith(f"100% of the flops of perceptron in tiles: {counts}")
     assert text.endswith("left to XLA: nothing")
 
 
