@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import core
+from jax.experimental import hijax
 from jax.extend.core import (
     ClosedJaxpr,
     Jaxpr,
@@ -41,6 +42,11 @@ class _Call(Primitive):
         # to that, and binds the primitive again to the outcome, a function of more operands, as JAX's own calls take it.
         (checked,) = subfuns
         return call(checked.call_wrapped, operands, {}, choices=params["choices"])
+
+    def to_lojax(self, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+        # JAX asks when nothing transforms the call any more, so rules of jax.experimental.hijax are not needed from here on.
+        del spread
+        return bind(expanded(call_jaxpr), operands, choices=choices)
 
 
 aspen_call_p = _Call("aspen_call")
@@ -147,9 +153,9 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
     if jaxpr.effects:
         # Order, tokens and axis names are between the effect and JAX; they would not survive inside a custom call.
         return f"has effects ({', '.join(sorted(map(str, jaxpr.effects)))})"
-    if getattr(jaxpr.jaxpr, "is_high", False):
-        # JAX lowers such types and primitives itself, equation by equation, and asks for a rule where they are in a parameter.
-        return "has a primitive of jax.experimental.hijax"
+    if _is_high(jaxpr) and not (hasattr(pe, "lower_jaxpr2") and _has_forward_rules(jaxpr.jaxpr)):
+        # Before 0.12 only JAX can expand them. A rule for jax.vjp alone is not asked for from inside a rule of ours.
+        return "has a primitive of jax.experimental.hijax without rules for jvp and lin"
     for aval in jaxpr.in_avals:
         if not isinstance(aval, core.ShapedArray):
             return f"takes an argument that is not an array ({aval})"
@@ -160,6 +166,24 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
             if not isinstance(aval, core.ShapedArray):
                 return f"{what} a value that is not an array ({aval})"
     return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+
+
+def expanded(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with what primitives of `jax.experimental.hijax` stand for in their place."""
+    return getattr(pe, "lower_jaxpr2")(jaxpr) if _is_high(jaxpr) else jaxpr  # noqa: B009 (JAX 0.12 and later)
+
+
+def _is_high(jaxpr: ClosedJaxpr) -> bool:
+    return getattr(jaxpr.jaxpr, "is_high", False)
+
+
+def _has_forward_rules(jaxpr: Jaxpr) -> bool:
+    """Whether each primitive of `jax.experimental.hijax` inside has rules for forward mode and for linearization."""
+    prims = (equation.params.get("_prim") for equation in jaxpr.eqns)
+    base = getattr(hijax, "HiPrim")  # noqa: B009 (JAX 0.12 and later)
+    return all(
+        type(prim).jvp is not base.jvp and type(prim).lin is not base.lin for prim in prims if isinstance(prim, base)
+    ) and all(_has_forward_rules(inner) for equation in jaxpr.eqns for inner in jaxprs_in_params(equation.params))
 
 
 def _has_tokens(jaxpr: Jaxpr) -> bool:
