@@ -179,11 +179,15 @@ def _is_high(jaxpr: ClosedJaxpr) -> bool:
 
 def _has_forward_rules(jaxpr: Jaxpr) -> bool:
     """Whether each primitive of `jax.experimental.hijax` inside has rules for forward mode and for linearization."""
-    prims = (equation.params.get("_prim") for equation in jaxpr.eqns)
-    base = getattr(hijax, "HiPrim")  # noqa: B009 (JAX 0.12 and later)
+    base: Any = getattr(hijax, "HiPrim")  # noqa: B009 (JAX 0.12 and later)
+
+    def has_rules(prim: Any) -> bool:
+        return not isinstance(prim, base) or (type(prim).jvp is not base.jvp and type(prim).lin is not base.lin)
+
     return all(
-        type(prim).jvp is not base.jvp and type(prim).lin is not base.lin for prim in prims if isinstance(prim, base)
-    ) and all(_has_forward_rules(inner) for equation in jaxpr.eqns for inner in jaxprs_in_params(equation.params))
+        has_rules(equation.params.get("_prim")) and all(map(_has_forward_rules, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _has_tokens(jaxpr: Jaxpr) -> bool:
