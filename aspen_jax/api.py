@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 from jax.extend import source_info_util
 
-from aspen_jax import arguments, nnx_state, primitive
+from aspen_jax import arguments, experimental, nnx_state, primitive
 from aspen_jax.choices import DEVICES, Choices
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.weights import Layouts, restore
@@ -477,6 +477,7 @@ def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable
             args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
             return nnx_state.traced(fun, args, kwargs)
 
+        experimental.register_loaded()
         args, kwargs = structure.traced(leaves)
         return primitive.call(on_traced, args, kwargs, choices=choices)
 

@@ -18,6 +18,7 @@ from aspen_jax.choices import Choices
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
+from aspen_jax.primitive import expanded, prune
 from aspen_jax.program import Program, Value
 from aspen_jax.tilegraph import TileGraph
 
@@ -199,7 +200,8 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     # One jaxpr may be closed over different constants.
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
-    trace = frontend.trace(jaxpr, options.refuses)
+    without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
+    trace = frontend.trace(without_dead_code, options.refuses)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))

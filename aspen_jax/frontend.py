@@ -18,6 +18,7 @@ from jax.extend import core
 
 from aspen_jax import user_code
 from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.left_to_xla import REASONS
 from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
@@ -50,6 +51,7 @@ _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # closed_call's name in JAX 0.12
     "core_call": "call_jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",
@@ -214,7 +216,7 @@ class _Converter:
         try:
             converter = CONVERTERS.get(primitive)
             if converter is None:
-                raise Unsupported(f"no op for primitive {primitive}")
+                raise Unsupported(f"no op for {primitive}: {REASONS.get(primitive, 'aspen_jax does not know this primitive')}")
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
             outputs = [_array_type(var.aval) for var in equation.outvars]
