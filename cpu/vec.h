@@ -177,6 +177,19 @@ ASPEN_INLINE float sum_of_lanes(Floats x) {
   }
 }
 
+// Whether any bit is set.
+ASPEN_INLINE bool any(Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256(reinterpret_cast<__m256i>(lanes), reinterpret_cast<__m256i>(lanes)) == 0;
+#else
+  int32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= lanes[i];
+  return bits != 0;
+#endif
+}
+
 // a * b + c; the compiler fuses it where the target can (-ffp-contract=fast).
 ASPEN_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
 
