@@ -22,8 +22,8 @@ struct Weights final : OpState {
   int64_t strides[4];
 };
 
-// Binary exponents that the taps of a column may lie apart; aspen_jax/ops/winograd.py has the same.
-constexpr int32_t kMostApart = 12 << 23;
+// Binary exponents that the taps of a column may lie apart, and what taps of zeros count as; aspen_jax/ops/winograd.py has the same.
+constexpr int32_t kMostApart = 12 << 23, kOfZeros = (127 + 16) << 23;
 constexpr int32_t kMagnitude = std::numeric_limits<int32_t>::max(), kInfinite = 0x7f800000;  // bits of a float
 
 // For each column of a panel NaN where the transforms would spoil it, else zero: by the largest weight of each tap.
@@ -42,7 +42,7 @@ void find_spoilt(const Weights& op, const float* w, int64_t taps_down, int64_t t
     }
     for (int64_t k = 0; k < count; ++k) {
       most[k] = std::max(most[k], largest[k]);
-      if (largest[k] > 0) least[k] = std::min(least[k], largest[k]);
+      least[k] = std::min(least[k], largest[k] > 0 ? largest[k] : kOfZeros);
     }
   }
   for (int64_t k = 0; k < kWinogradPanel; ++k) {

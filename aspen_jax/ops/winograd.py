@@ -3,9 +3,9 @@
 Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: F(4x4, 3x3), F(2x2, 3x3) for small images and many
 channels, whose transformed weights are less than half as large, and the like for other windows; where a window has one row or one
 column, that axis is left alone. The transforms lose a decimal digit (up to 2e-5 of the largest output are lost), so the pass that
-chooses one keeps away from convolutions of higher precision. They mix what a patch reads: the kernel computes a patch with a pixel
-that is not finite, or larger than others by 2^12, by the taps themselves, which are stored behind the transformed weights. Weights
-of a column that lie so far apart are NaN at all points, so that all patches are computed so.
+chooses one keeps away from convolutions of higher precision. They mix what a patch reads. So the taps themselves are stored
+behind the transformed weights: by them the kernel computes each patch with a pixel that is not finite, or larger than another by
+2^12. A column whose taps lie so far apart is NaN at all points, and all of its patches are computed directly.
 
 A convolution of another stride is one of stride 1 on the phases of its input: the channels of each stride x stride square of
 pixels side by side. Its window is then as many squares as the weights touch, with zeros for what they do not. Where the first
@@ -69,14 +69,14 @@ def transform_weights(w: Any, tile: Sequence[int], numpy: Any) -> Any:
     return points.reshape(len(down) * len(across), *w.shape[2:])
 
 
-# How far apart the taps of a column may lie; cpu/winograd_weights.cc has the same.
-_MOST_APART = 2.0**12
+# How far apart the taps of a column may lie, and what taps of zeros count as; cpu/winograd_weights.cc has the same.
+_MOST_APART, _OF_ZEROS = 2.0**12, 2.0**16
 
 
 def are_spoilt(w: Any, numpy: Any) -> Any:
     """Which columns of w [KH,KW,C,O] the transforms would spoil, by the largest weight of each tap: [O]."""
     largest = abs(w).max(axis=2, initial=0).reshape(-1, w.shape[3])
-    most, least = largest.max(axis=0), numpy.where(largest > 0, largest, numpy.inf).min(axis=0)
+    most, least = largest.max(axis=0), numpy.where(largest > 0, largest, _OF_ZEROS).min(axis=0)
     return ~((most <= least * _MOST_APART) & (most < numpy.inf))
 
 
