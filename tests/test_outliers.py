@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend import core
 
-from aspen_jax import storage
+from aspen_jax import apu, frontend, storage
 from aspen_jax.apu.machine import Machine
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES
-from aspen_jax.passes import bf16x6, winograd
-from tests.tiled import TINY_TILES, run_tiled
+from aspen_jax.passes import bf16x6, run_passes, winograd
+from tests.tiled import TINY_TILES
 
 # Of what an output would be if all of its products had one sign; pixels may lie 2^12 apart before they are taken out.
 TOLERANCE = 1e-2
 
-VALUES = [[np.nan], [np.inf], [-np.inf], [1e38], [-1e38], [1e20], [1e6], [np.nan, np.inf, -np.inf, 1e20, -1e20]]
+VALUES = [[np.nan], [np.inf], [-np.inf], [1e38], [-1e38], [1e20], [1e10], [np.nan, np.inf, -np.inf, 1e20, -1e20]]
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
@@ -33,26 +34,37 @@ class Layer:
     x: tuple[int, ...]
     w: tuple[int, ...]
     strides: tuple[int, int] = (1, 1)
-    padding: str = "SAME"
+    padding: str | tuple[tuple[int, int], ...] = "SAME"
     spread: tuple[int, int] = (1, 1)
     tile: tuple[int, int] | None = None
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether weights may be unknown when tracing."""
+        return self.name == "bf16x6" or (self.name == "winograd" and self.strides == (1, 1))
 
     def __call__(self, x, w):
         return lax.conv_general_dilated(x, w, self.strides, self.padding, self.spread, dimension_numbers=NUMBERS)
 
     def run(self, x, w, *, known: bool, machine: Machine) -> np.ndarray:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Machine, "are_cheaper", lambda self, ops, others: ops[-1].family.name in chosen)
+            patch.setattr(Machine, "are_cheaper", lambda _, ops, others: ops[-1].family.name == self.name)
             patch.setattr(conv_few_outputs, "MOST_CHANNELS", 0)
             patch.setattr(bf16x6, "_FEWEST_CHANNELS", 1)
             patch.setattr(bf16x6, "_FEWEST_COLUMNS", 1)
-            chosen = {self.name}
             if self.tile is not None:
                 patch.setattr(winograd, "TILES", {window: (self.tile,) for window in TILES if self.tile in TILES[window]})
             machine = dataclasses.replace(machine, bf16_units=self.name == "bf16x6")
-            (result,) = (
-                run_tiled(lambda x: self(x, w), (x,), machine=machine) if known else run_tiled(self, (x, w), machine=machine)
-            )
+            function, arguments = (lambda x: self(x, w), (x,)) if known else (self, (x, w))
+            jaxpr = jax.make_jaxpr(function)(*arguments)
+            trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+            (part,) = trace.parts
+            program = run_passes(part, machine=machine)
+            assert self.name in [op.family.name for op in program.ops]
+        graph = apu.build(program, 2, machine)
+        graph.verify()
+        values = dict(zip(trace.inputs, arguments, strict=True))
+        (result,) = graph.run(*(values[value] for value in part.inputs))
         return result
 
 
@@ -61,7 +73,7 @@ LAYERS = [
     Layer("winograd", (2, 19, 22, 3), (7, 7, 3, 40), (2, 2)),
     Layer("winograd", (1, 17, 22, 17), (3, 3, 17, 40), (2, 2)),
     Layer("winograd", (1, 17, 22, 17), (3, 3, 17, 70), (2, 2), "VALID"),
-    Layer("winograd", (1, 9, 10, 18), (4, 4, 18, 33), spread=(2, 2)),
+    Layer("winograd", (1, 9, 10, 18), (4, 4, 18, 33), padding=((1, 2), (2, 1)), spread=(2, 2)),
     Layer("strassen", (2, 5, 9, 34), (1, 1, 34, 128)),
     Layer("strassen", (1, 4, 30, 1100), (1, 1, 1100, 64), (1, 2)),
     Layer("bf16x6", (2, 6, 9, 40), (3, 3, 40, 40)),
@@ -79,7 +91,11 @@ def agree(layer: Layer, x, w, result) -> None:
                 for a, b in ((np.float64(x), np.float64(w)), (np.abs(np.float64(x)), np.abs(np.float64(w))))
             )
         finite = np.isfinite(expected)
-        assert (np.abs(result - exact)[finite] <= TOLERANCE * scale[finite] + 1e-30).all()
+        if not (finite & (scale > 0)).any():
+            return
+        # Of a window of zeros the rounding of its neighbours is left.
+        bound = TOLERANCE * scale[finite] + 1e-4 * np.median(scale[finite & (scale > 0)])
+        assert (np.abs(result - exact)[finite] <= bound).all()
 
 
 @settings(max_examples=120, deadline=None)
@@ -102,7 +118,7 @@ def test_of_inputs(layer, values, count, known, is_square, zeros, machine, seed)
     count = 1 if 1e38 in np.abs(values) else count
     for _ in range(count):
         x[tuple(rng.integers(0, layer.x))] = rng.choice(values)
-    agree(layer, x, w, layer.run(x, w, known=known or layer.name == "strassen", machine=machine))
+    agree(layer, x, w, layer.run(x, w, known=known or not layer.takes_arguments, machine=machine))
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,7 +134,7 @@ def test_of_weights(layer, values, known, seed):
     x, w = rng.standard_normal(layer.x, np.float32), rng.standard_normal(layer.w, np.float32)
     *tap, channel, column = rng.integers(0, layer.w)
     w[*tap, channel, column] = rng.choice(values)
-    result = layer.run(x, w, known=known or layer.name == "strassen", machine=TINY_TILES)
+    result = layer.run(x, w, known=known or not layer.takes_arguments, machine=TINY_TILES)
     with np.errstate(all="ignore"):
         # Padding times what is not finite is XLA's to say; here other columns, and weights that are finite, are looked at.
         if not np.isfinite(w).all():
