@@ -55,9 +55,9 @@ ASPEN_INLINE T combined(T a, T b) {
     if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
     return a * b;
   } else if constexpr (kCombine == Combine::kMin) {
-    return a != a || a < b ? a : b;
+    return smaller(a, b);
   } else {
-    return a != a || a > b ? a : b;
+    return larger(a, b);
   }
 }
 
