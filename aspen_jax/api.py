@@ -22,7 +22,7 @@ from aspen_jax.weights import Layouts, restore
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
-    from aspen_jax.compile import Compiled
+    from aspen_jax.compile import Compiled, Options
     from aspen_jax.cuda.tuning import ExecutorTimes
     from aspen_jax.report.explain import Explanation
     from aspen_jax.tilegraph import TileGraph
@@ -185,13 +185,19 @@ class AspenFunction(Generic[P, R]):
     def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
         """The graph of tiles for arguments of these shapes.
 
+        Its inputs are the arrays of the arguments, in order, whether the function reads them or not, and its results all arrays
+        that the function returns: `graph.run(*args)` gives what the leaves of `f(*args)` are. Static arguments are left out.
+
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
 
         Raises:
-            UnsupportedError: the function is not one graph: parts of it were left to XLA.
+            UnsupportedError: the function is not one graph: parts of it were left to XLA, or it returns an argument or a constant
+                of a kind that tiles cannot hold.
         """
+        from aspen_jax.compile import compile_jaxpr, whole_graph
+
         explanation = self.explain(*args, **kwargs)
         if len(explanation.parts) != 1 or explanation.fallbacks:
             left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
@@ -199,7 +205,8 @@ class AspenFunction(Generic[P, R]):
                 f"{self.__name__} as a whole is not one graph of tiles; it has {len(explanation.parts)}; left to XLA: {left}; "
                 "explain() with the same arguments says where and why"
             )
-        return explanation.parts[0].graph
+        jaxpr, (call,) = self._calls(args, kwargs)
+        return whole_graph(jaxpr, compile_jaxpr(call, self._options()))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what is left to XLA and why. Prints as a table.
@@ -328,13 +335,18 @@ class AspenFunction(Generic[P, R]):
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
         """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
-        from aspen_jax.compile import Options, compile_jaxpr
+        from aspen_jax.compile import compile_jaxpr
+
+        jaxpr, calls = self._calls(args, kwargs)
+        return jaxpr, [(call, compile_jaxpr(call, self._options())) for call in calls]
+
+    def _options(self) -> Options:
+        """How its calls are compiled, whatever of them is left to XLA."""
+        from aspen_jax.compile import Options
         from aspen_jax.cuda.call import cuda_options
 
         choices = self._choices._replace(strict=False)
-        options = cuda_options(choices) if choices.device == "cuda" else Options(choices)
-        jaxpr, calls = self._calls(args, kwargs)
-        return jaxpr, [(call, compile_jaxpr(call, options)) for call in calls]
+        return cuda_options(choices) if choices.device == "cuda" else Options(choices)
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False

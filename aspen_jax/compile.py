@@ -19,7 +19,7 @@ from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
 from aspen_jax.primitive import expanded, prune
-from aspen_jax.program import Program, Value
+from aspen_jax.program import Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 
 _LONGEST_SCOPE = 120
@@ -214,6 +214,49 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
 
 def _choices_of_bodies(options: Options) -> Choices:
     return options.choices._replace(function="")
+
+
+def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
+    """The graph of a function that is one part, with its arguments as inputs and all that it returns as results, in order.
+
+    The custom call goes without arguments that no op reads, and without results that are not computed: JAX hands those on. An
+    argument that no op reads and no tile can hold (a key, complex numbers) is an input without elements here.
+
+    Args:
+        jaxpr: the function, which calls what was compiled and computes nothing else.
+        compiled: one part and no fallback.
+
+    Raises:
+        UnsupportedError: it returns an argument or a constant that tiles cannot hold.
+    """
+    (part,), (equation,) = compiled.parts, jaxpr.jaxpr.eqns
+    values: dict[Any, Value | np.ndarray] = dict(zip(equation.invars, compiled.trace.inputs, strict=True))
+    inputs = [values.setdefault(var, _given(var.aval)) for var in jaxpr.jaxpr.invars]
+    values.update(zip(equation.outvars, compiled.trace.outputs, strict=True))
+    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    constants = list(compiled.trace.constants)
+    outputs = []
+    for number, atom in enumerate(jaxpr.jaxpr.outvars):
+        try:
+            value = frontend.held(atom.aval)
+        except frontend.Unsupported as error:
+            raise UnsupportedError(f"result {number} of the function fits no graph: {error}; leave it out") from None
+        item = atom.val if isinstance(atom, core.Literal) else values[atom]
+        if not isinstance(item, Value):
+            constants.append((value, np.asarray(item, value.dtype)))
+            item = value
+        outputs.append(item)
+    if (*inputs, *outputs) == (*part.inputs, *part.outputs):
+        return part.graph
+    program = Program(tuple(inputs), tuple(constants), part.traced.ops, tuple(map(Operand.whole, outputs)))
+    return Part.build(program, part.options).graph
+
+
+def _given(aval: Any) -> Value:
+    try:
+        return frontend.held(aval)
+    except frontend.Unsupported:
+        return Value(runtime.NOTHING.shape, runtime.NOTHING.dtype)
 
 
 def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:

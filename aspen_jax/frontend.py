@@ -125,6 +125,19 @@ def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(aval.shape), _OPAQUE if opaque else np.dtype(aval.dtype)
 
 
+def held(aval: Any) -> Value:
+    """A value for an array.
+
+    Raises:
+        Unsupported: tiles cannot hold it.
+    """
+    shape, dtype = _array_type(aval)
+    if dtype not in DTYPE_NUMBERS:
+        raise Unsupported(f"tiles hold no {aval.dtype}")
+    _check_shape(shape)
+    return Value(shape, dtype)
+
+
 @dataclasses.dataclass(eq=False)
 class _Deferred:
     """A value known when tracing that depends on positions: computed by an op, or held by an array, once a reader asks for it."""

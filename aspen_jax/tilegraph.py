@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from aspen_jax import graph_file, graph_format
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from aspen_jax.ops.family import OpFamily
 
 _NUM_ARRAYS = 14
+
+# The kind of an input that stands for an argument which no tile could hold and none reads: `run` takes anything for it.
+_UNREAD = ((0,), np.dtype(np.uint8))
+
 _REMEDY = "save the graph again, or trace the function again"
 
 
@@ -191,10 +197,11 @@ class TileGraph:
         """Run the graph in the engine.
 
         Args:
-            *inputs: an array for each input; constants are known.
+            *inputs: an array or a Python number for each input, or pytrees of these; constants are known. For the graph of a
+                decorated function these are its arguments, without the static ones.
 
         Returns:
-            an array for each result.
+            an array for each result; for the graph of a decorated function each that it returns.
 
         Raises:
             InputError: the inputs do not fit.
@@ -206,7 +213,7 @@ class TileGraph:
         """Run the graph in the engine as `run` does, and say where and when each tile ran.
 
         Args:
-            *inputs: an array for each input; constants are known.
+            *inputs: as `run` takes them.
 
         Returns:
             int64 [T, 3], of each tile: the worker, or -1 where the calling thread walked a small graph itself; when it began, and
@@ -331,7 +338,7 @@ class TileGraph:
 
     @functools.cached_property
     def _bytes(self) -> bytes:
-        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode()
+        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode(errors="replace")
         counts = [len(self.kernels), len(self.operands), len(self.results), len(self.values), self.num_ops, self.num_tiles]
         box_widths = {2 * int(rank) for rank in self.values[self.ops[:, 1], 3]} - {0}
         return graph_format.encode(
@@ -367,10 +374,11 @@ class TileGraph:
         return np.argsort(self.tile_ops, kind="stable")
 
     def _operands(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        given = jax.tree.leaves(inputs)
         num_inputs = len(self.operands) - len(self.constants)
-        if len(inputs) != num_inputs:
-            raise InputError(f"the graph takes {num_inputs} inputs and got {len(inputs)}; pass one array for each")
-        arrays = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in inputs]
+        if len(given) != num_inputs:
+            raise InputError(f"the graph takes {num_inputs} inputs and got {len(given)}; pass one array for each")
+        arrays = [_as_input(item, *self.value(number)) for item, number in zip(given, self.operands[:num_inputs], strict=True)]
         for index, array in enumerate(arrays):
             shape, dtype = self.value(self.operands[index])
             if array.shape != shape or array.dtype != dtype:
@@ -400,6 +408,16 @@ def read_input(words: list[int], position: int) -> tuple[int, View, int]:
     base, starts = words[position + 3 : position + 3 + base_rank], words[position + 3 + base_rank : end - 3 * rank]
     dims = words[end - 3 * rank : end]
     return value, View(tuple(base), tuple(starts), tuple(ViewDim(*dims[d : d + 3]) for d in range(0, 3 * rank, 3))), end
+
+
+def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array for an input of this kind, which it need not fit."""
+    if (shape, dtype) == _UNREAD:
+        return np.zeros(*_UNREAD)
+    if isinstance(given, bool | int | float) and not isinstance(given, np.generic):
+        with contextlib.suppress(OverflowError):
+            return np.asarray(given, dtype)
+    return np.ascontiguousarray(given).reshape(np.shape(given))
 
 
 def _strings(data: np.ndarray) -> list[str]:

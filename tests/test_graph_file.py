@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from aspen_jax import _engine
+from aspen_jax import _engine, graph_format
 from aspen_jax.apu import build, pack
 from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import GraphFormatError
@@ -219,3 +219,42 @@ def test_a_graph_without_edges_hands_out_no_memory_of_others():
             del secret
         plan = _engine.Plan(backwards.to_bytes())
         np.testing.assert_array_equal(plan.run([np.zeros(x.shape, FLOAT)])[0], 0)
+
+
+def with_name(name: bytes) -> bytes:
+    """A small graph whose first op has this name, checksum and all."""
+    graph = small_net()
+    arrays = graph_format.decode(graph.to_bytes(), 14)
+    kernels = "".join(f"{kernel}\0" for kernel in graph.kernels).encode()
+    names = kernels + name + b"\0" + "".join(f"{other}\0" for other in graph.op_names[1:]).encode()
+    arrays[0] = np.frombuffer(names, np.uint8).astype(np.int64)
+    return graph_format.encode([(array, (0,)) for array in arrays])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_names_that_are_no_text_are_refused_by_both_readers(seed):
+    """Overlong forms, surrogates, numbers beyond U+10FFFF and stray bytes; both agree with Python's decoder."""
+    rng = np.random.default_rng(seed)
+    lead = [0x41, 0x7F, 0x80, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF]
+    named = 0
+    for _ in range(250):
+        name = bytes(rng.choice(lead, int(rng.integers(1, 5))).tolist())
+        if rng.integers(3) == 0:
+            name = "".join(map(chr, rng.integers(1, 0xD800, 3))).encode()
+        data = with_name(name)
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            for read in (_engine.Plan, TileGraph.from_bytes):
+                with pytest.raises(GraphFormatError, match="UTF-8"):
+                    read(data)
+        else:
+            named += 1
+            _engine.Plan(data)
+            assert TileGraph.from_bytes(data).op_names[0] == text
+    assert 50 < named < 200
+
+
+def test_a_scope_that_is_no_text_is_written_as_one():
+    graph = dataclasses.replace(small_net(), op_names=("\ud800 layer", *small_net().op_names[1:]))
+    assert TileGraph.from_bytes(graph.to_bytes()).op_names[0] == "? layer"

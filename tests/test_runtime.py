@@ -323,3 +323,14 @@ def test_the_caller_walks_where_no_thread_can_be_started(tmp_path: Path) -> None
     if result.stdout == "no limit\n":
         pytest.skip("the limit on threads does not bind here")
     assert result.stdout.endswith("right\n"), result.stderr
+
+
+def test_a_message_about_what_is_no_text_is_an_error_of_ours(tmp_path: Path) -> None:
+    code = (
+        "import os, aspen_jax\n"
+        "os.environb[b'ASPEN_NUM_WORKERS'] = b'\\xff7'\n"
+        "try: aspen_jax.num_workers()\n"
+        "except aspen_jax.AspenError as error: print(ascii(str(error)))\n"
+    )
+    result = python(code, tmp_path)
+    assert "is '\\ufffd7'; set it" in result.stdout, result.stderr

@@ -5,6 +5,7 @@
 
 #include "graph.h"
 #include "tile_checks.h"
+#include "utf8.h"
 #include "wire.h"
 
 namespace aspen {
@@ -86,6 +87,7 @@ class GraphReader {
   std::string op_name(size_t op) const { return "op '" + graph_.op_names[op] + "'"; }
 
   void read_names(const std::vector<uint8_t>& strings, int64_t num_kernels, int64_t num_ops) {
+    if (!is_utf8(strings)) throw GraphError("the names of the tile graph are no UTF-8 text");
     auto begin = strings.begin();
     while (begin != strings.end()) {
       const auto end = std::find(begin, strings.end(), 0);

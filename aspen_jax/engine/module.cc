@@ -39,7 +39,9 @@ class RunError : public std::runtime_error {
 
 void set_python_error(const char* name, const std::string& message) {
   nb::object type = nb::module_::import_("aspen_jax.errors").attr(name);
-  PyErr_SetString(type.ptr(), message.c_str());
+  // A message may quote what no graph holds, such as a variable of the environment, which need not be text.
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
+  PyErr_SetObject(type.ptr(), text.ptr());
 }
 
 void translate(const std::exception_ptr& pointer, void*) {

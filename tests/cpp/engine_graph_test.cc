@@ -7,6 +7,7 @@
 
 #include "aspen_jax/engine/graph.h"
 #include "aspen_jax/engine/plan.h"
+#include "aspen_jax/engine/utf8.h"
 #include "aspen_jax/engine/wire.h"
 #include "dag.h"
 #include "engine_check.h"
@@ -163,7 +164,43 @@ TEST(names_that_are_wrong_are_refused) {
   refuse_arrays([](Words* a) { a[0].pop_back(); }, "last name of the tile graph has no end");
   refuse_arrays([](Words* a) { a[0].push_back(0); }, "5 names where 4 are needed");
   refuse_arrays([](Words* a) { a[0][0] = 256; }, "strings of the tile graph: number 0 is 256, outside [0, 255]");
+  refuse_arrays([](Words* a) { a[0][0] = 0xFF; }, "no UTF-8 text");
+  refuse_arrays([](Words* a) { a[0].back() = 0xC3; }, "no UTF-8 text");
   refuse_arrays([](Words* a) { a[1].pop_back(); }, "7 counts where 8 are needed");
+}
+
+// A number written as UTF-8 of `length` bytes, whether or not it should be.
+std::vector<uint8_t> character(uint32_t number, int length) {
+  if (length == 1) return {static_cast<uint8_t>(number)};
+  std::vector<uint8_t> bytes{static_cast<uint8_t>(0xF00u >> length | number >> 6 * (length - 1))};
+  for (int k = length - 2; k >= 0; --k) bytes.push_back(static_cast<uint8_t>(0x80 | (number >> 6 * k & 0x3F)));
+  return bytes;
+}
+
+TEST(text_is_utf8_where_each_character_is_written_as_short_as_can_be) {
+  constexpr uint32_t kFirst[] = {0, 0, 0x80, 0x800, 0x10000, 0x110000};  // that needs so many bytes
+  for (int length = 1; length <= 4; ++length) {
+    const uint32_t end = length == 1 ? 0x80 : uint32_t{1} << (5 * length + 1);
+    for (uint32_t number = 0; number < end; ++number) {
+      const bool surrogate = number >= 0xD800 && number < 0xE000;
+      const bool expected = number >= kFirst[length] && number < kFirst[length + 1] && !surrogate;
+      auto bytes = character(number, length);
+      CHECK(is_utf8(bytes) == expected);
+      if (number % 61 != 0 || length == 1) continue;
+      CHECK(!is_utf8(std::span(bytes).first(bytes.size() - 1)));
+      CHECK(!is_utf8(std::span(bytes).last(bytes.size() - 1)));
+      for (const uint8_t beside : {0x41, 0x80, 0xC3, 0xFF}) {
+        auto longer = bytes;
+        longer.push_back(beside);
+        CHECK(is_utf8(longer) == (expected && beside == 0x41));
+        longer = bytes;
+        longer.back() = beside;
+        CHECK(!is_utf8(longer) || (expected && beside == 0x80));
+      }
+    }
+  }
+  for (const uint8_t byte : {0x80, 0xBF, 0xC0, 0xC1, 0xF5, 0xF8, 0xFE, 0xFF}) CHECK(!is_utf8(std::span(&byte, 1)));
+  CHECK(is_utf8({}));
 }
 
 TEST(values_that_are_wrong_are_refused) {
