@@ -186,6 +186,7 @@ def test_running_results(dtype):
 def test_movement(dtype):
     functions: Functions = {
         "broadcast_in_dim": lambda x, i: lax.broadcast_in_dim(x, (4, 2, 3, 6), (1, 2, 3)),
+        "broadcast_in_dim, unordered": lambda x, i: lax.broadcast_in_dim(x[:, :, :1], (3, 4, 5, 2), (3, 0, 2)),
         "concatenate": lambda x, i: lax.concatenate([x, x[:, :1], x], 1),
         "dynamic_slice": lambda x, i: lax.dynamic_slice(x, (0, i[0], i[1]), (2, 2, 3)),
         "dynamic_update_slice": lambda x, i: lax.dynamic_update_slice(x, x[:, :1, :4], (i[1], i[0], 0)),
