@@ -201,3 +201,23 @@ def test_movement(dtype):
         "transpose": lambda x, i: lax.transpose(x, (2, 0, 1)),
     }
     check(functions, draw(dtype, (2, 3, 6)), np.array([2, 0], np.int32))
+
+
+@pytest.mark.parametrize("out_dtype", ["int16", "int32", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "float16", "bfloat16", "float32"])
+def test_a_product_may_have_another_dtype_than_its_factors(dtype, out_dtype):
+    rng = np.random.default_rng()
+    x, y = (jnp.asarray(rng.integers(0, 100, (5, 7)), dtype) for _ in range(2))  # products overflow int8
+    expected = lax.mul(x, y, out_dtype=jnp.dtype(out_dtype))
+    result = aspen(lambda x, y: lax.mul(x, y, out_dtype=jnp.dtype(out_dtype)))(x, y)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("name", ["log", "log2", "tanh"])
+def test_more_accuracy_than_kernels_promise_is_left_to_xla(name):
+    function = getattr(lax, name, None)
+    if function is None:
+        pytest.skip(f"this version of JAX has no lax.{name}")
+    with pytest.raises(UnsupportedError, match="accuracy"):
+        aspen(lambda x: function(x, accuracy=lax.AccuracyMode.HIGHEST), strict=True)(np.ones(3, np.float32))
