@@ -114,10 +114,11 @@ class AspenFunction(Generic[P, R]):
     __qualname__: str
 
     def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], choices: Choices):
-        # A callable object's attributes are its own, so __dict__ is not copied from it.
         functools.update_wrapper(self, fun, updated=())
+        if inspect.isfunction(fun):  # a callable object's attributes are its own
+            vars(self).update((name, value) for name, value in vars(fun).items() if not hasattr(self, name))
         named = fun.func if isinstance(fun, functools.partial) else fun
-        self.__name__ = getattr(named, "__name__", type(named).__name__)
+        self.__name__ = getattr(fun, "__name__", getattr(named, "__name__", type(named).__name__))
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
         self._weights = weights
         self._choices = choices._replace(function=_described(fun, self.__name__))

@@ -299,7 +299,8 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
     if any(array is None for array in arrays):
         return None
     # What is not a number here may be masked later: only the function's own results are the user's.
-    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+    # A mesh may have other types of axes where the equation was traced than where this is called.
+    with equation.ctx.manager, jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
     return None if any(array is None for array in whole) else [array for array in whole if array is not None]

@@ -751,6 +751,19 @@ def test_sharded_arguments(axis_type):
     np.testing.assert_allclose(got, jax.grad(lambda w: fun(x, w).sum())(w), rtol=1e-4, atol=1e-5)
 
 
+def test_constants_that_are_traced_under_other_axis_types():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+
+    def fun(key):  # traced with Auto axes inside
+        return jax.random.randint(key, (4,), 0, 10, out_sharding=sharding)
+
+    with jax.set_mesh(mesh):
+        want, got = fun(jax.random.key(0)), jax.jit(aspen(fun))(jax.random.key(0))
+    np.testing.assert_array_equal(got, want)
+    assert got.sharding == want.sharding
+
+
 def test_shard_map():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     x, w = normal(0, 4, 3), normal(1, 3, 5)
