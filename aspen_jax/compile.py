@@ -231,7 +231,11 @@ def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
     """
     (part,), (equation,) = compiled.parts, jaxpr.jaxpr.eqns
     values: dict[Any, Value | np.ndarray] = dict(zip(equation.invars, compiled.trace.inputs, strict=True))
-    inputs = [values.setdefault(var, _given(var.aval)) for var in jaxpr.jaxpr.invars]
+    inputs = []
+    for var in jaxpr.jaxpr.invars:
+        value = values.setdefault(var, _given(var.aval))
+        assert isinstance(value, Value), var  # arguments of the call are no constants
+        inputs.append(value)
     values.update(zip(equation.outvars, compiled.trace.outputs, strict=True))
     values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     constants = list(compiled.trace.constants)

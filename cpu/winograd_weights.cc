@@ -22,7 +22,7 @@ struct Weights final : OpState {
   int64_t strides[4];
 };
 
-// Binary exponents that the taps of a column may lie apart, and what taps of zeros count as; aspen_jax/ops/winograd.py has the same.
+// Binary exponents that the taps of a column may lie apart, and what taps of zeros count as; as in aspen_jax/ops/winograd.py.
 constexpr int32_t kMostApart = 12 << 23, kOfZeros = (127 + 16) << 23;
 constexpr int32_t kMagnitude = std::numeric_limits<int32_t>::max(), kInfinite = 0x7f800000;  // bits of a float
 

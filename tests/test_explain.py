@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,7 @@ def test_what_is_printed_fits_120_columns(monkeypatch, directory):
         text = str(aspen(fun).explain(*args))
         assert max(map(len, text.splitlines())) <= 120
         assert "test_explain.py:" in text
-        assert "no op for primitive" in text
+        assert re.search(r"(cholesky|qr).*test_explain\.py:", text)
 
 
 def test_the_first_words_are_the_share_of_flops_in_tiles():
@@ -128,10 +129,9 @@ def test_a_function_that_falls_back_warns_once_with_the_biggest_reasons(warnings
     (message,) = warnings.messages
     assert message.startswith(f"fun ({__file__}:{fun.__code__.co_firstlineno}): ")
     assert "% of its flops are left to XLA" in message
-    first, second, third = message.split(": ", 2)[2].split("; ")[:3]
-    assert first.split(" ", 1)[1] == f"eigh at {line_of(fun, 'eigh')} (no op for primitive eigh)"
-    assert second.split(" ", 1)[1] == f"qr at {line_of(fun, 'qr')} (no op for primitive qr)"
-    assert third.split(" ", 1)[1].startswith("cholesky at ")
+    reasons = re.findall(r"\d+% (\w+) at (\S+) \(no op for (\w+): ", message)
+    assert [(name, name) for name in ("eigh", "qr", "cholesky")] == [(name, known) for name, _, known in reasons]
+    assert [where for _, where, _ in reasons[:2]] == [line_of(fun, "eigh"), line_of(fun, "qr")]
     assert 'logging.getLogger("aspen_jax").setLevel("ERROR")' in message
     decorated(normal(N, N))
     decorated(normal(N // 2, N // 2))

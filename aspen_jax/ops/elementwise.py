@@ -106,7 +106,7 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
 
 
 def _refuse_parameters(equation: Equation) -> None:
-    """Leaves to XLA what parameters change: `accuracy` that no kernel promises, `out_dtype`, and what later versions of JAX add."""
+    """Leaves to XLA what parameters change: `accuracy` that no kernel promises, `out_dtype`, and what later JAX adds."""
     for name, value in equation.params.items():
         kept = equation.primitive in _ALWAYS_ACCURATE and value == lax.AccuracyMode.HIGHEST
         if value is not None and not kept:
