@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 from jax.extend import source_info_util
 
-from aspen_jax import arguments, primitive
+from aspen_jax import arguments, experimental, nnx_state, primitive
 from aspen_jax.choices import DEVICES, Choices
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.weights import Layouts, restore
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aspen_jax.tuning import Tuning
 
 # What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
-for _file in (__file__, arguments.__file__, primitive.__file__):
+for _file in (__file__, arguments.__file__, nnx_state.__file__, primitive.__file__):
     source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
@@ -64,8 +64,9 @@ def aspen(
 
     Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are
     static: a new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is
-    once tracing with an abstract one has failed. As with `jax.jit`, what the function reads from elsewhere, such as globals, or
-    attributes of an object that is no pytree, is read when it is traced.
+    once tracing with an abstract one has failed. What a function changes in modules, optimizers and random streams of flax nnx
+    that it is given is changed in them behind the call, as by `nnx.jit`. As with `jax.jit`, what the function reads from
+    elsewhere, such as globals, or attributes of an object that is no pytree, is read when it is traced.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
@@ -78,10 +79,11 @@ def aspen(
         **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
 
     Returns:
-        An `AspenFunction`.
+        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/fallback.md).
 
     Raises:
-        InputError: an option has another value than those above, or is one of `jax.jit`.
+        InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
+            array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
         TypeError: an option is neither one of those above nor of `jax.jit`.
     """
     _refuse_options(options)
@@ -96,7 +98,12 @@ def aspen(
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
     choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
-    return AspenFunction(fun, weights=_check_weights(fun, weights), choices=choices)
+    marks = _check_weights(fun, weights)
+    method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
+    if nnx_state.is_object(instance):  # it may change, so it is an argument
+        marks = tuple(mark + 1 if isinstance(mark, int) and mark >= 0 else mark for mark in marks)
+        return AspenFunction(method, weights=marks, choices=choices).__get__(instance)
+    return AspenFunction(fun, weights=marks, choices=choices)
 
 
 class AspenFunction(Generic[P, R]):
@@ -107,16 +114,18 @@ class AspenFunction(Generic[P, R]):
     __qualname__: str
 
     def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], choices: Choices):
-        # A callable object's attributes are its own, so __dict__ is not copied from it.
         functools.update_wrapper(self, fun, updated=())
+        if inspect.isfunction(fun):  # a callable object's attributes are its own
+            vars(self).update((name, value) for name, value in vars(fun).items() if not hasattr(self, name))
         named = fun.func if isinstance(fun, functools.partial) else fun
-        self.__name__ = getattr(named, "__name__", type(named).__name__)
+        self.__name__ = getattr(fun, "__name__", getattr(named, "__name__", type(named).__name__))
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
         self._weights = weights
-        self._choices = choices
+        self._choices = choices._replace(function=_described(fun, self.__name__))
         self._jitted = self._new_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
+        self._holds_objects: dict[Any, bool] = {}
         self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -124,14 +133,17 @@ class AspenFunction(Generic[P, R]):
             undecorated: Callable[..., Any] = self.__wrapped__
             return undecorated(*restore(args), **restore(kwargs))
         try:
-            if self._weights and self._is_for_cpu():
-                args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
-            return self._on_arguments(self._jitted, args, kwargs)
+            return nnx_state.call(self._call, args, kwargs, self._holds_objects)
         except (RuntimeError, ValueError) as error:
             clearer = arguments.explained(error, self.__wrapped__, self.__name__, args, kwargs)
             if clearer is None:
                 raise
             raise clearer from error
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._weights and self._is_for_cpu():
+            args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
+        return self._on_arguments(self._jitted, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """The weights, stored once in the order in which the function's products and convolutions read them.
@@ -160,9 +172,12 @@ class AspenFunction(Generic[P, R]):
         """The function under `jax.jit`, with nothing compiled yet."""
         return jax.jit(_traceable(self.__wrapped__, self.__name__, self._choices), static_argnums=0)
 
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
+        return self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True)
+
     def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr.jaxpr
+        jaxpr = self._traced(args, kwargs).jaxpr.jaxpr
         leaves, tree = jax.tree.flatten((args, kwargs))
         structure, _ = arguments.split(leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=True)
         static = {index for index, _ in structure.static}
@@ -229,7 +244,7 @@ class AspenFunction(Generic[P, R]):
         if not self._is_for_cpu():
             return self._tune_on_gpu(args, kwargs)
         _, compiled = self._compiled(args, kwargs)
-        parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
+        parts = [part for _, item in compiled for function in (item, *item.bodies) for part in function.parts]
         if not parts:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = tuning.tune([part.traced for part in parts], parts[0].options)
@@ -316,15 +331,15 @@ class AspenFunction(Generic[P, R]):
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
-        jaxpr = self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True).jaxpr
+        jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[Compiled]]:
-        """The jaxpr of a call, and what becomes of each function in it that is to be tiled."""
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
+        """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
         from aspen_jax.compile import compile_jaxpr
 
         jaxpr, calls = self._calls(args, kwargs)
-        return jaxpr, [compile_jaxpr(call, self._options()) for call in calls]
+        return jaxpr, [(call, compile_jaxpr(call, self._options())) for call in calls]
 
     def _options(self) -> Options:
         """How its calls are compiled, whatever of them is left to XLA."""
@@ -360,7 +375,8 @@ class AspenFunction(Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not hasattr(self.__wrapped__, "__get__"):
             return self
-        if jax.tree_util.all_leaves([instance]) and type(instance).__weakrefoffset__:
+        is_leaf = jax.tree_util.all_leaves([instance]) and not nnx_state.is_object(instance)
+        if is_leaf and type(instance).__weakrefoffset__:
             return BoundAspenFunction(self._for_instance(instance), self.__wrapped__, instance, ())
         return BoundAspenFunction(self, self.__wrapped__, instance, (instance,))
 
@@ -457,7 +473,9 @@ class BoundAspenFunction:
         return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
+        if isinstance(getattr(type(self.__self__), self.__name__, None), AspenFunction):
+            return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
+        return self._function.__get__, (self.__self__,)
 
     def __repr__(self) -> str:
         return f"<aspen of {self.__wrapped__!r}>"
@@ -470,13 +488,20 @@ def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable
         @functools.wraps(fun, updated=())
         def on_traced(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
-            return fun(*args, **kwargs)
+            return nnx_state.traced(fun, args, kwargs)
 
+        experimental.register_loaded()
         args, kwargs = structure.traced(leaves)
         return primitive.call(on_traced, args, kwargs, choices=choices)
 
     traceable.__name__ = traceable.__qualname__ = name
     return traceable
+
+
+def _described(fun: Callable[..., Any], name: str) -> str:
+    """The function's name and line."""
+    code = getattr(inspect.unwrap(fun.func if isinstance(fun, functools.partial) else fun), "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _method(fun: Any, instance: Any) -> Callable[..., Any]:

@@ -73,7 +73,7 @@ def split(leaves: Sequence[Any], tree: Any, *, scalars_static: bool, shapes_trac
     has_scalars = False
     for index, leaf in enumerate(leaves):
         as_array = getattr(leaf, "__jax_array__", None)
-        if as_array is not None:
+        if as_array is not None and not _is_array(leaf, shapes_traced):
             leaf = as_array()
         if type(leaf) in _SCALARS and not scalars_static:
             has_scalars = True

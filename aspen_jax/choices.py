@@ -13,9 +13,11 @@ class Choices(NamedTuple):
     Attributes:
         strict: refuse a function that cannot be tiled as a whole.
         device: one of `DEVICES`, "cuda" where it was told "gpu".
+        function: name and line of the decorated function, for messages; "" for a part of one, such as a loop's body.
         executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
     """
 
     strict: bool = False
     device: str = "auto"
+    function: str = ""
     executor: str | None = None

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from aspen_jax.choices import Choices
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
 from aspen_jax.passes import disabled_by_environment, run_passes
+from aspen_jax.primitive import expanded, prune
 from aspen_jax.program import Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
 
@@ -27,7 +28,8 @@ _LONGEST_SCOPE = 120
 def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
     """The part as a custom call of the CPU."""
     nothing = [runtime.NOTHING] if len(results) > 1 else []
-    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands)[: len(results)]
+    shared = part.graph.shared_memory
+    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands, shared_memory=shared)[: len(results)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +147,13 @@ class Compiled:
     @property
     def bodies(self) -> tuple[Compiled, ...]:
         """The tiled bodies of control flow, and the bodies in those."""
-        direct = [
-            compile_jaxpr(jaxpr, self.options)
-            for fallback in self.fallbacks
-            for jaxpr in control_flow.tiled_bodies(fallback.equation)
-        ]
+        direct = [body for fallback in self.fallbacks for _, body in self.bodies_of(fallback)]
         return tuple(body for item in direct for body in (item, *item.bodies))
+
+    def bodies_of(self, fallback: Fallback) -> Iterator[tuple[core.ClosedJaxpr, Compiled]]:
+        """The tiled bodies of one equation of control flow, as jaxprs and compiled."""
+        for jaxpr in control_flow.tiled_bodies(fallback.equation):
+            yield jaxpr, compile_jaxpr(jaxpr, dataclasses.replace(self.options, choices=_choices_of_bodies(self.options)))
 
     def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
         """The function on flat arguments, as JAX operations; for use under a trace.
@@ -199,7 +202,8 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     # One jaxpr may be closed over different constants.
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
-    trace = frontend.trace(jaxpr, options.refuses)
+    without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
+    trace = frontend.trace(without_dead_code, options.refuses)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))
@@ -208,6 +212,10 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     with _lock:
         _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
     return compiled
+
+
+def _choices_of_bodies(options: Options) -> Choices:
+    return options.choices._replace(function="")
 
 
 def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
@@ -225,7 +233,11 @@ def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
     """
     (part,), (equation,) = compiled.parts, jaxpr.jaxpr.eqns
     values: dict[Any, Value | np.ndarray] = dict(zip(equation.invars, compiled.trace.inputs, strict=True))
-    inputs = [values.setdefault(var, _given(var.aval)) for var in jaxpr.jaxpr.invars]
+    inputs = []
+    for var in jaxpr.jaxpr.invars:
+        value = values.setdefault(var, _given(var.aval))
+        assert isinstance(value, Value), var  # arguments of the call are no constants
+        inputs.append(value)
     values.update(zip(equation.outvars, compiled.trace.outputs, strict=True))
     values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     constants = list(compiled.trace.constants)
@@ -256,7 +268,7 @@ def _given(aval: Any) -> Value:
 def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
     if not control_flow.is_control_flow(fallback.equation):
         return fallback
-    equation = control_flow.with_tiled_bodies(fallback.equation, choices=options.choices)
+    equation = control_flow.with_tiled_bodies(fallback.equation, choices=_choices_of_bodies(options))
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
     reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
     return dataclasses.replace(fallback, equation=equation, reason=reason)

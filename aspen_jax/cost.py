@@ -100,6 +100,49 @@ def of_equation(equation: Any) -> Cost:
     return Cost(elements if count is None else count(equation), bytes=moved)
 
 
+def executed(equations: Iterable[core.JaxprEqn]) -> float:
+    """About how many operations on elements a run takes.
+
+    Unlike XLA this counts what factorisations and Fourier transforms do, and a `scan` as often as it turns. A `while_loop`, of
+    which that is not known, counts once.
+    """
+    return sum(map(_executed_by, equations), 0.0)
+
+
+def _executed_by(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        return params["length"] * executed(_open(params["jaxpr"]).eqns)
+    if name == "cond":
+        return max(executed(_open(branch).eqns) for branch in params["branches"])
+    if name in _JAXPR_OF_CALL:
+        return executed(_open(params[_JAXPR_OF_CALL[name]]).eqns)
+    if name in _FACTORISATIONS:
+        *_, rows, columns = shape = equation.invars[0].aval.shape
+        return _FACTORISATIONS[name] * min(_product((*shape, rows)), _product((*shape, columns)))
+    if name == "triangular_solve":
+        return _product((*equation.outvars[0].aval.shape, equation.invars[0].aval.shape[-1]))
+    if name == "fft":
+        return 5 * _size(equation.outvars[0].aval) * math.log2(max(2, _product(params["fft_lengths"])))
+    inner = [] if name in _COUNTED else list(core.jaxprs_in_params(params))
+    return sum(executed(jaxpr.eqns) for jaxpr in inner) if inner else of_equation(equation).total
+
+
+# Flops of m x n matrices over m * n * min(m, n), by textbooks (Golub and Van Loan); of iterations that converge, about.
+_FACTORISATIONS = {
+    "cholesky": 1 / 3,
+    "eig": 25.0,
+    "eigh": 9.0,
+    "geqrf": 4 / 3,
+    "hessenberg": 10 / 3,
+    "householder_product": 4 / 3,
+    "lu": 2 / 3,
+    "qr": 8 / 3,
+    "schur": 25.0,
+    "svd": 20.0,
+    "tridiagonal": 4 / 3,
+}
+
 # The jaxpr that is executed, where parameters hold others too (rules of differentiation), or those of a reduction.
 _JAXPR_OF_CALL = {
     "custom_jvp_call": "call_jaxpr",

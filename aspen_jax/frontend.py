@@ -16,7 +16,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from aspen_jax import user_code
 from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.left_to_xla import REASONS
 from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
@@ -49,6 +51,7 @@ _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # closed_call's name in JAX 0.12
     "core_call": "call_jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",
@@ -176,10 +179,11 @@ class _Converter:
         def read(atom: Any) -> _Item:
             return _known_array(atom.val, atom.aval) if isinstance(atom, core.Literal) else environment[atom]
 
+        function = jaxpr.debug_info if line else None
         for equation in jaxpr.eqns:
             inputs = [read(atom) for atom in equation.invars]
             name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
-            source = _source_line(equation) or line
+            source = user_code.line_of(equation.source_info.traceback, function) or line
             called = _called_jaxpr(equation)
             if called is not None:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
@@ -225,7 +229,7 @@ class _Converter:
         try:
             converter = CONVERTERS.get(primitive)
             if converter is None:
-                raise Unsupported(f"no op for primitive {primitive}")
+                raise Unsupported(f"no op for {primitive}: {REASONS.get(primitive, 'aspen_jax does not know this primitive')}")
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
             outputs = [_array_type(var.aval) for var in equation.outvars]
@@ -295,7 +299,8 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
     if any(array is None for array in arrays):
         return None
     # What is not a number here may be masked later: only the function's own results are the user's.
-    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+    # A mesh may have other types of axes where the equation was traced than where this is called.
+    with equation.ctx.manager, jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
     return None if any(array is None for array in whole) else [array for array in whole if array is not None]
@@ -315,15 +320,6 @@ def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     if isinstance(jaxpr, core.Jaxpr) and not jaxpr.constvars:
         return core.ClosedJaxpr(jaxpr, ())
     return None
-
-
-def _source_line(equation: core.JaxprEqn) -> str:
-    """The innermost frame of the user's: the first that is neither JAX's nor ours."""
-    traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if not any(part in frame.file_name for part in ("/jax/", "/aspen_jax/", "/jaxlib/")):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
 
 
 def _whole_array(item: Any) -> np.ndarray | None:

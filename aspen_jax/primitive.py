@@ -13,7 +13,18 @@ from typing import Any
 
 import jax
 from jax import core
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun, jaxprs_in_params
+from jax.experimental import hijax
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    Primitive,
+    Var,
+    jaxpr_as_fun,
+    jaxprs_in_params,
+    new_jaxpr_eqn,
+    no_effects,
+)
 from jax.extend.core.primitives import closed_call_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -21,6 +32,7 @@ from jax.interpreters import partial_eval as pe
 from aspen_jax import sharding
 from aspen_jax.choices import Choices
 from aspen_jax.errors import AspenError, UnsupportedError
+from aspen_jax.report import share
 
 
 class _Call(Primitive):
@@ -31,6 +43,11 @@ class _Call(Primitive):
         # to that, and binds the primitive again to the outcome, a function of more operands, as JAX's own calls take it.
         (checked,) = subfuns
         return call(checked.call_wrapped, operands, {}, choices=params["choices"])
+
+    def to_lojax(self, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+        # JAX asks when nothing transforms the call any more, so rules of jax.experimental.hijax are not needed from here on.
+        del spread
+        return bind(expanded(call_jaxpr), operands, choices=choices)
 
 
 aspen_call_p = _Call("aspen_call")
@@ -80,6 +97,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> li
     if reason is not None:
         if choices.strict:
             raise UnsupportedError(f"the function {reason}, so it cannot be tiled; take that out, or drop strict=True")
+        share.warn_of_all(jaxpr.jaxpr, reason, choices)
         return jaxpr_as_fun(jaxpr)(*operands)
     # Outputs that are inputs, or come twice, would be copied. Most residuals of a linearized function are of that kind.
     values: dict[Any, Any] = dict(zip([*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars], [*jaxpr.consts, *operands], strict=True))
@@ -89,7 +107,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> li
         computed.append(isinstance(outvar, Literal) or outvar not in values)
         if not isinstance(outvar, Literal):
             values.setdefault(outvar, None)
-    pruned, used = prune(jaxpr, computed)
+    pruned, used = _swept(jaxpr, computed)
     results = iter(aspen_call_p.bind(*compress(operands, used), **parameters(pruned, choices=choices)) if any(computed) else ())
     outs = []
     for outvar, is_computed in zip(outvars, computed, strict=True):
@@ -108,9 +126,27 @@ def parameters(jaxpr: ClosedJaxpr, *, choices: Choices) -> dict[str, Any]:
     return {"call_jaxpr": jaxpr, "choices": choices, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
 
 
-def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """The jaxpr with some outputs only, and which of its inputs it still takes."""
-    pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, list(used_outputs))
+def _swept(jaxpr: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """As `prune`, but an equation is kept or dropped as it is.
+
+    What JAX makes of a `custom_jvp` function that had outputs which nobody reads has no derivative where its rule gives symbolic
+    zeros (JAX 0.10 to 0.12).
+    """
+    outvars = list(compress(jaxpr.jaxpr.outvars, wanted))
+    live = {outvar for outvar in outvars if not isinstance(outvar, Literal)}
+    eqns = []
+    for eqn in reversed(jaxpr.jaxpr.eqns):
+        if not live.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            live.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    used_inputs = [var in live for var in jaxpr.jaxpr.invars]
+    invars = list(compress(jaxpr.jaxpr.invars, used_inputs))
+    return jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns[::-1])), used_inputs
+
+
+def prune(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], *, keep_inputs: bool = False) -> tuple[ClosedJaxpr, list[bool]]:
+    """The jaxpr with some outputs only, inside of its equations too, and which of its inputs it still takes."""
+    pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, list(used_outputs), keep_inputs)
     return ClosedJaxpr(pruned, jaxpr.consts), used_inputs
 
 
@@ -119,9 +155,9 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
     if jaxpr.effects:
         # Order, tokens and axis names are between the effect and JAX; they would not survive inside a custom call.
         return f"has effects ({', '.join(sorted(map(str, jaxpr.effects)))})"
-    if getattr(jaxpr.jaxpr, "is_high", False):
-        # JAX lowers such types and primitives itself, equation by equation, and asks for a rule where they are in a parameter.
-        return "has a primitive of jax.experimental.hijax"
+    if _is_high(jaxpr) and not (hasattr(pe, "lower_jaxpr2") and _has_forward_rules(jaxpr.jaxpr)):
+        # Before 0.12 only JAX can expand them. A rule for jax.vjp alone is not asked for from inside a rule of ours.
+        return "has a primitive of jax.experimental.hijax without rules for jvp and lin"
     for aval in jaxpr.in_avals:
         if not isinstance(aval, core.ShapedArray):
             return f"takes an argument that is not an array ({aval})"
@@ -132,6 +168,28 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
             if not isinstance(aval, core.ShapedArray):
                 return f"{what} a value that is not an array ({aval})"
     return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+
+
+def expanded(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with what primitives of `jax.experimental.hijax` stand for in their place."""
+    return getattr(pe, "lower_jaxpr2")(jaxpr) if _is_high(jaxpr) else jaxpr  # noqa: B009 (JAX 0.12 and later)
+
+
+def _is_high(jaxpr: ClosedJaxpr) -> bool:
+    return getattr(jaxpr.jaxpr, "is_high", False)
+
+
+def _has_forward_rules(jaxpr: Jaxpr) -> bool:
+    """Whether each primitive of `jax.experimental.hijax` inside has rules for forward mode and for linearization."""
+    base: Any = getattr(hijax, "HiPrim")  # noqa: B009 (JAX 0.12 and later)
+
+    def has_rules(prim: Any) -> bool:
+        return not isinstance(prim, base) or (type(prim).jvp is not base.jvp and type(prim).lin is not base.lin)
+
+    return all(
+        has_rules(equation.params.get("_prim")) and all(map(_has_forward_rules, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _has_tokens(jaxpr: Jaxpr) -> bool:
@@ -169,22 +227,40 @@ def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
 ) -> tuple[list[Any], list[Any]]:
-    # Linearize in one trace and return the residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the
-    # linear part stays in sight of JAX, which may evaluate or transpose it.
-    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    # Forward mode is one call that keeps nothing. Where tangents are known only later (jax.linearize, jax.vjp), the call returns
+    # residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the linear part stays in sight of JAX,
+    # which may evaluate or transpose it.
+    del spread
+    moves = [not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0 for tangent in tangents]
+    depends: list[bool] = []
 
-    def forward(*primals: Any) -> tuple[list[Any], Any]:
+    def forward(primals: Sequence[Any], tangents: Sequence[Any] | None) -> tuple[list[Any], Any]:
         def moving(*args: Any) -> list[Any]:
             new = iter(args)
-            return jaxpr_as_fun(call_jaxpr)(
+            outs = jaxpr_as_fun(call_jaxpr)(
                 *(next(new) if moved else primal for moved, primal in zip(moves, primals, strict=True))
             )
+            depends.extend(isinstance(out, ad.JVPTracer) for out in outs)
+            return outs
 
-        return jax.linearize(moving, *compress(primals, moves))
+        moved = list(compress(primals, moves))
+        if tangents is None:
+            return jax.linearize(moving, *moved)
+        outs, outs_dot = jax.jvp(moving, moved, tangents)
+        return outs, list(compress(outs_dot, depends))  # the others are zeros
 
-    outs, linear = call(forward, primals, {}, choices=choices)
-    outs_dot = linear(*compress(tangents, moves))
-    return outs, [ad.Zero(jax.typeof(dot)) if dot.dtype == jax.dtypes.float0 else dot for dot in outs_dot]
+    directions = list(compress(tangents, moves))
+    if any(isinstance(tangent, pe.JaxprTracer) for tangent in directions):
+        outs, linear = call(forward, (primals, None), {}, choices=choices)
+        outs_dot = linear(*directions)
+    else:
+        outs, some = call(forward, (primals, directions), {}, choices=choices)
+        found = iter(some)
+        outs_dot = [next(found) if is_dependent else None for is_dependent in depends]
+    zeros = (dot is None or dot.dtype == jax.dtypes.float0 for dot in outs_dot)
+    return outs, [
+        ad.Zero(jax.typeof(out).to_tangent_aval()) if zero else dot for out, dot, zero in zip(outs, outs_dot, zeros, strict=True)
+    ]
 
 
 ad.primitive_jvps[aspen_call_p] = _jvp
@@ -285,6 +361,28 @@ def _split(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool],
 pe.partial_eval_jaxpr_custom_rules[aspen_call_p] = _split
 
 
+def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Sequence[Any]:
+    # The same split of a call that is being traced: what is known is computed now, the rest is one equation of the trace.
+    knowns = [tracer.pval.get_known() for tracer in tracers]
+    unknown = [known is None for known in knowns]
+    if not any(unknown):
+        return aspen_call_p.bind(*knowns, **params)
+    jaxpr = params["call_jaxpr"]
+    eqn = new_jaxpr_eqn([*map(Var, jaxpr.in_avals)], [*map(Var, jaxpr.out_avals)], aspen_call_p, params, no_effects)
+    now, later, *_ = _split(jax.checkpoint_policies.everything_saveable, unknown, unknown, eqn)
+    values = {var: known if known is not None else tracer for var, known, tracer in zip(eqn.invars, knowns, tracers, strict=True)}
+    if now is not None:
+        outs = bind(now.params["call_jaxpr"], [values[var] for var in now.invars], choices=params["choices"])
+        values.update(zip(now.outvars, outs, strict=True))
+    if later is not None:
+        outs = trace.default_process_primitive(later.primitive, [values[var] for var in later.invars], later.params)
+        values = {**dict(zip(later.outvars, outs, strict=True)), **values}
+    return [values[var] for var in eqn.outvars]
+
+
+pe.custom_partial_eval_rules[aspen_call_p] = _partial_eval
+
+
 def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.compile import Options, compile_jaxpr  # the first import that needs the built engine
 
@@ -293,7 +391,7 @@ def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Clos
             "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
             "decorate it with device='auto'"
         )
-    return _lower_compiled(ctx, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
+    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
 
 
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
@@ -302,10 +400,13 @@ def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: C
     compiled = compile_for_cuda(call_jaxpr, choices)
     if compiled is None:
         return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-    return _lower_compiled(ctx, compiled, operands, spread)
+    return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
 
 
-def _lower_compiled(ctx: mlir.LoweringRuleContext, compiled: Any, operands: Sequence[Any], spread: Any) -> Any:
+def _lower_compiled(
+    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Any, operands: Sequence[Any], spread: Any
+) -> Any:
+    share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
     call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 

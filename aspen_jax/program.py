@@ -79,6 +79,7 @@ class Op:
         name: scope and primitive it came from, for reports and errors.
         source: user's source line, for errors; may be empty.
         exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
+        in_place: the output takes the memory of the operand that the family rewrites; all others that read that come before.
     """
 
     family: OpFamily
@@ -89,6 +90,7 @@ class Op:
     name: str = ""
     source: str = ""
     exact: bool = False
+    in_place: bool = False
 
     @property
     def main_inputs(self) -> tuple[Operand, ...]:
@@ -164,7 +166,8 @@ class Program:
         for op in self.ops:
             inputs = ", ".join(operand(item) for item in op.inputs)
             epilogue = f" with {op.program}" if op.program is not None else ""
-            yield f"{show(op.output)} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}  # {op.name}"
+            place = " in place" if op.in_place else ""
+            yield f"{show(op.output)} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}{place}  # {op.name}"
         yield "outputs " + ", ".join(operand(item) for item in self.outputs)
 
     def __str__(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -57,19 +58,27 @@ never ends. A call with one result more than there are carries is no such tuple.
 """
 
 
-def engine_call(graph: np.ndarray, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[jax.Array]:
+def engine_call(
+    graph: np.ndarray,
+    results: Sequence[jax.ShapeDtypeStruct],
+    *operands: Any,
+    shared_memory: Mapping[int, int] = MappingProxyType({}),
+) -> list[jax.Array]:
     """The custom call as a JAX operation; for use under a trace or eagerly, on the CPU platform.
 
     Args:
         graph: uint8 array [bytes], a graph (docs/graph_format.md).
         results: shape and dtype of each result of the graph.
         operands: the operands of the graph.
+        shared_memory: operands that the graph rewrites, and for each of them the result that is to have its memory. XLA copies
+            the operand first where something else reads it afterwards, or the caller keeps it.
 
     Returns:
         One array for each of `results`. What does not fit the graph is refused by the call itself, with an error of XLA.
     """
     ensure_registered()
-    return list(jax.ffi.ffi_call(CUSTOM_CALL_TARGET, list(results))(*operands, graph=graph))
+    call = jax.ffi.ffi_call(CUSTOM_CALL_TARGET, list(results), input_output_aliases=dict(shared_memory))
+    return list(call(*operands, graph=graph))
 
 
 def trust(graph: bytes) -> None:

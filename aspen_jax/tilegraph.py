@@ -40,7 +40,8 @@ class TileGraph:
         values: int64 [V, 4]: buffer, byte offset, dtype number, rank.
         value_shapes: int64, the values' shapes one after the other.
         operands: int64, the value of each operand of the call: inputs, then constants. Ops read it, or values that lie in it.
-        results: int64, the value of each result of the call; an op writes it, or another value in the same buffer.
+        results: int64, the value of each result of the call; an op writes it, or another value in the same buffer. A result may
+            lie in an operand, whose memory the call may be given for both.
         ops: int64 [O, 5]: kernel, output value, number of inputs, number of parameter words, depth.
         inputs: int64, for each op input: value, ranks of R and of the view, R, starts, (source, step, extent) per dimension.
         params: int64, the ops' parameter words one after the other.
@@ -94,6 +95,12 @@ class TileGraph:
         """How many tiles each tile waits for."""
         return self.dag.parent_counts()
 
+    @functools.cached_property
+    def shared_memory(self) -> dict[int, int]:
+        """The operands that ops rewrite in place, and for each of them the result that may be given the same memory."""
+        buffers = self.values[self.results, 0].tolist()
+        return {buffer: result for result, buffer in enumerate(buffers) if buffer < len(self.operands)}
+
     def value(self, number: int) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and dtype of a value."""
         start = self._shape_starts[number]
@@ -124,10 +131,11 @@ class TileGraph:
         next_input = next_param = 0
         ops: list[Op] = []
         for number, (kernel, output, num_inputs, num_params, _) in enumerate(self.ops.tolist()):
-            operands = []
+            operands, places = [], {}
             for _ in range(num_inputs):
                 value, view, next_input = read_input(inputs, next_input)
                 operands.append(Operand(values[value], view))
+                places[values[value]] = self.values[value, :2].tolist()
             words = params[next_param : next_param + num_params]
             next_param += num_params
             family = families.get(self.kernels[kernel])
@@ -142,33 +150,38 @@ class TileGraph:
                 raise GraphFormatError(
                     f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}; {_REMEDY}"
                 ) from error
-            ops.append(Op(family, attrs, tuple(operands), values[output], block, self.op_names[number]))
-        inside = self._in_operands(values)
+            op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number])
+            operand = family.rewritten(op)
+            is_there = operand is not None and places[operand.value] == self.values[output, :2].tolist()
+            ops.append(op.replace(in_place=is_there))
+        given = self.given_values()
         num_inputs = len(self.operands) - len(self.constants)
         written = {int(self.values[output, 0]): values[output] for output in self.ops[:, 1]}
         results = [(values[number], int(self.values[number, 0])) for number in self.results]
+
+        def known(number: int, buffer: int, offset: int) -> np.ndarray:
+            value = values[number]
+            start = offset // value.dtype.itemsize
+            return self.constants[buffer - num_inputs].reshape(-1)[start : start + value.size].reshape(value.shape)
+
         return Program(
-            inputs=tuple(value for value, buffer, _ in inside if buffer < num_inputs),
-            constants=tuple(
-                (value, self.constants[buffer - num_inputs].reshape(-1)[start : start + value.size].reshape(value.shape))
-                for value, buffer, start in inside
-                if buffer >= num_inputs
-            ),
+            inputs=tuple(values[number] for number, buffer, _ in given if buffer < num_inputs),
+            constants=tuple((values[item[0]], known(*item)) for item in given if item[1] >= num_inputs),
             ops=tuple(ops),
             outputs=tuple(Operand(written.get(buffer, value), View.identity(value.shape)) for value, buffer in results),
         )
 
-    def _in_operands(self, values: Sequence[Value]) -> list[tuple[Value, int, int]]:
-        """What is read of the operands, by operand: value, operand and its first element there."""
+    def given_values(self) -> list[tuple[int, int, int]]:
+        """What ops read of the operands, in their order: number of the value, operand, byte at which it begins there.
+
+        These are the inputs and the constants of `program`, in that order.
+        """
         own = set(self.operands.tolist())
+        written = {*self.results.tolist(), *self.ops[:, 1].tolist()} - own
         inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(self.values[:, :2].tolist())]
-        inside = [item for item in inside if item[1] < len(self.operands)]
-        shared = {buffer for number, buffer, _ in inside if number not in own}
-        return [
-            (values[number], buffer, offset // values[number].dtype.itemsize)
-            for number, buffer, offset in sorted(inside, key=lambda item: item[1])
-            if number not in own or buffer not in shared
-        ]
+        inside = [item for item in inside if item[1] < len(self.operands) and item[0] not in written]
+        parted = {buffer for number, buffer, _ in inside if number not in own}
+        return sorted((item for item in inside if item[0] not in own or item[1] not in parted), key=lambda item: item[1])
 
     def verify(self) -> None:
         """Check everything: each index, view and box, each output element written once, each read after its write.

@@ -95,9 +95,9 @@ class _Asked(Measurements):
 
     def of(self, op: Op) -> Measured | None:
         name = measured.key(op)
-        if name not in self.entries:
+        if name not in self.entries and not op.in_place:
             self.unknown[name] = op
-        return self.entries.get(name)
+        return super().of(op)
 
 
 class _Search:

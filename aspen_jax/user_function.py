@@ -22,6 +22,7 @@ import numpy as np
 
 from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import AspenError, InputError
+from aspen_jax.user_code import is_users
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -138,7 +139,7 @@ def blaming(doing: str) -> Iterator[None]:
     except AspenError:
         raise
     except (Exception, SystemExit) as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise InputError(f"{doing} raised {type(error).__name__}: {error}{where}; mend that first") from error
 
@@ -197,8 +198,3 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 def _short_name(dtype: np.dtype) -> str:
     kind = dtype.name.rstrip("0123456789")
     return _SHORT_NAMES.get(dtype.name) or _SHORT_NAMES[kind] + dtype.name[len(kind) :]
-
-
-def _is_users(filename: str) -> bool:
-    packages = (Path(__file__).parent, Path(jax.__file__).parent)
-    return not filename.startswith("<frozen") and not any(Path(filename).is_relative_to(package) for package in packages)

@@ -114,6 +114,7 @@ def verify(graph: TileGraph) -> None:
 
 def _check_values(graph: TileGraph) -> None:
     outside = [*graph.operands.tolist(), *graph.results.tolist()]
+    written = {*graph.results.tolist(), *graph.ops[:, 1].tolist()}
     for number, (buffer, offset, _, _) in enumerate(graph.values.tolist()):
         shape, dtype = graph.value(number)
         size = math.prod(shape) * dtype.itemsize
@@ -124,7 +125,7 @@ def _check_values(graph: TileGraph) -> None:
             size_there = math.prod(shape_there) * dtype_there.itemsize
             if outside[buffer] == number:
                 fits = offset == 0
-            elif buffer < len(graph.operands):
+            elif buffer < len(graph.operands) and number not in written:
                 fits = dtype == dtype_there and offset % ALIGNMENT == 0 and offset + size <= size_there
             else:
                 fits = dtype == dtype_there and offset == 0 and size == size_there
@@ -132,23 +133,36 @@ def _check_values(graph: TileGraph) -> None:
                 _refuse(f"value {number} lies at byte {offset} of buffer {buffer}, which is that of value {outside[buffer]}")
         elif offset % ALIGNMENT or offset + size > graph.workspace_bytes:
             _refuse(f"value {number} lies at byte {offset} of a workspace of {graph.workspace_bytes} and has {size} bytes")
+    shared = set()
     for buffer, number in enumerate(outside):
-        if graph.values[number, 0] != buffer:
-            _refuse(f"value {number} is that of buffer {buffer} and lies in buffer {graph.values[number, 0]}")
+        place = int(graph.values[number, 0])
+        if place == buffer:
+            continue
+        if not place < len(graph.operands) <= buffer or number == outside[place] or place in shared:
+            _refuse(f"value {number} is that of buffer {buffer} and lies in buffer {place}")
+        shared.add(place)
 
 
 def _check_ops(graph: TileGraph, program: Program) -> None:
-    """Each value is written by at most one op and before it is read; views, shapes and dtypes fit."""
+    """Each value is written by at most one op and before it is read; views, shapes and dtypes fit; results have writers."""
     given = {*program.inputs, *(value for value, _ in program.constants)}
     written: set[Value] = set()
     for op in program.ops:
         if op.output in given or op.output in written:
             _refuse(f"op {op.name} writes a value that is an operand or that another op writes")
         written.add(op.output)
-    writers = np.bincount(graph.values[graph.ops[:, 1], 0], minlength=len(graph.operands) + len(graph.results))
+    writers: dict[int, list[Op]] = {int(graph.values[number, 0]): [] for number in graph.results}
+    for op, buffer in zip(program.ops, graph.values[graph.ops[:, 1], 0].tolist(), strict=True):
+        if buffer in writers:
+            writers[buffer].append(op)
+        elif buffer < len(graph.operands):
+            _refuse(f"op {op.name} writes in operand {buffer}, where no result lies")
     for number in graph.results:
-        if (count := writers[graph.values[number, 0]]) != 1:
-            _refuse(f"the buffer of result value {number} is written by {count} ops")
+        found = writers[int(graph.values[number, 0])]
+        if not found or not all(op.in_place for op in found[1:]):
+            _refuse(
+                f"the buffer of result value {number} is written by {len(found)} ops, none of which rewrites the other's value"
+            )
     for number, op in enumerate(program.ops):
         where = f"op {number} ({op.name})"
         for index, operand in enumerate(op.inputs):

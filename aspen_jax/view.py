@@ -136,12 +136,12 @@ class View:
         return self._affine(offset, units, self.shape)
 
     def broadcast_in_dim(self, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> View:
-        """Dimension d becomes dimension broadcast_dimensions[d] of `shape`; the others repeat, as jax.lax.broadcast_in_dim."""
+        """Dimension d becomes dimension broadcast_dimensions[d] of `shape`, in any order; the others repeat, as in jax.lax."""
         axes = list(broadcast_dimensions)
         fits = len(axes) == self.rank and all(
             0 <= axis < len(shape) and extent in (1, shape[axis]) for axis, extent in zip(axes, self.shape, strict=True)
         )
-        if not fits or sorted(set(axes)) != axes:
+        if not fits or len(set(axes)) != len(axes):
             raise ValueError(f"shape {self.shape} does not broadcast to {tuple(shape)} along {tuple(axes)}")
         units = [0] * len(shape)
         for axis, unit, extent in zip(axes, self.strides(), self.shape, strict=True):

@@ -114,7 +114,7 @@ def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
     for equation in jaxpr.eqns:
         if equation.primitive is not aspen_call_p:
             continue
-        compiled = compile_jaxpr(equation.params["call_jaxpr"], Options())
+        compiled = compile_jaxpr(equation.params["call_jaxpr"], Options(equation.params["choices"]._replace(strict=False)))
         inputs = dict(zip(compiled.trace.inputs, equation.invars, strict=True))
         for part in compiled.parts:
             orders = storage.best_orders(part.program, inputs.keys())

@@ -47,11 +47,8 @@ struct Combine {
     }
   }
   static ASPEN_INLINE T apply(T sum, T x) {
-    // Selections, not branches, which random data would mispredict.
-    const T larger = x > sum ? x : sum;
-    const T smaller = x < sum ? x : sum;
-    if constexpr (kKind == Combination::kMax) return x != x ? x : larger;
-    if constexpr (kKind == Combination::kMin) return x != x ? x : smaller;
+    if constexpr (kKind == Combination::kMax) return larger(x, sum);
+    if constexpr (kKind == Combination::kMin) return smaller(x, sum);
     if constexpr (std::is_same_v<T, float>) {
       if constexpr (kKind == Combination::kSum) return sum + x;
       if constexpr (kKind == Combination::kProduct) return sum * x;

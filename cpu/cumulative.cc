@@ -88,8 +88,7 @@ struct Total {
         value = static_cast<Number>(kKind == Kind::kSum ? a + b : a * b);
       }
     } else {
-      const bool keeps = kKind == Kind::kMax ? value > x : value < x;
-      value = keeps || value != value ? value : x;
+      value = kKind == Kind::kMax ? larger(value, x) : smaller(value, x);
     }
   }
   ASPEN_INLINE Number result() const { return value; }

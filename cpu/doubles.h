@@ -88,16 +88,5 @@ ASPEN_INLINE Floats patched(Floats result, Ints lanes, Function function) {
   }
   return result;
 }
-ASPEN_INLINE bool any(Ints lanes) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
-#elif defined(__AVX2__)
-  return _mm256_testz_si256(reinterpret_cast<__m256i>(lanes), reinterpret_cast<__m256i>(lanes)) == 0;
-#else
-  int32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= lanes[i];
-  return bits != 0;
-#endif
-}
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -66,7 +66,7 @@ inline constexpr auto lt_f = [](Floats a, Floats b) { return Ints(a < b); };
 inline constexpr auto le_f = [](Floats a, Floats b) { return Ints(a <= b); };
 inline constexpr auto gt_f = [](Floats a, Floats b) { return Ints(a > b); };
 inline constexpr auto ge_f = [](Floats a, Floats b) { return Ints(a >= b); };
-inline constexpr auto relu_f = [](Floats a) { return max(Floats{}, a); };
+inline constexpr auto relu_f = [](Floats a) { return at_least(a, Floats{}); };
 inline constexpr auto square_f = [](Floats a) { return a * a; };
 
 inline constexpr auto as_bf16_f = [](Floats a) { return rounded<BF16>(a); };
@@ -174,13 +174,13 @@ inline constexpr auto f_bits_i = [](Ints a) { return as_floats(a); };
 inline constexpr auto i_bits_f = [](Floats a) { return as_ints(a); };
 
 // What the parser makes of pairs of instructions; not part of the graph format. In clamps and caps c and d are constants, no NaN.
-inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return max(Floats{}, a + b); };
-inline constexpr auto fused_fma_relu = [](Floats a, Floats b, Floats c) { return max(Floats{}, fma(a, b, c)); };
+inline constexpr auto fused_add_relu = [](Floats a, Floats b) { return at_least(a + b, Floats{}); };
+inline constexpr auto fused_fma_relu = [](Floats a, Floats b, Floats c) { return at_least(fma(a, b, c), Floats{}); };
 inline constexpr auto fused_fma_add = [](Floats a, Floats b, Floats c, Floats d) { return fma(a, b, c) + d; };
 inline constexpr auto fused_fma_add_relu = [](Floats a, Floats b, Floats c, Floats d) {
-  return max(Floats{}, fused_fma_add(a, b, c, d));
+  return at_least(fused_fma_add(a, b, c, d), Floats{});
 };
-inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return at_most(max(Floats{}, a), c); };
+inline constexpr auto fused_relu_cap = [](Floats a, Floats c) { return at_most(relu_f(a), c); };
 inline constexpr auto fused_add_relu_cap = [](Floats a, Floats b, Floats c) { return at_most(fused_add_relu(a, b), c); };
 inline constexpr auto fused_fma_relu_cap = [](Floats a, Floats b, Floats c, Floats d) {
   return at_most(fused_fma_relu(a, b, c), d);

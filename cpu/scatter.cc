@@ -1,8 +1,9 @@
 // The kernel "scatter": a tensor on which windows of updates are laid, each beginning where integer operands say; a later one
 // replaces an earlier one, or is combined with what is there.
 //
-// A tile copies its box of x and then walks all points of the indices, for a window may lie anywhere; it lays down the part of
-// each window that is inside its box. So no two tiles write one element, and points take effect in their order.
+// A tile copies its box of x, unless the output lies where x does, and then walks all points of the indices, for a window may lie
+// anywhere; it lays down the part of each window that is inside its box. So no two tiles write one element, and points take
+// effect in their order.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,7 @@ struct ScatterState final : OpState {
   int64_t starts[kMaxRank];        // along axes without a component
   int64_t sizes[kMaxRank];
   std::vector<Component> components;
+  bool is_x_dense = false;       // so that x is all there where the output begins at the same address
   bool drops = false;            // windows that do not fit; else they are moved to where they do
   CombineBox combine = nullptr;  // replaces if null
 };
@@ -53,9 +55,9 @@ ASPEN_INLINE T combined(T a, T b) {
     if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
     return a * b;
   } else if constexpr (kCombine == Combine::kMin) {
-    return a != a || a < b ? a : b;
+    return smaller(a, b);
   } else {
-    return a != a || a > b ? a : b;
+    return larger(a, b);
   }
 }
 
@@ -135,8 +137,10 @@ const char* run_scatter(const TileArgs& args) noexcept {
     from += args.lo[axis] * state.x.strides[axis];
     to += args.lo[axis] * output.strides[axis];
   }
-  copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[0]) + from * bytes, state.x.strides,
-           static_cast<std::byte*>(args.output) + to * bytes, output.strides);
+  if (!state.is_x_dense || args.inputs[0] != args.output) {
+    copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[0]) + from * bytes, state.x.strides,
+             static_cast<std::byte*>(args.output) + to * bytes, output.strides);
+  }
 
   // All points, but for those that walk an axis of the output only where they meet the tile.
   Odometer point = {.rank = state.updates.rank, .at = {}, .lo = {}, .hi = {}};
@@ -202,6 +206,7 @@ PreparedOp prepare_scatter(const OpSpec& spec) {
   state->x = x;
   state->updates = updates;
   state->output = output;
+  state->is_x_dense = is_dense(x);
   for (int d = 0; d < updates.rank; ++d) state->updates.strides[d] = used_stride(updates, d);
   if (spec.inputs.size() - 2 > static_cast<size_t>(output.rank)) throw GraphError("scatter has more index operands than axes");
   state->components.resize(spec.inputs.size() - 2);

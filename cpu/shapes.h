@@ -43,14 +43,20 @@ inline void check_float(const TensorView& view, const char* what) {
   }
 }
 
-// Throws GraphError unless the output is dense and row-major.
-inline void check_dense(const TensorView& view, const char* what) {
+// Whether the elements lie one behind the other, row by row.
+inline bool is_dense(const TensorView& view) {
   int64_t stride = 1;
   for (int i = view.rank - 1; i >= 0; --i) {
-    if (view.shape[i] > 1 && view.strides[i] != stride) throw GraphError(std::string(what) + " is not dense and row-major");
+    if (view.shape[i] > 1 && view.strides[i] != stride) return false;
     stride *= view.shape[i];  // cannot overflow: the elements lie in a buffer, or there are none
-    if (stride == 0) return;
+    if (stride == 0) return true;
   }
+  return true;
+}
+
+// Throws GraphError unless the output is dense and row-major.
+inline void check_dense(const TensorView& view, const char* what) {
+  if (!is_dense(view)) throw GraphError(std::string(what) + " is not dense and row-major");
 }
 
 inline bool is_empty(const TensorView& view) {

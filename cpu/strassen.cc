@@ -10,9 +10,14 @@
 //   p0 = a11 b11, p1 = a12 b21, p2 = s1 t1, p3 = s2 t2, p4 = s3 t3, p5 = s4 b22, p6 = a22 t4,
 // and with u = p0 + p3 and v = u + p2 the result's quarters are
 //   c11 = p0 + p1, c12 = v + p5, c21 = u + p4 + p6, c22 = v + p4.
-// strassen_rows turns a [..., M, K] into the left factors [7, ..., ceil(M/2), at least K/2], with zeros for a row that is missing
-// and beyond K/2. The right factors are [7, ceil(N/64), K/2, 32].
+// strassen_rows turns a [..., M, K] into the left factors [8, ..., ceil(M/2), more than K/2], with zeros for a row that is
+// missing and beyond K/2. The right factors are [8, ceil(N/64), K/2, 32].
+//
+// So a value that is not finite, or so large that its neighbours are lost beside it, would reach the other row of its pair, or
+// the other panel. Where two rows are so, their first factor has a one at K/2, and where two panels are, their t1 is NaN: they
+// are multiplied directly. For that the eighth factors are the quarters that no other is, a21 and b12.
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -29,7 +34,13 @@ PreparedOp prepare_strassen_rows(const OpSpec& spec);
 
 namespace {
 
-constexpr int kProducts = 7;
+constexpr int kProducts = 7, kFactors = 8;
+// Which factors are quarters.
+enum { kLeft11 = 0, kLeft12 = 1, kLeft21 = 7, kLeft22 = 6, kRight11 = 0, kRight12 = 7, kRight21 = 1, kRight22 = 5 };
+constexpr int kMarked = 2;  // the right factor that is NaN where panels are marked
+// Binary exponents that the largest elements of two rows may lie apart, and how large they may be. A row of zeros counts as 2^16,
+// as a ReLU makes many. ops/strassen.py has the same for panels.
+constexpr int32_t kMostApart = 12 << 23, kLargest = (127 + 120) << 23, kOfZeros = (127 + 16) << 23;
 constexpr int64_t kColumns = 2 * kStoredPanel;  // of a pair of panels
 
 // ---- the left factors
@@ -67,7 +78,28 @@ void add_rows(int product, const float* upper, const float* lower, int64_t half,
       return each([&](auto at) __attribute__((always_inline)) { return at(a12) - (at(a21) + at(a22) - at(a11)); });
     case 6:
       return each([&](auto at) __attribute__((always_inline)) { return at(a22); });
+    case 7:
+      return each([&](auto at) __attribute__((always_inline)) { return at(a21); });
   }
+}
+
+// The largest magnitude of a row, as the bits of a float: the bits of what is not finite are the largest.
+int32_t largest_of(const float* row, int64_t count) noexcept {
+  Ints largest = {};
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const Floats x = load_partial(row + k, static_cast<int>(std::min<int64_t>(kLanes, count - k)));
+    largest = max(largest, as_ints(x) & std::numeric_limits<int32_t>::max());
+  }
+  int32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits = std::max<int32_t>(bits, largest[lane]);
+  return bits;
+}
+
+// Whether one of two rows would spoil the other.
+bool are_apart(const float* upper, const float* lower, int64_t count) noexcept {
+  const int32_t a = largest_of(upper, count), b = largest_of(lower, count);
+  const int32_t least = std::min(a == 0 ? kOfZeros : a, b == 0 ? kOfZeros : b), most = std::max(a, b);
+  return most > kLargest || most - least > kMostApart;
 }
 
 const char* run_rows(const TileArgs& args) noexcept {
@@ -94,7 +126,9 @@ const char* run_rows(const TileArgs& args) noexcept {
       for (int product = args.lo[0]; product < args.hi[0]; ++product) {
         float* const row = to + product * op.out_strides[0] + pair * op.out_strides[row_axis];
         if (begin < end) add_rows(product, upper, lower, op.half, begin, end, row);
-        for (int64_t k = std::max(begin, op.half); k < args.hi[inner]; ++k) row[k] = 0;
+        for (int64_t k = std::max(begin, op.half); k < args.hi[inner]; ++k) {
+          row[k] = product == 0 && k == op.half && are_apart(upper, lower, 2 * op.half) ? 1.0f : 0.0f;
+        }
       }
     }
     int d = row_axis - 1;
@@ -164,6 +198,50 @@ void multiply_pairs(const Strassen& op, const float* left, int64_t count, const 
   }
 }
 
+// Marks those of `count` pairs of rows that are multiplied directly, and gives their number.
+int64_t mark_pairs(const Strassen& op, const float* left, int64_t count, const float* right, bool* marks) noexcept {
+  const float first = right[kMarked * op.factor];
+  int64_t marked = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    marks[i] = first != first || left[i * op.strides[op.lead + 1] + op.half] != 0;
+    marked += marks[i];
+  }
+  return marked;
+}
+
+// The result's quarters of the marked pairs, c11, c12, c21 and c22, in place of their first four products.
+void multiply_marked(const Strassen& op, const float* left, int64_t count, const float* right, const bool* marks,
+                     float* products) noexcept {
+  constexpr int kLeft[2][2] = {{kLeft11, kLeft12}, {kLeft21, kLeft22}},
+                kRight[2][2] = {{kRight11, kRight12}, {kRight21, kRight22}};
+  const int64_t row_stride = op.strides[op.lead + 1];
+  for (int64_t pair = 0, rows; pair < count; pair += rows) {
+    rows = 1;
+    if (!marks[pair]) continue;
+    while (rows < kBlockRows && pair + rows < count && marks[pair + rows]) ++rows;
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      Block block;
+      block.rows = static_cast<int>(rows);
+      block.runs = 1;
+      block.out = products + (quarter * count + pair) * kStoredPanel;
+      block.out_stride = kStoredPanel;
+      for (int i = 0; i < 2; ++i) {
+        const float* const row = left + kLeft[quarter / 2][i] * op.strides[0] + pair * row_stride;
+        const StoredPanels panels{right + kRight[i][quarter % 2] * op.factor, op.half};
+        for (int64_t begin = 0; begin < op.half; begin += block.depth) {
+          block.depth = std::min(kMostDepth, op.half - begin);
+          block.accumulate = i > 0 || begin > 0;
+          const float* pointers[kBlockRows];
+          for (int64_t r = 0; r < rows; ++r) pointers[r] = row + r * row_stride + begin;
+          block.pointers = pointers;
+          Ahead nothing;
+          multiply_panels(block, panels, begin, 0, kStoredPanel, nothing);
+        }
+      }
+    }
+  }
+}
+
 constexpr int kPairsAhead = 6;
 
 // Brings two rows of a pair of panels into the L2 cache.
@@ -175,8 +253,8 @@ ASPEN_INLINE void fetch_rows(const float* from, int64_t stride) {
 
 // The result's rows from the products of `count` pairs of rows, those from `first` on until `last`, each in registers taken
 // through `finish` and stored to out.
-void add_products(const float* products, int64_t count, int64_t first, int64_t last, const Finish& finish, float* out,
-                  int64_t out_stride) noexcept {
+void add_products(const float* products, const bool* marks, int64_t count, int64_t first, int64_t last, const Finish& finish,
+                  float* out, int64_t out_stride) noexcept {
   constexpr int kVectors = kPanelVectors;
   const int64_t plane = count * kStoredPanel;
   const auto get = [](const float* from, int) __attribute__((always_inline)) { return load(from); };
@@ -193,6 +271,13 @@ void add_products(const float* products, int64_t count, int64_t first, int64_t l
       for (int v = 0; v < kVectors; ++v) {
         const float* const from = products + pair * kStoredPanel + c + v * kLanes;
         const auto p = [&](int product) __attribute__((always_inline)) { return load(from + product * plane); };
+        if (marks[pair]) {
+          left[0][v] = p(0);
+          right[0][v] = p(1);
+          left[1][v] = p(2);
+          right[1][v] = p(3);
+          continue;
+        }
         const Floats u = p(0) + p(3), w = u + p(2), p4 = p(4);
         left[0][v] = p(0) + p(1);
         right[0][v] = w + p(5);
@@ -218,7 +303,8 @@ struct Finishing {
   const Strassen& op;
   const TileArgs& args;
   const float* products;
-  int64_t plane;  // pairs of rows of one of the seven products
+  const bool* marks;  // of these pairs
+  int64_t plane;      // pairs of rows of one of the seven products
   int64_t begin;
   int64_t column;  // of the pair of panels
   float* sums;
@@ -237,7 +323,7 @@ struct Finishing {
       op.epilogue.finish(args, at, row_axis, finish);
       if (finish.completes) {
         auto* const out = reinterpret_cast<float*>(op.epilogue.output_at(args, at));
-        return add_products(products, plane, first, last, finish, out, op.columns);
+        return add_products(products, marks, plane, first, last, finish, out, op.columns);
       }
       // The rest is worked out in the L1 cache: rows of the output may be so far apart that they share places in it.
       for (int64_t pair = first; pair < last; pair += kFinishedPairs) {
@@ -245,12 +331,12 @@ struct Finishing {
         at[row_axis] = 2 * (begin + pair);
         Finish piece;
         op.epilogue.finish(args, at, row_axis, piece);
-        add_products(products, plane, pair, end, piece, sums, kColumns);
+        add_products(products, marks, plane, pair, end, piece, sums, kColumns);
         op.epilogue.complete(args, at, row_axis, 2 * (end - pair), columns, sums, kColumns, scratch);
       }
       return;
     }
-    add_products(products, plane, first, last, finish, sums, kColumns);
+    add_products(products, marks, plane, first, last, finish, sums, kColumns);
     const float* const from = sums + (at[row_axis] - 2 * (begin + first)) * kColumns + at[column_axis] - column;
     op.epilogue.apply(args, at, row_axis, rows, columns, from, kColumns, scratch);
   }
@@ -288,7 +374,11 @@ const char* run(const TileArgs& args) noexcept {
         // Pairs of which the tile has both rows, and all columns, need not be stored in between.
         const bool whole =
             op.epilogue.begins_in_registers() && column >= args.lo[column_axis] && column + kColumns <= args.hi[column_axis];
-        multiply_pairs(op, left + pair * op.strides[op.lead + 1], lines * count, right, next, products);
+        const float* const pairs = left + pair * op.strides[op.lead + 1];
+        bool marks[kMostPairs];  // as many as there may be
+        const int64_t marked = mark_pairs(op, pairs, lines * count, right, marks);
+        if (marked < lines * count) multiply_pairs(op, pairs, lines * count, right, next, products);
+        if (marked > 0) multiply_marked(op, pairs, lines * count, right, marks, products);
         const int64_t begin = whole ? (2 * pair < args.lo[row_axis] ? 1 : 0) : count;
         const int64_t end = whole && 2 * (pair + count) > args.hi[row_axis] ? count - 1 : count;
         for (int64_t line = 0; line < lines; ++line) {
@@ -296,7 +386,7 @@ const char* run(const TileArgs& args) noexcept {
           std::copy_n(at, op.lead, place);
           if (line > 0) place[op.lead - 1] += line;
           const float* const of_line = products + line * count * kStoredPanel;
-          const Finishing finishing{op, args, of_line, lines * count, pair, column, sums, epilogue_scratch};
+          const Finishing finishing{op, args, of_line, marks + line * count, lines * count, pair, column, sums, epilogue_scratch};
           finishing.run(0, begin, false, place);
           finishing.run(begin, end, true, place);
           finishing.run(std::max(begin, end), count, false, place);
@@ -331,7 +421,7 @@ PreparedOp prepare_strassen_rows(const OpSpec& spec) {
   }
   const int lead = a.rank - 2;
   const int64_t rows = a.shape[lead], inner = a.shape[lead + 1];
-  if (out.shape[0] != kProducts || !std::equal(a.shape, a.shape + lead, out.shape + 1) ||
+  if (out.shape[0] != kFactors || padding < 1 || !std::equal(a.shape, a.shape + lead, out.shape + 1) ||
       out.shape[lead + 1] != ceil_div(rows, 2) || inner % 2 != 0 || out.shape[lead + 2] != inner / 2 + padding) {
     throw GraphError("strassen_rows of " + describe(a) + " does not give " + describe(out));
   }
@@ -370,8 +460,8 @@ PreparedOp prepare_strassen(const OpSpec& spec) {
     throw GraphError("strassen's output has shape " + describe(out) + ", which are not the rows and columns that it gives");
   }
   const int64_t half = right.shape[2];
-  if (left.shape[0] != kProducts || right.shape[0] != kProducts || !std::equal(out.shape, out.shape + lead, left.shape + 1) ||
-      left.shape[lead + 1] != ceil_div(out.shape[lead], 2) || left.shape[lead + 2] < half || half < 1 ||
+  if (left.shape[0] != kFactors || right.shape[0] != kFactors || !std::equal(out.shape, out.shape + lead, left.shape + 1) ||
+      left.shape[lead + 1] != ceil_div(out.shape[lead], 2) || left.shape[lead + 2] <= half || half < 1 ||
       right.shape[1] != ceil_div(out.shape[lead + 1], kColumns) || right.shape[3] != kStoredPanel) {
     throw GraphError("strassen's shapes, left factors " + describe(left) + ", right factors " + describe(right) + " and output " +
                      describe(out) + ", do not fit together");
@@ -386,7 +476,7 @@ PreparedOp prepare_strassen(const OpSpec& spec) {
   op->lines_adjacent = lead > 0 && op->strides[lead] == left.shape[lead + 1] * op->strides[lead + 1];
   op->factor = used_stride(right, 0);
   op->panel = used_stride(right, 1);
-  if ((half > 1 && !is_empty(left) && left.strides[lead + 2] != 1) || (!is_empty(right) && used_stride(right, 3) != 1) ||
+  if ((!is_empty(left) && left.strides[lead + 2] != 1) || (!is_empty(right) && used_stride(right, 3) != 1) ||
       (half > 1 && !is_empty(right) && right.strides[2] != kStoredPanel)) {
     throw GraphError("strassen needs adjacent elements of its factors along the inner dimension and in panels; copy them first");
   }

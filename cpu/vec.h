@@ -3,8 +3,11 @@
 // Here are only the operations for which the language has no operator.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__)
@@ -177,52 +180,76 @@ ASPEN_INLINE float sum_of_lanes(Floats x) {
   }
 }
 
+// Whether any bit is set.
+ASPEN_INLINE bool any(Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256(reinterpret_cast<__m256i>(lanes), reinterpret_cast<__m256i>(lanes)) == 0;
+#else
+  int32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= lanes[i];
+  return bits != 0;
+#endif
+}
+
 // a * b + c; the compiler fuses it where the target can (-ffp-contract=fast).
 ASPEN_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
 
-// As jax.lax.max and jax.lax.min: NaN where either is NaN.
-ASPEN_INLINE Floats max(Floats a, Floats b) {
-  // The instruction gives b where either is NaN; what is left to repair is a NaN in a.
+// The larger or smaller of each lane; the second where they are equal, zeros of different signs among them, or either is NaN.
+ASPEN_INLINE Floats larger_or_second(Floats a, Floats b) {
 #if defined(__AVX512F__)
-  const Floats m = _mm512_max_ps(a, b);
+  return _mm512_max_ps(a, b);
 #elif defined(__AVX2__)
-  const Floats m = _mm256_max_ps(a, b);
+  return _mm256_max_ps(a, b);
 #else
-  const Floats m = a > b ? a : b;
+  return a > b ? a : b;
 #endif
-  return a != a ? a : m;
+}
+ASPEN_INLINE Floats smaller_or_second(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// As jax.lax.max and jax.lax.min: NaN where either is NaN, and -0 is less than +0.
+ASPEN_INLINE Floats max(Floats a, Floats b) {
+#if defined(__AVX512DQ__)
+  const Floats m = _mm512_range_ps(a, b, 0b0101);  // orders zeros, but leaves out a single NaN
+  return _mm512_mask_add_ps(m, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), a, b);
+#else
+  // Where the two orders differ, one is NaN, or they are zeros of which one has the sign. The difference is NaN, or the sign.
+  const Ints first = as_ints(larger_or_second(a, b)), second = as_ints(larger_or_second(b, a)), difference = first ^ second;
+  return as_floats(first | second) - as_floats(difference);
+#endif
 }
 ASPEN_INLINE Floats min(Floats a, Floats b) {
-#if defined(__AVX512F__)
-  const Floats m = _mm512_min_ps(a, b);
-#elif defined(__AVX2__)
-  const Floats m = _mm256_min_ps(a, b);
-#else
-  const Floats m = a < b ? a : b;
-#endif
-  return a != a ? a : m;
+  return as_floats(as_ints(smaller_or_second(a, b)) | as_ints(smaller_or_second(b, a)));
 }
-// x, but no less or no more than a bound that is no NaN; NaN where x is.
+// The same of a bound that is no NaN. The result of a bound with a plus sign has none either, below one with a minus it has.
 ASPEN_INLINE Floats at_least(Floats x, Floats bound) {
-#if defined(__AVX512F__)
-  return _mm512_max_ps(bound, x);
-#elif defined(__AVX2__)
-  return _mm256_max_ps(bound, x);
-#else
-  return bound > x ? bound : x;
-#endif
+  return as_floats(as_ints(larger_or_second(bound, x)) & (as_ints(bound) | std::numeric_limits<int32_t>::max()));
 }
 ASPEN_INLINE Floats at_most(Floats x, Floats bound) {
-#if defined(__AVX512F__)
-  return _mm512_min_ps(bound, x);
-#elif defined(__AVX2__)
-  return _mm256_min_ps(bound, x);
-#else
-  return bound < x ? bound : x;
-#endif
+  return as_floats(as_ints(smaller_or_second(bound, x)) | (as_ints(bound) & std::numeric_limits<int32_t>::min()));
 }
 ASPEN_INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
 ASPEN_INLINE Ints min(Ints a, Ints b) { return a < b ? a : b; }
+// The same of single numbers. Selections, not branches, which random data would mispredict.
+template <class T>
+ASPEN_INLINE T larger(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) return (a > b) | (a != a) | ((a == b) & !std::signbit(a)) ? a : b;
+  return a > b ? a : b;
+}
+template <class T>
+ASPEN_INLINE T smaller(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) return (a < b) | (a != a) | ((a == b) & std::signbit(a)) ? a : b;
+  return a < b ? a : b;
+}
 
 // Conversions: float to the nearest, and truncation. Truncating a float outside the range of int32_t gives any value.
 ASPEN_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }

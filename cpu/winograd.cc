@@ -9,12 +9,19 @@
 // products at the first point of that axis, those that have none in its last at the last point; the weights of such a point are
 // those of the phases that are left, side by side.
 //
-// Weights [KH,KW,C,O] come as [points, ceil(O/32), C, 32]: one matrix for each element (point) of a transformed patch, in panels
-// of 32 columns. For the patches of its tile the kernel transforms all channels of the input x [N,H,W,C] into scratch, multiplies
-// a panel at a time, and transforms the sums back, a line of patches at a time, for the epilogue.
+// Weights [KH,KW,C,O] come as [points + taps, ceil(O/32), C, 32]: one matrix for each element (point) of a transformed patch,
+// then one for each tap of the window as it is, in panels of 32 columns. For the patches of its tile the kernel transforms all
+// channels of the input x [N,H,W,C] into scratch, multiplies a panel at a time, and transforms the sums back, a line of patches
+// at a time, for the epilogue.
+//
+// The transforms mix what a patch reads, so a value that is not finite, or so large that the others are lost beside it, would
+// reach outputs whose window does not hold it. A patch that holds such a pixel, or comes out not finite, is computed again
+// directly, by the taps. Its pixels are compared by their largest channels, worked out once for a part of a tile. Weights that
+// would do the same have NaN at all points (winograd_weights.cc).
 #include "winograd.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -39,6 +46,11 @@ constexpr int64_t kLeft = 384 * 1024;
 constexpr int64_t kMaxPhases = 64;
 // Panels whose sums are kept while one phase after another is added to them. All phases are transformed again for the next ones.
 constexpr int64_t kMostPanels = 2;
+// How many binary exponents the pixels of a patch may lie apart. The transforms lose about 2^-20 of the largest pixel, so that
+// outputs of the smallest ones keep 1% of themselves.
+constexpr int32_t kMostApart = 12 << 23;
+// Pixels of zeros are common, as padding, as margins and behind a ReLU; they count as 2^16.
+constexpr int32_t kOfZeros = (127 + 16) << 23;
 
 enum { kImage, kHeight, kWidth, kChannel };
 
@@ -65,6 +77,10 @@ struct Winograd final : OpState {
   Range weighted(int axis, int64_t point) const {
     return {point == 0 ? begin[axis] : 0, point + 1 == patch.extent(axis) ? end[axis] : phases[axis]};
   }
+  // Those that have weights at this tap of it.
+  Range at_tap(int axis, int64_t tap) const {
+    return {tap == 0 ? begin[axis] : 0, tap + 1 == patch.taps[axis] ? end[axis] : phases[axis]};
+  }
   // Those that have weights at any: an axis may have but one point.
   Range weighted(int axis) const { return patch.extent(axis) == 1 ? weighted(axis, 0) : Range{0, phases[axis]}; }
 
@@ -74,6 +90,10 @@ struct Winograd final : OpState {
   int64_t channels_at_once() const { return by_phases() ? x_channels : channels; }
   int64_t panels_at_once() const { return by_phases() ? std::min(panels, kMostPanels) : 1; }
   int64_t gathered_pixel() const { return round_up(channels, kLanes); }  // floats
+  // The largest channel of each pixel, and whether a patch is computed directly.
+  int64_t pixels_bytes() const { return round_up(patches * points() * 4, 64); }
+  int64_t marks_bytes() const { return round_up(patches, 64); }
+  int64_t zeros_bytes() const { return round_up(x_channels * 4, 64); }
   int64_t gathered_bytes() const { return gathers() ? patches * points() * gathered_pixel() * 4 : 0; }
   int64_t patch_floats() const { return patch_stride * points(); }
   int64_t transformed_bytes() const { return patches * patch_floats() * 4; }
@@ -143,6 +163,9 @@ struct Part {
   int64_t lines() const { return ceil_div(rows, P::Down::kTile); }
   int64_t across() const { return ceil_div(columns, P::Across::kTile); }
   int64_t patches() const { return lines() * across(); }
+  // What the patches read.
+  int64_t input_rows() const { return lines() * P::Down::kTile + P::Down::kWeights - 1; }
+  int64_t input_columns() const { return across() * P::Across::kTile + P::Across::kWeights - 1; }
 };
 
 // What lies in a tile's scratch, one after the other.
@@ -151,6 +174,10 @@ struct Scratch {
   float* sums;
   float* line;
   float* gathered;
+  int32_t* pixels;
+  bool* marks;
+  bool* wrong;  // of a line of patches
+  float* zeros;
   std::byte* epilogue;
 
   Scratch(const Winograd& op, std::byte* at)
@@ -158,7 +185,11 @@ struct Scratch {
         sums(reinterpret_cast<float*>(at += op.transformed_bytes())),
         line(reinterpret_cast<float*>(at += op.sums_bytes())),
         gathered(reinterpret_cast<float*>(at += op.line_bytes())),
-        epilogue(at + op.gathered_bytes()) {}
+        pixels(reinterpret_cast<int32_t*>(at += op.gathered_bytes())),
+        marks(reinterpret_cast<bool*>(at += op.pixels_bytes())),
+        wrong(reinterpret_cast<bool*>(at += op.marks_bytes())),
+        zeros(reinterpret_cast<float*>(at += op.marks_bytes())),
+        epilogue(at + op.zeros_bytes()) {}
 };
 
 // Pixels [row, row + rows) x [column, column + columns) of the phases of an image of x, zeros outside and behind the channels.
@@ -187,6 +218,81 @@ void gather_phases(const Winograd& op, const float* x, int64_t row, int64_t rows
   }
 }
 
+// The absolute values of floats as integers that compare like them; those of infinities and NaNs are the largest.
+ASPEN_INLINE Ints magnitude(Floats x) { return as_ints(x) & std::numeric_limits<int32_t>::max(); }
+
+// Raises what `pixels` has for each pixel of the image that the part reads to the largest magnitude of its channels.
+template <class P>
+void measure_pixels(const Image& image, const Part<P>& part, int32_t* pixels) {
+  const int64_t columns = part.input_columns();
+  const int64_t first = std::clamp<int64_t>(-image.column, 0, columns);
+  const int64_t last = std::clamp<int64_t>(image.width - image.column, first, columns);
+  for (int64_t i = 0; i < part.input_rows(); ++i, pixels += columns) {
+    const int64_t row = image.row + i;
+    if (row < 0 || row >= image.height) continue;
+    for (int64_t column = first; column < last; column += kLanes) {
+      const int count = static_cast<int>(std::min<int64_t>(kLanes, last - column));
+      const float* from = image.at + row * image.row_stride + (image.column + column) * image.column_stride;
+      Ints largest[kLanes] = {};
+      for (int j = 0; j < count; ++j, from += image.column_stride) {
+        Ints all = {};
+        int64_t k = 0;
+        for (; k + kLanes <= image.channels; k += kLanes) all = max(all, magnitude(load(from + k)));
+        if (k < image.channels) all = max(all, magnitude(load_partial(from + k, static_cast<int>(image.channels - k))));
+        largest[j] = all;
+      }
+      transpose(largest);
+      Ints of_pixels = load_partial(pixels + column, count);
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) of_pixels = max(of_pixels, largest[j]);
+      store_partial(pixels + column, of_pixels, count);
+    }
+  }
+}
+
+// The largest of some pixels, and the smallest.
+struct Spread {
+  Ints largest = {}, smallest = broadcast(std::numeric_limits<int32_t>::max());
+
+  ASPEN_INLINE void add(const int32_t* pixels, int64_t count) {
+    for (int64_t k = 0; k < count; k += kLanes) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - k));
+      const Ints x = load_partial(pixels + k, lanes);
+      largest = max(largest, x);
+      smallest = min(smallest, x == 0 ? broadcast(kOfZeros) : x);
+    }
+  }
+  bool is_wide() const {
+    int32_t most = 0, least = std::numeric_limits<int32_t>::max();
+    for (int lane = 0; lane < kLanes; ++lane) {
+      most = std::max<int32_t>(most, largest[lane]);
+      least = std::min<int32_t>(least, smallest[lane]);
+    }
+    return most >= 0x7f800000 || most - least > kMostApart;
+  }
+};
+
+// Marks the patches that the transforms would spoil, by the part's pixels, and gives their number.
+template <class P>
+int64_t mark_patches(const Part<P>& part, const int32_t* pixels, bool* marks) {
+  std::fill_n(marks, part.patches(), false);
+  const int64_t columns = part.input_columns();
+  Spread all;
+  all.add(pixels, part.input_rows() * columns);
+  if (!all.is_wide()) return 0;
+  int64_t count = 0;
+  for (int64_t line = 0; line < part.lines(); ++line) {
+    for (int64_t patch = 0; patch < part.across(); ++patch, ++marks) {
+      const int32_t* const corner = pixels + line * P::Down::kTile * columns + patch * P::Across::kTile;
+      Spread spread;
+      for (int i = 0; i < P::Down::kPatch; ++i) spread.add(corner + i * columns, P::Across::kPatch);
+      *marks = spread.is_wide();
+      count += *marks;
+    }
+  }
+  return count;
+}
+
 // Transforms the patches of a part of the image.
 template <class P>
 void transform_part(const Winograd& op, const Image& image, const Part<P>& part, float* transformed) {
@@ -211,9 +317,10 @@ struct Phases {
   Winograd::Range down, across;
 };
 
-// Transforms the patches of a part of x, an image, or of phases of it.
+// Transforms the patches of a part of x, an image, or of phases of it, and measures its pixels where that is wanted.
 template <class P>
-void transform_input(const Winograd& op, const float* x, const Part<P>& part, const Phases& phases, const Scratch& scratch) {
+void transform_input(const Winograd& op, const float* x, const Part<P>& part, const Phases& phases, const Scratch& scratch,
+                     bool measures) {
   const int64_t row = part.row - op.pad[0], column = part.column - op.pad[1];
   if (!op.gathers()) {
     const int64_t down = phases.down.first, across = phases.across.first;
@@ -226,10 +333,10 @@ void transform_input(const Winograd& op, const float* x, const Part<P>& part, co
                       .row = row,
                       .column = column,
                       .read = {{down >= op.begin[0], down < op.end[0]}, {across >= op.begin[1], across < op.end[1]}}};
+    if (measures) measure_pixels(image, part, scratch.pixels);
     return transform_part(op, image, part, scratch.transformed);
   }
-  const int64_t rows = part.lines() * P::Down::kTile + P::Down::kWeights - 1;
-  const int64_t columns = part.across() * P::Across::kTile + P::Across::kWeights - 1;
+  const int64_t rows = part.input_rows(), columns = part.input_columns();
   gather_phases(op, x, row, rows, column, columns, scratch.gathered);
   const int64_t pixel = op.gathered_pixel();
   const Image image{.at = scratch.gathered,
@@ -241,6 +348,7 @@ void transform_input(const Winograd& op, const float* x, const Part<P>& part, co
                     .row = 0,
                     .column = 0,
                     .read = {}};
+  if (measures) measure_pixels(image, part, scratch.pixels);
   transform_part(op, image, part, scratch.transformed);
 }
 
@@ -319,13 +427,15 @@ void multiply_panel(const Winograd& op, const Phases& phases, const Panel& panel
   }
 }
 
-// A line of patches back into as many rows of pixels of kColumns channels as a patch has.
+// A line of patches back into as many rows of pixels of kColumns channels as a patch has. Sets `wrong` where one of a patch is
+// not finite, and leaves it otherwise.
 template <class P>
-void transform_line(const float* sums, int64_t across, float* line) {
+void transform_line(const float* sums, int64_t across, float* line, bool* wrong) {
   using Down = typename P::Down;
   using Across = typename P::Across;
   const int64_t row_stride = across * Across::kTile * kColumns;
   for (int64_t patch = 0; patch < across; ++patch, sums += P::kPoints * kColumns, line += Across::kTile * kColumns) {
+    Floats zero = {};  // NaN after a value that is not finite
     for (int64_t k = 0; k < kColumns; k += kLanes) {
       Floats down[Down::kTile][Across::kPatch];
 #pragma GCC unroll 16
@@ -342,9 +452,13 @@ void transform_line(const float* sums, int64_t across, float* line) {
         Floats y[Across::kTile];
         Across::output(down[i], y);
 #pragma GCC unroll 16
-        for (int j = 0; j < Across::kTile; ++j) store(line + i * row_stride + j * kColumns + k, y[j]);
+        for (int j = 0; j < Across::kTile; ++j) {
+          store(line + i * row_stride + j * kColumns + k, y[j]);
+          zero = fma(y[j], Floats{}, zero);
+        }
       }
     }
+    wrong[patch] |= any(zero != zero);
   }
 }
 
@@ -362,9 +476,10 @@ struct PartRun {
 
   void all_phases() const {
     const Phases all{{0, op.phases[0]}, {0, op.phases[1]}};
-    transform_input(op, x, part, all, scratch);
+    transform_input(op, x, part, all, scratch, true);
+    const bool all_marked = mark_patches(part, scratch.pixels, scratch.marks) == part.patches();
     for (int64_t panel = first_panel(); panel < last_panel(); ++panel) {
-      multiply(all, panel, op.panels, scratch.sums);
+      if (!all_marked) multiply(all, panel, op.panels, scratch.sums);
       finish(panel, scratch.sums);
     }
   }
@@ -377,10 +492,11 @@ struct PartRun {
       for (int64_t down = all_down.first; down < all_down.last; ++down) {
         for (int64_t across = all_across.first; across < all_across.last; ++across) {
           const Phases one{{down, down + 1}, {across, across + 1}};
-          transform_input(op, x, part, one, scratch);
+          transform_input(op, x, part, one, scratch, begin == first_panel());
           for (int64_t panel = begin; panel < end; ++panel) multiply(one, panel, end, sums(panel));
         }
       }
+      if (begin == first_panel()) mark_patches(part, scratch.pixels, scratch.marks);
       for (int64_t panel = begin; panel < end; ++panel) finish(panel, sums(panel));
     }
   }
@@ -392,12 +508,64 @@ struct PartRun {
                    {part.patches(), scratch.transformed, sums});
   }
 
+  // Pixels [column, column + count) of the part's row `row` by a panel of the taps, to `out`.
+  void multiply_taps(int64_t panel, int64_t row, int64_t column, int64_t count, float* out) const {
+    Block block;
+    block.runs = 1;
+    block.depth = op.x_channels;
+    block.out_stride = kColumns;
+    for (int64_t end = column + count; column < end; column += block.rows, out += block.rows * kColumns) {
+      block.rows = static_cast<int>(std::min<int64_t>(kBlockRows, end - column));
+      block.out = out;
+      block.accumulate = false;
+      for (int64_t tap = 0; tap < op.patch.taps[0] * op.patch.taps[1]; ++tap) {
+        const int64_t tap_down = tap / op.patch.taps[1], tap_across = tap % op.patch.taps[1];
+        const Winograd::Range all_down = op.at_tap(0, tap_down), all_across = op.at_tap(1, tap_across);
+        for (int64_t down = all_down.first; down < all_down.last; ++down) {
+          const int64_t y = (part.row + row + tap_down - op.pad[0]) * op.phases[0] + down;
+          for (int64_t across = all_across.first; across < all_across.last; ++across) {
+            const float* pointers[kBlockRows];
+            for (int r = 0; r < block.rows; ++r) {
+              const int64_t at = (part.column + column + r + tap_across - op.pad[1]) * op.phases[1] + across;
+              const bool inside = y >= 0 && y < op.x_height && at >= 0 && at < op.x_width;
+              pointers[r] = inside ? x + y * op.x_strides[kHeight] + at * op.x_strides[kWidth] : scratch.zeros;
+            }
+            block.pointers = pointers;
+            const float* const weights = static_cast<const float*>(args.inputs[1]) + (op.points() + tap) * op.u_strides[0] +
+                                         panel * op.u_strides[1] +
+                                         (down * op.phases[1] + across) * op.x_channels * op.u_strides[2];
+            aspen::cpu::ASPEN_TARGET::multiply(block, RightOperand<float>{weights, op.u_strides[2]}, kColumns);
+            block.accumulate = true;
+          }
+        }
+      }
+    }
+  }
+
+  // Computes the patches of a line again that are marked, or wrong.
+  void correct_line(int64_t panel, int64_t l, const bool* wrong) const {
+    constexpr int kTileDown = P::Down::kTile, kTileAcross = P::Across::kTile;
+    const int64_t across = part.across();
+    for (int64_t patch = 0; patch < across; ++patch) {
+      if (!wrong[patch]) continue;
+      const int64_t first = patch;
+      while (patch + 1 < across && wrong[patch + 1]) ++patch;
+      const int64_t column = first * kTileAcross, end = std::min<int64_t>((patch + 1) * kTileAcross, part.columns);
+      for (int64_t i = 0; i < std::min<int64_t>(kTileDown, part.rows - l * kTileDown); ++i) {
+        multiply_taps(panel, l * kTileDown + i, column, end - column,
+                      scratch.line + (i * across * kTileAcross + column) * kColumns);
+      }
+    }
+  }
+
   void finish(int64_t panel, const float* sums) const {
     constexpr int kTileDown = P::Down::kTile, kTileAcross = P::Across::kTile;
     const int64_t first = std::max<int64_t>(panel * kColumns, args.lo[kChannel]);
     const int64_t count = std::min<int64_t>((panel + 1) * kColumns, args.hi[kChannel]) - first;
     for (int64_t l = 0; l < part.lines(); ++l) {
-      transform_line<P>(sums + l * part.across() * op.points() * kColumns, part.across(), scratch.line);
+      std::copy_n(scratch.marks + l * part.across(), part.across(), scratch.wrong);
+      transform_line<P>(sums + l * part.across() * op.points() * kColumns, part.across(), scratch.line, scratch.wrong);
+      correct_line(panel, l, scratch.wrong);
       for (int64_t i = 0; i < std::min<int64_t>(kTileDown, part.rows - l * kTileDown); ++i) {
         const int64_t at[4] = {part.image, part.row + l * kTileDown + i, part.column, first};
         op.epilogue.apply(args, at, kWidth, part.columns, count,
@@ -427,6 +595,8 @@ const char* run(const TileArgs& args) noexcept {
                            .columns = std::min<int64_t>(most_columns, args.hi[kWidth] - column)};
         const float* const x = static_cast<const float*>(args.inputs[0]) + image * op.x_strides[kImage];
         const PartRun<P> part_run{op, args, part, Scratch(op, args.scratch), x};
+        std::fill_n(part_run.scratch.pixels, part.input_rows() * part.input_columns(), 0);
+        std::fill_n(part_run.scratch.zeros, op.x_channels, 0.0f);
         if (op.by_phases()) {
           part_run.phase_by_phase();
         } else {
@@ -479,8 +649,9 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
                        std::to_string(extent) + " in dimension " + std::to_string(kHeight + i));
     }
   }
-  if (out.shape[kImage] != x.shape[kImage] || u.shape[0] != patch.points() || u.shape[1] != panels_of(out.shape[kChannel]) ||
-      u.shape[2] != phases[0] * phases[1] * x.shape[kChannel] || u.shape[3] != kColumns) {
+  if (out.shape[kImage] != x.shape[kImage] || u.shape[0] != patch.points() + patch.taps[0] * patch.taps[1] ||
+      u.shape[1] != panels_of(out.shape[kChannel]) || u.shape[2] != phases[0] * phases[1] * x.shape[kChannel] ||
+      u.shape[3] != kColumns) {
     throw GraphError("winograd's shapes x " + describe(x) + ", weights " + describe(u) + " and output " + describe(out) +
                      " do not fit together");
   }
@@ -516,7 +687,8 @@ PreparedOp prepare_winograd(const OpSpec& spec) {
   PreparedOp prepared;
   prepared.run = run_tile;
   prepared.scratch_bytes =
-      static_cast<size_t>(op->transformed_bytes() + op->sums_bytes() + op->line_bytes() + op->gathered_bytes()) +
+      static_cast<size_t>(op->transformed_bytes() + op->sums_bytes() + op->line_bytes() + op->gathered_bytes() +
+                          op->pixels_bytes() + 2 * op->marks_bytes() + op->zeros_bytes()) +
       op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;

@@ -41,7 +41,10 @@ def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), **device):  
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
     for part in trace.parts:
         program = prepared(part, gpu)
-        results = cuda_host.run(program, apu.build(program, 2, machine), *(values[value] for value in part.inputs), **device)
+        graph, inputs = apu.build(program, 2, machine), [values[value] for value in part.inputs]
+        results = cuda_host.run(program, graph, *inputs, **device)
+        for shared, own in zip(results, cuda_host.run(program, graph, *inputs, shares=False, **device), strict=True):
+            assert shared.tobytes() == own.tobytes()
         values.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
     return [values[item] if isinstance(item, Value) else item for item in trace.outputs]
 

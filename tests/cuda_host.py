@@ -89,8 +89,12 @@ def run(
     fewest_tiles: int = 2,
     seed: int = 0,
     warpgroups: bool = False,
+    shares: bool = True,
 ) -> list[np.ndarray]:
-    """The results of a program and its graph, launched from streams that are served in a random order."""
+    """The results of a program and its graph, launched from streams that are served in a random order.
+
+    `shares`: a result that lies in an operand gets its memory, as XLA does it, or else some of its own.
+    """
     library = ctypes.CDLL(str(compiled(source(program.ops, warpgroups=warpgroups))))
     buffers = []
     for array in (*arrays, *graph.constants):
@@ -99,12 +103,17 @@ def run(
     results = [graph.value(number) for number in graph.results.tolist()]
     buffers += [aligned(int(np.prod(shape)) * dtype.itemsize, 0xFF) for shape, dtype in results]
     buffers.append(aligned(graph.workspace_bytes, 0xFF))
+    first = len(arrays) + len(graph.constants)
+    moved = {operand: first + result for operand, result in graph.shared_memory.items()}
+    for operand, result in moved.items() if shares else ():
+        buffers[result] = buffers[operand]
 
     packed = pack(program.constants)
     places = {value: (number, 0) for number, value in enumerate(program.inputs)}
     places |= {value: (len(arrays) + number, offset) for value, (number, offset) in packed.places.items()}
     outputs = zip(program.ops, graph.ops[:, 1].tolist(), strict=True)
-    places |= {op.output: tuple(graph.values[number, :2].tolist()) for op, number in outputs}
+    written = ((op.output, *graph.values[number, :2].tolist()) for op, number in outputs)
+    places |= {value: (moved.get(buffer, buffer), offset) for value, buffer, offset in written}
 
     def address(value, elements=0):
         buffer, offset = places[value]
@@ -140,5 +149,4 @@ def run(
             launch(index)
         elif kind == RECORD:
             recorded.add(index)
-    first = len(arrays) + len(graph.constants)
     return [buffers[first + number].view(dtype).reshape(shape).copy() for number, (shape, dtype) in enumerate(results)]

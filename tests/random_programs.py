@@ -27,7 +27,7 @@ from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
-from aspen_jax.passes import attention, outputs
+from aspen_jax.passes import attention, in_place, outputs
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
 
@@ -99,7 +99,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 12)
+        kind = self.integer(0, 15)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -143,6 +143,8 @@ class _Author:
             return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
         if kind == 6:
             return self.gather()
+        if kind > 12:
+            return self.update()
         if kind == 7:
             x = self.operand(self.integer(1, 4))
             attrs = CumulativeAttrs(windows.SUM, self.integer(0, x.view.rank - 1), bool(self.integer(0, 1)))
@@ -193,6 +195,30 @@ class _Author:
         updates = self.input(tuple(lengths[axis] for axis in range(rank)))
         attrs = ScatterAttrs(1, tuple(walks), tuple(components), tuple(starts), points, bool(self.integer(0, 1)))
         return self.op(SCATTER, attrs, [x, updates, *indices])
+
+    def update(self) -> Operand | None:
+        """A window laid on something known, as it is or reshaped: what may be done in place."""
+        x = self.known[-1 - min(int(self.rng.geometric(0.4)) - 1, len(self.known) - 1)]
+        kind = self.integer(0, 5)
+        if kind == 0:
+            x = self.reshaped(x, self.integer(1, 3))
+        elif kind == 1:
+            x = self.input(self.shape())
+        if 0 in x.shape:
+            return None
+        window = tuple(self.integer(1, extent) for extent in x.shape)
+        moved = [axis for axis in range(len(window)) if self.integer(0, 1)]
+        self.inputs += [Value((), np.dtype(np.int32)) for _ in moved]
+        starts = [Operand.whole(value) for value in self.inputs[len(self.inputs) - len(moved) :]]
+        components = [moved.index(axis) if axis in moved else -1 for axis in range(len(window))]
+        known = [
+            0 if axis in moved else self.integer(0, extent - size)
+            for axis, (extent, size) in enumerate(zip(x.shape, window, strict=True))
+        ]
+        others = [item for item in (self.operand() for _ in range(4)) if item.shape == window and item.value is not x.value]
+        updates = others[0] if others else self.input(window)
+        attrs = ScatterAttrs(self.integer(0, 1), tuple(range(len(window))), tuple(components), tuple(known), ())
+        return self.op(SCATTER, attrs, [x, updates, *starts])
 
     def product(self, a: Operand) -> Operand | None:
         """Some dimensions of `a` are summed, some shared, some its own; the other operand has some more."""
@@ -259,15 +285,16 @@ class _Author:
         self.build.ops.append(Op(family, attrs, (*inputs, extra), Value(shape, _FLOAT), single("add_f")))
         return Operand.whole(self.build.ops[-1].output)
 
-    def program(self, steps: int) -> Program:
+    def program(self, steps: int, rewrites: bool) -> Program:
         while len(self.build.ops) < steps:
             result = self.step()
             if result is not None and math.prod(result.shape) <= _LARGEST:
                 self.known.append(result)
         ops = [dataclasses.replace(op, name=f"{op.family.name}{k}") for k, op in enumerate(self.build.ops)]
-        results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 4))]
+        results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 1 if op.family is SCATTER else 4))]
         program = Program(tuple(self.inputs), (), tuple(ops), tuple(map(Operand.whole, results)))
-        return outputs.run(attention.run(program))
+        program = outputs.run(attention.run(program))
+        return in_place.run(program) if rewrites else program
 
 
 def _sums(kind: int) -> RowProgram:
@@ -275,9 +302,9 @@ def _sums(kind: int) -> RowProgram:
     return RowProgram(2, (Stage(windows.SUM, _FLOAT, single("add_f")), Stage(kind, _FLOAT, BlockProgram(3, (), (), 2))))
 
 
-def random_program(seed: int, steps: int = 8) -> Program:
-    """The same seed gives the same program."""
-    return _Author(seed).program(steps)
+def random_program(seed: int, steps: int = 8, rewrites: bool = True) -> Program:
+    """The same seed gives the same program; `rewrites`: ops rewrite their operands in place, where they may."""
+    return _Author(seed).program(steps, rewrites)
 
 
 def elements_read(op: Op, index: int) -> np.ndarray:

@@ -110,6 +110,21 @@ def test_callable_objects_and_partials():
     decorated = aspen(functools.partial(dense.__wrapped__, w=normal(1, 5, 2), activation="sin"))
     assert decorated.__name__ == "dense"
     np.testing.assert_allclose(decorated(x), jnp.sin(x @ normal(1, 5, 2)), rtol=1e-5)
+    named = functools.partial(dense.__wrapped__, w=normal(1, 5, 2))
+    vars(named)["__name__"] = "layer"
+    assert aspen(named).__name__ == "layer"
+
+
+def test_attributes_of_a_function_are_kept_but_hide_none_of_ours():
+    def double(x):
+        return 2 * x
+
+    vars(double).update(units=3, explain="no")
+    decorated = aspen(double)
+    assert vars(decorated)["units"] == 3
+    assert not isinstance(decorated.explain, str)
+    assert decorated.__wrapped__ is double
+    assert aspen(functools.wraps(double)(lambda x: double(x))).__wrapped__ is not double
 
 
 def test_static_arguments_are_part_of_the_key():
@@ -545,7 +560,8 @@ def test_explain_says_what_runs_as_tiles():
     assert any(op.name.startswith("hidden/dot_general") for op in part.ops)
     assert all(op.source.startswith(__file__) for op in part.ops if op.source)
     text = str(explanation)
-    assert text.startswith(f"perceptron: 1 custom call, {part.graph.num_tiles} tiles, {part.graph.num_edges} edges")
+    counts = f"1 custom call, {part.graph.num_tiles} tiles, {part.graph.num_edges} edges"
+    assert text.startswith(f"100% of the flops of perceptron in tiles: {counts}")
     assert text.endswith("left to XLA: nothing")
 
 

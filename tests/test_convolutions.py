@@ -371,7 +371,7 @@ def test_winograd_of_phases(batch, image, channels, outputs, padding, shape, lay
     ],
 )
 def test_winograd_refuses_phases_that_there_are_not_or_that_leave_a_point_without_weights(window, tile, phases, begin, end):
-    points = math.prod(taps + outputs - 1 for taps, outputs in zip(window, tile, strict=True))
+    points = math.prod(taps + outputs - 1 for taps, outputs in zip(window, tile, strict=True)) + math.prod(window)
     x, u = ((1, 9, 9, 5), np.dtype(np.float32)), ((points, 2, 5 * math.prod(phases), 32), np.dtype(np.float32))
     whole = WinogradAttrs((0,) * 4, 40, window, tile, phases, (0, 0), phases)
     if min(phases) > 0:

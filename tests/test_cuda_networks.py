@@ -50,10 +50,12 @@ def test_random_programs_over_random_views_and_boxes(seed):
     rng = np.random.default_rng(seed)
     inputs = [(3 * rng.standard_normal(value.shape)).astype(value.dtype) for value in program.inputs]
     try:
-        results = cuda_host.run(program, build_with_random_tiles(program, seed, reuse=True), *inputs, seed=seed)
+        graph = build_with_random_tiles(program, seed, reuse=True)
+        results, of_own = (cuda_host.run(program, graph, *inputs, seed=seed, shares=shares) for shares in (True, False))
     except UnsupportedOp as error:
         pytest.skip(str(error))  # weights in panels, which are the CPU's
-    for result, expected in zip(results, evaluate(program, *inputs), strict=True):
+    for result, own, expected in zip(results, of_own, evaluate(program, *inputs), strict=True):
+        np.testing.assert_array_equal(result, own)
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(expected).max(initial=0))))
 
 

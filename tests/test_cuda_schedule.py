@@ -60,21 +60,28 @@ def conflicts(graph: TileGraph) -> Pairs:
     reads = [read for op, item in zip(program.ops, tiles, strict=True) for read in reads_of(op, *item)]
     pairs = [data_edges(reads, grids)]
 
-    # Bytes of the workspace, value by value: who writes them, and who touches them at all.
-    workspace = len(graph.operands) + len(graph.results)
+    # Bytes that are written, value by value: who writes them, and who touches them at all.
+    nobody = Touches.join([])
     places = {}
+    for value, (_, buffer, offset) in zip(program.inputs, graph.given_values(), strict=False):
+        places[value] = (buffer, offset, nobody)
     for number, op in enumerate(program.ops):
         buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
-        if buffer == workspace and op.output.nbytes:
-            writes = touched(op.output, *tiles[number]).moved(offset)
-            users = [
-                writes,
-                *(touched(op.output, read.tiles, read.boxes).moved(offset) for read in reads if read.value is op.output),
-            ]
-            places[op.output] = (offset, offset + op.output.nbytes, writes, Touches.join(users))
-    for one, other in itertools.permutations(places.values(), 2):
-        if one[0] < other[1] and other[0] < one[1]:
-            pairs.append(overlapping(one[2], other[3]))
+        places[op.output] = (buffer, offset, touched(op.output, *tiles[number]).moved(offset))
+    reading = {value: [read for read in reads if read.value is value] for value in places}
+    for op in program.ops:
+        buffer, offset, writes = places[op.output]
+        for other, (other_buffer, other_offset, other_writes) in places.items():
+            apart = other_offset >= offset + op.output.nbytes or offset >= other_offset + other.nbytes
+            if other is op.output or other_buffer != buffer or apart:
+                continue
+            users = [touched(other, read.tiles, read.boxes).moved(other_offset) for read in reading[other]]
+            if op.in_place and op.inputs[op.family.rewrites].value is other:
+                # A tile reads itself what it writes, after those that wrote that.
+                users = [Touches(*(array[~np.isin(part.tiles, writes.tiles)] for array in part)) for part in users]
+            else:
+                users.append(other_writes)
+            pairs.append(overlapping(writes, Touches.join(users)))
     firsts, seconds = zip(*pairs, strict=True)
     return np.concatenate(firsts), np.concatenate(seconds)
 

@@ -186,6 +186,7 @@ def test_running_results(dtype):
 def test_movement(dtype):
     functions: Functions = {
         "broadcast_in_dim": lambda x, i: lax.broadcast_in_dim(x, (4, 2, 3, 6), (1, 2, 3)),
+        "broadcast_in_dim, unordered": lambda x, i: lax.broadcast_in_dim(x[:, :, :1], (3, 4, 5, 2), (3, 0, 2)),
         "concatenate": lambda x, i: lax.concatenate([x, x[:, :1], x], 1),
         "dynamic_slice": lambda x, i: lax.dynamic_slice(x, (0, i[0], i[1]), (2, 2, 3)),
         "dynamic_update_slice": lambda x, i: lax.dynamic_update_slice(x, x[:, :1, :4], (i[1], i[0], 0)),
@@ -200,3 +201,23 @@ def test_movement(dtype):
         "transpose": lambda x, i: lax.transpose(x, (2, 0, 1)),
     }
     check(functions, draw(dtype, (2, 3, 6)), np.array([2, 0], np.int32))
+
+
+@pytest.mark.parametrize("out_dtype", ["int16", "int32", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "float16", "bfloat16", "float32"])
+def test_a_product_may_have_another_dtype_than_its_factors(dtype, out_dtype):
+    rng = np.random.default_rng()
+    x, y = (jnp.asarray(rng.integers(0, 100, (5, 7)), dtype) for _ in range(2))  # products overflow int8
+    expected = lax.mul(x, y, out_dtype=jnp.dtype(out_dtype))
+    result = aspen(lambda x, y: lax.mul(x, y, out_dtype=jnp.dtype(out_dtype)))(x, y)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("name", ["log", "log2", "tanh"])
+def test_more_accuracy_than_kernels_promise_is_left_to_xla(name):
+    function = getattr(lax, name, None)
+    if function is None:
+        pytest.skip(f"this version of JAX has no lax.{name}")
+    with pytest.raises(UnsupportedError, match="accuracy"):
+        aspen(lambda x: function(x, accuracy=lax.AccuracyMode.HIGHEST), strict=True)(np.ones(3, np.float32))

@@ -166,16 +166,19 @@ def test_pointwise_convolutions_against_float64(batch, image, inner, columns, st
     assert np.abs(result - exact).max() <= TOLERANCE * max(1.0, np.abs(exact).max())
 
 
-def test_pixels_mix_with_their_neighbours_only():
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+def test_pixels_mix_with_their_neighbours_only(value):
+    """The neighbour changes in its last digits, as it is multiplied directly then."""
     x, w = normal(2, 14, 14, 1024), normal(1, 1, 1024, 512)
     changed = x.copy()
-    changed[0, 3, 5] = np.nan
+    changed[0, 3, 5] = value
     before, after = (run_tiled(lambda x: pointwise(x, w), (item,), machine=Machine())[0] for item in (x, changed))
     assert kinds(lambda x: pointwise(x, w), x) == ["strassen_rows", "strassen"]
     differs = (before != after).any(axis=3)
     assert np.argwhere(differs).tolist() == [[0, 3, 4], [0, 3, 5]]
     exact = x.astype(np.float64) @ w[0, 0]
     assert np.abs(before - exact).max() <= 3e-6 * np.abs(exact).max()
+    assert np.abs(after[0, 3, 4] - exact[0, 3, 4]).max() <= 3e-6 * np.abs(exact).max()
 
 
 W = normal(768, 768)

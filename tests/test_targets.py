@@ -22,6 +22,8 @@ KERNEL_TESTS = (
     "test_conv_pairs.py",
     "test_strassen.py",
     "test_bf16x6.py",
+    "test_outliers.py",
+    "test_zeros.py",
 )
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ def assemble(
     grids: Mapping[Value, Grid],
     costs: Mapping[Value, np.ndarray],
     depths: Mapping[Value, int],
+    chains: Mapping[Value, Sequence[Value]],
     memory: Memory,
     order: Dag,
 ) -> TileGraph:
@@ -30,7 +31,8 @@ def assemble(
         grids: the tiles of each op's output.
         costs: nanoseconds of each tile, by the op's output.
         depths: the longest path in ops, by the op's output.
-        memory: where values lie.
+        chains: for each output what lies in its buffer one after the other (`memory.result_chains`).
+        memory: where the others lie.
         order: all edges between tiles.
     """
     packed = pack(program.constants)
@@ -41,7 +43,10 @@ def assemble(
     numbers = {value: number for number, value in enumerate(values)}
     buffers = {value: buffer for buffer, value in enumerate([*operands, *results])}
     workspace = len(buffers)
-    buffers.update((operand.value, buffers[result]) for operand, result in zip(program.outputs, results, strict=True))
+    for operand, result in zip(program.outputs, results, strict=True):
+        chain = chains[operand.value]
+        buffers[result] = buffers.get(chain[0], buffers[result])
+        buffers.update((value, buffers[result]) for value in chain)
     buffers.update((value, len(program.inputs) + operand) for value, (operand, _) in packed.places.items())
     offsets = {**memory.offsets, **{value: offset for value, (_, offset) in packed.places.items()}}
     kernels = tuple(dict.fromkeys(op.family.kernel for op in program.ops))

@@ -42,8 +42,8 @@ class Measurements:
         self.entries = MappingProxyType(dict(entries))
 
     def of(self, op: Op) -> Measured | None:
-        """What is known of the op."""
-        return self.entries.get(key(op)) if self.entries else None
+        """What is known of the op; nothing where it is in place, for alone it would have to copy."""
+        return self.entries.get(key(op)) if self.entries and not op.in_place else None
 
     def updated(self, entries: Mapping[str, Measured]) -> Measurements:
         """These and others; where an op is in both, the others count."""

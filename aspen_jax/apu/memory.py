@@ -3,6 +3,9 @@
 Placement walks the ops in order and hands the space of dead values on, that which died first first, so that the new edges point
 to tiles that mostly have run. Space changes hands byte range by byte range: each byte knows the last value that held it, and the
 tiles that write the next value there wait for those that touched the last.
+
+An op in place puts its output where its operand lies, in the workspace or outside. Each of its tiles reads there just what it
+writes, so the data's edges order it after those that wrote the operand; it waits for all others that read that, too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 from aspen_jax.apu.dependencies import Read
 from aspen_jax.apu.grid import Grid
 from aspen_jax.dag import Dag, expand, unique
-from aspen_jax.program import Op, Value
+from aspen_jax.program import Op, Program, Value
 
 ALIGNMENT = 64
 
@@ -173,6 +176,38 @@ class Memory(NamedTuple):
     after: np.ndarray
 
 
+def rewritten(op: Op) -> Value:
+    """The value in whose memory an op in place writes its output.
+
+    Raises:
+        ValueError: it has none.
+    """
+    operand = op.family.rewritten(op)
+    if operand is None:
+        raise ValueError(f"{op.name} has no operand that it may rewrite in place")
+    return operand.value
+
+
+def result_chains(program: Program) -> dict[Value, list[Value]]:
+    """For each value that is a result, what lies in its buffer one after the other; the last is the result.
+
+    The first is an input of the program where an op in place rewrites that: one memory of the caller's may then be both.
+
+    Raises:
+        ValueError: an op in place rewrites what is needed afterwards.
+    """
+    before = {op.output: rewritten(op) for op in program.ops if op.in_place}
+    chains = {operand.value: [operand.value] for operand in program.outputs}
+    for chain in chains.values():
+        while chain[0] in before:
+            chain.insert(0, before[chain[0]])
+    firsts = {chain[0] for chain in chains.values()}
+    lasting = {*chains, *(value for value, _ in program.constants), *program.inputs} - (firsts & {*program.inputs})
+    if len(set(before.values())) < len(before) or not lasting.isdisjoint(before.values()):
+        raise ValueError("an op in place rewrites what is needed afterwards; run passes.in_place last")
+    return chains
+
+
 def place(
     ops: Sequence[Op], outside: set[Value], reads: Sequence[Sequence[Read]], grids: dict[Value, Grid], data: Dag, reuse: bool
 ) -> Memory:
@@ -180,32 +215,47 @@ def place(
 
     Args:
         ops: in topological order.
-        outside: outputs that have a buffer of their own.
+        outside: outputs that have a buffer of their own, and what ops in place write there before.
         reads: for each op, what its tiles read.
         grids: the tiles of each op's output.
         data: the edges between tiles that the data demands.
         reuse: whether values may lie where dead ones were.
+
+    Raises:
+        ValueError: something reads the operand of an op in place after it.
     """
     writing = {
         value: touches(value, grid.tiles, grid.boxes) for value, grid in grids.items() if value.nbytes and value not in outside
     }
-    reading: dict[Value, list[Touches]] = {value: [] for value in writing}
+    rewriting = {rewritten(op): index for index, op in enumerate(ops) if op.in_place}
+    reading: dict[Value, list[Touches]] = {value: [] for value in (*writing, *rewriting)}
     last_use = {op.output: index for index, op in enumerate(ops) if op.output in writing}
     for index, op_reads in enumerate(reads):
         for value, tiles, boxes in op_reads:
-            if value in writing:
+            if index > rewriting.get(value, index):
+                raise ValueError(f"{ops[index].name} reads what {ops[rewriting[value]].name} rewrites before it")
+            if value in reading and rewriting.get(value) != index:
                 reading[value].append(touches(value, tiles, boxes))
+            if value in writing:
                 last_use[value] = index
     dying: list[list[Value]] = [[] for _ in ops]
     for value, index in last_use.items():
-        dying[index].append(value)
+        if value not in rewriting:  # whose space the op in place takes on
+            dying[index].append(value)
 
     free, holders = _FreeSpace(), Holders()
     offsets: dict[Value, int] = {}
     after_writes: list[_Meeting] = []
     after_reads: list[_Meeting] = []
     for index, op in enumerate(ops):
-        if op.output in writing:
+        if op.in_place:
+            operand, grid = rewritten(op), grids[op.output]
+            claims = touches(op.output, grid.tiles, grid.boxes)
+            after_reads += [_meet(part, claims) for part in reading[operand]]
+            if op.output in writing:
+                offsets[op.output] = offset = offsets[operand]
+                holders.give(offset, offset + op.output.nbytes, op.output)
+        elif op.output in writing:
             value = op.output
             small = value.nbytes < _SMALLEST_REUSED
             for offset in [free.size] if small else free.offers(_aligned(value.nbytes)):

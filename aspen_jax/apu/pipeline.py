@@ -8,7 +8,7 @@ from aspen_jax.apu.assemble import assemble
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.machine import Machine
-from aspen_jax.apu.memory import place
+from aspen_jax.apu.memory import place, result_chains
 from aspen_jax.apu.tiling import cut_points
 from aspen_jax.dag import Dag
 from aspen_jax.program import Program, Value
@@ -25,7 +25,7 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
         reuse: whether values may lie where dead ones were.
 
     Raises:
-        ValueError: an output is not of that kind.
+        ValueError: an output is not of that kind, or an op is in place that must not be (`passes/in_place.py`).
     """
     machine = Machine() if machine is None else machine
     results = [operand.value for operand in program.outputs]
@@ -41,7 +41,9 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
         num_tiles += len(grids[op.output].tiles)
     reads = [reads_of(op, grids[op.output].tiles, grids[op.output].boxes) for op in program.ops]
     data = Dag.from_edges(num_tiles, *data_edges([read for op_reads in reads for read in op_reads], grids))
-    memory = place(program.ops, set(results), reads, grids, data, reuse)
+    chains = result_chains(program)
+    outside = {value for chain in chains.values() for value in chain}
+    memory = place(program.ops, outside, reads, grids, data, reuse)
     parents, children = data.edges()
     order = Dag.from_edges(num_tiles, np.concatenate([parents, memory.before]), np.concatenate([children, memory.after]))
 
@@ -50,4 +52,4 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
         above = [depths[read.value] for read in op_reads if read.value in depths and read.tiles.size]
         depths[op.output] = max(above, default=-1) + 1
     costs = {op.output: machine.of_boxes(op, grids[op.output].boxes) for op in program.ops}
-    return assemble(program, grids, costs, depths, memory, order)
+    return assemble(program, grids, costs, depths, chains, memory, order)

@@ -99,7 +99,7 @@ def _prices(
     extents = np.minimum(extents, shape)
     boxes[:, :, 0] = np.minimum(parts // 2 * extents, shape - extents)
     boxes[:, :, 1] = boxes[:, :, 0] + extents
-    tile = machine.of_boxes(op, boxes)
+    tile = np.maximum(machine.of_boxes(op, boxes), 1.0)  # a tile of no work could not be compared
     tiles = np.prod(parts, axis=1)
     price = -(-tiles // num_workers) * tile + tile
     if parts.shape[1]:

@@ -108,7 +108,8 @@ def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct
     code = _code(part, architecture())
     workspace = [jax.ShapeDtypeStruct((part.graph.workspace_bytes,), np.uint8)] if part.graph.workspace_bytes else []
     nothing = [runtime.NOTHING] if len(results) > 1 and not workspace else []
-    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, [*results, *workspace, *nothing])
+    results_and_rest = [*results, *workspace, *nothing]
+    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, results_and_rest, input_output_aliases=part.graph.shared_memory)
     outs = call(*operands, graph=part.graph_bytes, image=code.image, kernels=code.kernels, executor=np.int32(executor))
     return list(outs)[: len(results)]
 

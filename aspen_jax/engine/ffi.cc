@@ -1,5 +1,6 @@
 #include "ffi.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -72,8 +73,11 @@ struct Buffers {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
       if (buffer.has_error()) return buffer.error().message();
       if (auto wrong = take(results, "result", *buffer.value(), plan.result(i).dense)) return wrong;
-      // The allocator has such memory mapped anew for each call: half a microsecond a small page.
-      if (buffer.value()->size_bytes() >= kMappedAnew) prefer_huge_pages(results.back(), buffer.value()->size_bytes());
+      // The allocator has such memory mapped anew for each call, half a microsecond a small page, unless it is an operand's.
+      const bool is_new = std::ranges::find(operands, results.back()) == operands.end();
+      if (is_new && buffer.value()->size_bytes() >= kMappedAnew) {
+        prefer_huge_pages(results.back(), buffer.value()->size_bytes());
+      }
     }
     return std::nullopt;
   }

@@ -37,7 +37,8 @@ struct Op {
 };
 
 // Buffers are numbered operands first, then results, then the workspace. Only `parse_graph` makes one, and what it returns
-// keeps every promise of the format; nothing after it checks again.
+// keeps every promise of the format; nothing after it checks again. No value that is written lies in an operand: where the format
+// says so, the value lies in the result that may share the operand's memory.
 struct Graph {
   std::vector<std::string> kernel_names;
   std::vector<std::string> op_names;

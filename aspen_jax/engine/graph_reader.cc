@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+constexpr int32_t kNone = -1;
 
 int64_t times(int64_t a, int64_t b, const std::string& what) {
   int64_t product;
@@ -138,20 +139,27 @@ class GraphReader {
   }
 
   // The sizes of the call's buffers are those of the values that stand for them. Other values there have the same, or lie inside
-  // an operand and have its dtype.
+  // an operand and have its dtype. A result may lie in an operand: the call may then be given one memory for both.
   void read_call() {
     const int64_t last_value = static_cast<int64_t>(graph_.values.size()) - 1;
     graph_.operands = wire_.array_of<int32_t>(num_operands_, "operands of the call", 0, last_value);
     graph_.results = wire_.array_of<int32_t>(num_results_, "results of the call", 0, last_value);
+    result_in_.assign(static_cast<size_t>(num_operands_), kNone);
     std::vector<int64_t> buffer_bytes;
     for (const auto* ids : {&graph_.operands, &graph_.results}) {
       for (const int32_t id : *ids) {
         const Value& value = graph_.values[id];
-        if (value.buffer != static_cast<int32_t>(buffer_bytes.size())) {
-          throw GraphError("value " + std::to_string(id) + " stands for buffer " + std::to_string(buffer_bytes.size()) +
+        const auto buffer = static_cast<int32_t>(buffer_bytes.size());
+        buffer_bytes.push_back(value.bytes);
+        if (value.buffer == buffer) continue;
+        if (buffer < num_operands_ || value.buffer >= num_operands_) {
+          throw GraphError("value " + std::to_string(id) + " stands for buffer " + std::to_string(buffer) +
                            " of the call but lies in buffer " + std::to_string(value.buffer));
         }
-        buffer_bytes.push_back(value.bytes);
+        if (graph_.operands[value.buffer] == id || std::exchange(result_in_[value.buffer], buffer) != kNone) {
+          throw GraphError("value " + std::to_string(id) + ", a result of the call, is operand " + std::to_string(value.buffer) +
+                           " itself, or lies there beside another result");
+        }
       }
     }
     for (size_t i = 0; i < graph_.values.size(); ++i) {
@@ -163,12 +171,22 @@ class GraphReader {
         if (value.dense.dtype == graph_.values[graph_.operands[value.buffer]].dense.dtype) continue;
         throw GraphError(where + " has another dtype than operand " + std::to_string(value.buffer) + ", in which it lies");
       }
-      if (value.offset != 0 || value.bytes != buffer_bytes[value.buffer]) {
-        throw GraphError(where + " does not fill buffer " + std::to_string(value.buffer) +
-                         " of the call: " + std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) + " of " +
-                         std::to_string(buffer_bytes[value.buffer]));
-      }
+      check_fills(value, buffer_bytes[value.buffer], where);
     }
+  }
+
+  static void check_fills(const Value& value, int64_t bytes, const std::string& where) {
+    if (value.offset == 0 && value.bytes == bytes) return;
+    throw GraphError(where + " does not fill buffer " + std::to_string(value.buffer) + " of the call: " +
+                     std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) + " of " + std::to_string(bytes));
+  }
+
+  // What is written where a result lies in an operand goes to the result: so it is right too where each has memory of its own.
+  void move_to_result(int32_t id) {
+    Value& value = graph_.values[id];
+    if (value.buffer >= num_operands_ || result_in_[value.buffer] == kNone || graph_.operands[value.buffer] == id) return;
+    check_fills(value, graph_.values[graph_.operands[value.buffer]].bytes, "value " + std::to_string(id));
+    value.buffer = result_in_[value.buffer];
   }
 
   void read_ops(int64_t count) {
@@ -190,6 +208,8 @@ class GraphReader {
       num_params += op.num_params;
       if (num_inputs > kMaxId || num_params > kMaxId) throw GraphError(where + ": the ops have too many inputs or parameters");
     }
+    for (const int32_t id : graph_.results) move_to_result(id);
+    for (const Op& op : graph_.ops) move_to_result(op.output);
   }
 
   void read_inputs() {
@@ -273,15 +293,17 @@ class GraphReader {
     graph_.params = wire_.array_of<int64_t>(count, "parameter words");
   }
 
-  // Each value has one writer at most, operands none and results one; and nothing is read that nobody writes.
+  // Each value has one writer at most, operands none and results one, or several that each read what the one before wrote there;
+  // and nothing is read that nobody writes.
   void check_writers() const {
-    constexpr int32_t kNone = -1;
     std::vector<int32_t> value_writer(graph_.values.size(), kNone), buffer_writer(graph_.workspace(), kNone);
     for (size_t i = 0; i < graph_.ops.size(); ++i) {
       const int32_t output = graph_.ops[i].output, buffer = graph_.values[output].buffer;
       if (buffer < num_operands_) throw GraphError(op_name(i) + " writes operand " + std::to_string(buffer) + " of the call");
       const bool in_result = buffer < graph_.workspace();
-      const int32_t other = std::max(value_writer[output], in_result ? buffer_writer[buffer] : kNone);
+      const auto reads_there = [&](const Input& input) { return graph_.values[input.value].buffer == buffer; };
+      const bool rewrites = in_result && std::ranges::any_of(graph_.inputs_of(graph_.ops[i]), reads_there);
+      const int32_t other = std::max(value_writer[output], in_result && !rewrites ? buffer_writer[buffer] : kNone);
       if (other != kNone) throw GraphError(op_name(i) + " and " + op_name(other) + " write the same value");
       value_writer[output] = static_cast<int32_t>(i);
       if (in_result) buffer_writer[buffer] = static_cast<int32_t>(i);
@@ -347,6 +369,7 @@ class GraphReader {
   Graph graph_;
   int32_t num_operands_ = 0;
   int32_t num_results_ = 0;
+  std::vector<int32_t> result_in_;  // for each operand the buffer of the result that lies in it, or kNone
 };
 
 }  // namespace

@@ -69,7 +69,8 @@ class OpState {
   virtual ~OpState() = default;
 };
 
-// One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view.
+// One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view. The output may lie where an
+// input does that the op's family rewrites (`OpFamily.rewrites`): then no other tile touches the bytes of the box meanwhile.
 struct TileArgs {
   const OpState* state;
   const void* const* inputs;

@@ -51,8 +51,6 @@ _BY_DTYPE = {
 # Integer primitives whose results need no wrapping: they have the bits or the range of their operands.
 _IN_RANGE = ("max", "min", "rem", "and", "or", "xor", "sign", "eq", "ne", "lt", "le", "gt", "ge")
 
-# A parameter that changes what an element-wise primitive computes; what no kernel promises stays with XLA.
-_ACCURACY = "accuracy"
 _ALWAYS_ACCURATE = ("exp",)  # within an ulp, as XLA's is; the derivative of erf asks for it
 
 # Coefficients of a polynomial that are not known when tracing: each is an input of its block program, which has room for 64.
@@ -87,9 +85,7 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     opcode = table.get(equation.primitive) if table else None
     if opcode is None:
         raise Unsupported(f"no block instruction for {equation.primitive} of {', '.join(sorted(names))}")
-    accuracy = equation.params.get(_ACCURACY)
-    if accuracy is not None and (equation.primitive not in _ALWAYS_ACCURATE or accuracy != lax.AccuracyMode.HIGHEST):
-        raise Unsupported(f"{equation.primitive} with accuracy={accuracy}")
+    _refuse_parameters(equation)
     repeats = OPCODES[opcode].arity // len(operands)  # an integer's square is its product with itself
     dtype = operands[0].dtype
     is_int = lane_of(dtype) == "i"
@@ -107,6 +103,14 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
         return _wrapped(block, result, dtype) if is_int and equation.primitive not in _IN_RANGE else result
 
     return scalar_block(build, equation, operands, write, equation.shape, equation.dtype)
+
+
+def _refuse_parameters(equation: Equation) -> None:
+    """Leaves to XLA what parameters change: `accuracy` that no kernel promises, `out_dtype`, and what later JAX adds."""
+    for name, value in equation.params.items():
+        kept = equation.primitive in _ALWAYS_ACCURATE and value == lax.AccuracyMode.HIGHEST
+        if value is not None and not kept:
+            raise Unsupported(f"{equation.primitive} with {name}={value}")
 
 
 def _wrapped(block: BlockBuilder, ref: Ref, dtype: np.dtype) -> Ref:
@@ -179,6 +183,7 @@ def _convert_integer_pow(build: Builder, equation: Equation, operand: Operand) -
 @converts("log2")
 def _convert_log2(build: Builder, equation: Equation, operand: Operand) -> Operand:
     _need(operand, "log2", *FLOATS)
+    _refuse_parameters(equation)
 
     def write(block: BlockBuilder, x: Ref) -> Ref:
         return block.emit("mul_f", block.emit("log_f", x), block.constant(np.float32(1 / np.log(2))))

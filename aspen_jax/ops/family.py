@@ -71,6 +71,7 @@ class OpFamily(abc.ABC):
     attrs_type: type[Attrs] | None = None
     takes_epilogue: bool = False
     alike_everywhere: bool = True  # whether a box of the output is computed from what it reads alone, wherever it lies
+    rewrites: int | None = None  # main input of which a box of the output reads that very box, so that it may lie in its memory
     weight_inputs: tuple[int, ...] = ()  # main inputs that are read fastest where they are dense: worth storing so beforehand
 
     @abc.abstractmethod
@@ -155,6 +156,18 @@ class OpFamily(abc.ABC):
         if index >= self.num_main(op):
             return boxes
         return self.main_region(op, index, boxes)
+
+    def rewritten(self, op: Op) -> Operand | None:
+        """The operand whose memory the output may take, element for element; None where there is none.
+
+        The kernel then finds the input and the output at one address, writes what changes and leaves the rest.
+        """
+        if self.rewrites is None or self.rewrites >= len(op.inputs):
+            return None
+        operand = op.inputs[self.rewrites]
+        fits = operand.view.is_dense() and (operand.value.size, operand.dtype) == (op.output.size, op.output.dtype)
+        alone = sum(item.value is operand.value for item in op.inputs) == 1
+        return operand if fits and alone else None
 
     def grain(self, op: Op) -> tuple[int, ...]:
         """Per output dimension, the smallest extent worth a tile of its own (SIMD and register blocks); merged from there."""

@@ -64,6 +64,7 @@ class Scatter(OpFamily):
     alike_everywhere = False  # indices are compared with where the box lies
     kernel = "scatter"
     attrs_type = ScatterAttrs
+    rewrites = 0
 
     def num_main(self, op: Op) -> int:
         return len(op.inputs)
@@ -99,6 +100,9 @@ class Scatter(OpFamily):
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
         read = box_sizes(boxes) * op.output.dtype.itemsize
+        if op.in_place:
+            laid = np.minimum(box_sizes(boxes), box_sizes(self.main_region(op, 1, boxes))) * op.output.dtype.itemsize
+            own, read = Work(own.flops, laid), laid
         for k in range(2, len(op.inputs)):
             points = box_sizes(self.main_region(op, k, boxes))
             read = read + points * 16  # each point is loaded and compared with the box

@@ -6,8 +6,9 @@ pair, panels 2p and 2p + 1 of 32 columns of the right one, and elements k and k 
 result is the same wherever tiles are cut, and rows mix with their neighbours only.
 
 The error is bounded by norms, not by elements: it is about 1e-6 of the largest output near by, also for an output that is much
-smaller itself, and a NaN or an infinity spreads to the row beside it. So the pass that chooses it gives it the pixels of images,
-not rows that are examples or tokens, and keeps away from higher precision.
+smaller itself. Where a pair of rows, or of columns of two panels, is not finite or lies further apart than 2^12, it is multiplied
+directly, so that nothing spreads to the row or column beside it. Rows that are examples or tokens give the same bits whatever the
+others are; so the pass that chooses it gives it the pixels of images, and keeps away from higher precision.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aspen_jax.program import Op
 
 PRODUCTS = 7
+FACTORS = 8  # the eighth is the quarter that no other factor is
 PANEL = 32
 COLUMNS = 2 * PANEL  # of a pair of panels
 
@@ -38,15 +40,19 @@ _LEFT_FLOPS, _OUTPUT_FLOPS = 16.0, 12.0
 
 _LINE = 16  # floats of a cache line
 
+# How far apart the largest elements of two columns may lie, how large they may be, and what columns of zeros count as;
+# cpu/strassen.cc has the same for rows.
+_MOST_APART, _LARGEST, _OF_ZEROS = 2.0**12, 2.0**120, 2.0**16
+
 
 def padding_for(inner: int) -> int:
-    """Zeros to put behind the inner dimension of left factors, so that neighbouring rows share no places in the L1 cache."""
+    """Zeros, at least one, behind the inner dimension of left factors: neighbouring rows share no places in the L1 cache."""
     half = inner // 2
-    return (-(-half // _LINE) | 1) * _LINE - half
+    return (-(-(half + 1) // _LINE) | 1) * _LINE - half
 
 
 def left_factors(a: Any, padding: int, numpy: Any) -> Any:
-    """A [..., M, K] as [7, ..., ceil(M/2), K/2 + padding], by the functions of `numpy` (numpy or jax.numpy)."""
+    """A [..., M, K] as [8, ..., ceil(M/2), K/2 + padding], by the functions of `numpy` (numpy or jax.numpy)."""
     half = a.shape[-1] // 2
     no_pad = [(0, 0)] * (a.ndim - 2)
     a = numpy.pad(a, (*no_pad, (0, a.shape[-2] % 2), (0, 0)))
@@ -54,27 +60,36 @@ def left_factors(a: Any, padding: int, numpy: Any) -> Any:
     a11, a12, a21, a22 = upper[..., :half], upper[..., half:], lower[..., :half], lower[..., half:]
     s1 = a21 + a22
     s2 = s1 - a11
-    factors = numpy.stack([a11, a12, s1, s2, a11 - a21, a12 - s2, a22])
+    factors = numpy.stack([a11, a12, s1, s2, a11 - a21, a12 - s2, a22, a21])
     return numpy.pad(factors, ((0, 0), *no_pad, (0, 0), (0, padding)))
 
 
 def right_shape(inner: int, columns: int) -> tuple[int, ...]:
     """The shape of the right factors of a matrix [inner, columns]."""
-    return PRODUCTS, -(-columns // COLUMNS), inner // 2, PANEL
+    return FACTORS, -(-columns // COLUMNS), inner // 2, PANEL
 
 
 def right_factors(b: np.ndarray) -> np.ndarray:
-    """B [K,N] as [7, ceil(N/64), K/2, 32]."""
+    """B [K,N] as [8, ceil(N/64), K/2, 32]; the third factor of a pair of panels that is multiplied directly is NaN."""
     shape = right_shape(*b.shape)
     b = np.pad(b, ((0, 0), (0, -b.shape[1] % COLUMNS))).reshape(2, shape[2], shape[1], 2, PANEL)
     (b11, b12), (b21, b22) = np.ascontiguousarray(b.transpose(0, 3, 2, 1, 4))
     factors = np.empty(shape, b.dtype)
-    factors[0], factors[1], factors[5] = b11, b21, b22
-    t1 = np.subtract(b12, b11, out=factors[2])
-    t2 = np.subtract(b22, t1, out=factors[3])
-    np.subtract(b22, b12, out=factors[4])
-    np.subtract(b21, t2, out=factors[6])
+    factors[0], factors[1], factors[5], factors[7] = b11, b21, b22, b12
+    with np.errstate(invalid="ignore", over="ignore"):  # those are marked
+        t1 = np.subtract(b12, b11, out=factors[2])
+        t2 = np.subtract(b22, t1, out=factors[3])
+        np.subtract(b22, b12, out=factors[4])
+        np.subtract(b21, t2, out=factors[6])
+    factors[2, _are_apart(b)] = np.nan
     return factors
+
+
+def _are_apart(b: np.ndarray) -> np.ndarray:
+    """Of b [2, K/2, pairs of panels, 2, 32] the pairs with a column that would spoil the one beside it: [pairs]."""
+    largest = np.abs(b).max(axis=(0, 1))
+    most, least = largest.max(axis=1), np.where(largest > 0, largest, _OF_ZEROS).min(axis=1)
+    return ~((most <= least * _MOST_APART) & (most <= _LARGEST)).all(axis=1)
 
 
 def _added(p: Any, columns: int, numpy: Any) -> Any:
@@ -94,7 +109,7 @@ class StrassenRowsAttrs(Attrs):
 
 
 class StrassenRows(OpFamily):
-    """a [..., M, K] -> left factors [7, ..., ceil(M/2), K/2 + padding], float32; K is even."""
+    """a [..., M, K] -> left factors [8, ..., ceil(M/2), K/2 + padding], float32; K is even, padding at least 1."""
 
     name = "strassen_rows"
     kernel = "strassen_rows"
@@ -105,9 +120,9 @@ class StrassenRows(OpFamily):
 
     def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         ((shape, dtype),) = inputs
-        if len(shape) < 2 or shape[-1] % 2 or attrs.padding < 0:
+        if len(shape) < 2 or shape[-1] % 2 or attrs.padding < 1:
             raise ValueError(f"strassen_rows of {shape} with {attrs}")
-        return (PRODUCTS, *shape[:-2], -(-shape[-2] // 2), shape[-1] // 2 + attrs.padding), dtype
+        return (FACTORS, *shape[:-2], -(-shape[-2] // 2), shape[-1] // 2 + attrs.padding), dtype
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         region = boxes[:, 1:].copy()
@@ -116,7 +131,7 @@ class StrassenRows(OpFamily):
         return region
 
     def grain(self, op: Op) -> tuple[int, ...]:
-        return (PRODUCTS, *(1 for _ in op.output.shape[1:-1]), max(op.output.shape[-1], 1))
+        return (FACTORS, *(1 for _ in op.output.shape[1:-1]), max(op.output.shape[-1], 1))
 
     def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
         return operand.shape[-1] == 1 or operand.view.strides()[-1] == 1
@@ -138,7 +153,7 @@ class StrassenAttrs(Attrs):
 
 
 class Strassen(OpFamily):
-    """Left factors [7, ..., ceil(M/2), at least K/2], right factors [7, ceil(N/64), K/2, 32] -> [..., M, N], float32."""
+    """Left factors [8, ..., ceil(M/2), more than K/2], right factors [8, ceil(N/64), K/2, 32] -> [..., M, N], float32."""
 
     name = "strassen"
     kernel = "strassen"
@@ -152,7 +167,7 @@ class Strassen(OpFamily):
     def infer(self, attrs: StrassenAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (left, dtype), (right, _) = inputs
         half = right[2] if len(right) == 4 else 0
-        fits = len(left) >= 3 and 1 <= half <= left[-1] and (left[0], left[-2]) == (PRODUCTS, -(-attrs.rows // 2))
+        fits = len(left) >= 3 and 1 <= half < left[-1] and (left[0], left[-2]) == (FACTORS, -(-attrs.rows // 2))
         if not fits or right != right_shape(2 * half, attrs.columns):
             raise ValueError(f"strassen of {left} by {right} with {attrs}")
         return (*left[1:-2], attrs.rows, attrs.columns), dtype
@@ -182,7 +197,7 @@ class Strassen(OpFamily):
 
     def reference(self, attrs: StrassenAttrs, *inputs: jax.Array) -> jax.Array:
         left, right = inputs
-        left = left[..., : right.shape[2]]
+        left, right = left[:PRODUCTS, ..., : right.shape[2]], right[:PRODUCTS]
         products = jnp.einsum("i...hk,ipkc->i...hpc", left, right, precision=lax.Precision.HIGHEST)
         return _added(products, attrs.columns, jnp)[..., : attrs.rows, :]
 

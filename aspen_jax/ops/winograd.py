@@ -3,7 +3,9 @@
 Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: F(4x4, 3x3), F(2x2, 3x3) for small images and many
 channels, whose transformed weights are less than half as large, and the like for other windows; where a window has one row or one
 column, that axis is left alone. The transforms lose a decimal digit (up to 2e-5 of the largest output are lost), so the pass that
-chooses one keeps away from convolutions of higher precision.
+chooses one keeps away from convolutions of higher precision. They mix what a patch reads. So the taps themselves are stored
+behind the transformed weights: by them the kernel computes each patch with a pixel that is not finite, or larger than another by
+2^12. A column whose taps lie so far apart is NaN at all points, and all of its patches are computed directly.
 
 A convolution of another stride is one of stride 1 on the phases of its input: the channels of each stride x stride square of
 pixels side by side. Its window is then as many squares as the weights touch, with zeros for what they do not. Where the first
@@ -67,6 +69,23 @@ def transform_weights(w: Any, tile: Sequence[int], numpy: Any) -> Any:
     return points.reshape(len(down) * len(across), *w.shape[2:])
 
 
+# How far apart the taps of a column may lie, and what taps of zeros count as; cpu/winograd_weights.cc has the same.
+_MOST_APART, _OF_ZEROS = 2.0**12, 2.0**16
+
+
+def are_spoilt(w: Any, numpy: Any) -> Any:
+    """Which columns of w [KH,KW,C,O] the transforms would spoil, by the largest weight of each tap: [O]."""
+    largest = abs(w).max(axis=2, initial=0).reshape(-1, w.shape[3])
+    most, least = largest.max(axis=0), numpy.where(largest > 0, largest, _OF_ZEROS).min(axis=0)
+    return ~((most <= least * _MOST_APART) & (most < numpy.inf))
+
+
+def with_taps(points: Any, w: Any, numpy: Any) -> Any:
+    """Transformed weights [points, C, O] and w [KH,KW,C,O], of which they were made, as [points + KH * KW, C, O]."""
+    points = numpy.where(are_spoilt(w, numpy), numpy.float32(numpy.nan), points)
+    return numpy.concatenate([points, w.reshape(-1, *w.shape[2:])])
+
+
 def in_panels(points: Any, numpy: Any) -> Any:
     """Transformed weights [points, C, O] as [points, ceil(O/32), C, 32], by the functions of `numpy`."""
     points = numpy.pad(points, ((0, 0), (0, 0), (0, -points.shape[2] % COLUMNS)))
@@ -121,7 +140,7 @@ class WinogradWeightsAttrs(Attrs):
 
 
 class WinogradWeights(OpFamily):
-    """w [KH,KW,C,O] -> [points, ceil(O/32), C, 32], float32: a matrix a point of a patch, in panels of 32 columns."""
+    """w [KH,KW,C,O] -> [points + KH * KW, ceil(O/32), C, 32], float32: a matrix a point, then a tap, in panels of 32 columns."""
 
     name = "winograd_weights"
     kernel = "winograd_weights"
@@ -134,17 +153,17 @@ class WinogradWeights(OpFamily):
         ((shape, dtype),) = inputs
         if len(shape) != 4 or attrs.tile not in TILES.get(shape[:2], ()):
             raise ValueError(f"winograd_weights of {shape} with {attrs}")
-        return (_points(shape[:2], attrs.tile), -(-shape[3] // COLUMNS), shape[2], COLUMNS), dtype
+        return (_points(shape[:2], attrs.tile) + math.prod(shape[:2]), -(-shape[3] // COLUMNS), shape[2], COLUMNS), dtype
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         region = np.empty_like(boxes)
         region[:, :2] = [(0, taps) for taps in op.inputs[0].shape[:2]]
-        region[:, 2] = boxes[:, 2]
+        region[:, 2] = (0, op.inputs[0].shape[2])
         region[:, 3] = np.minimum(boxes[:, 1] * COLUMNS, op.inputs[0].shape[3])
         return region
 
     def grain(self, op: Op) -> tuple[int, ...]:
-        return (op.output.shape[0], 1, 1, COLUMNS)
+        return (op.output.shape[0], 1, max(op.output.shape[2], 1), COLUMNS)
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
@@ -152,7 +171,7 @@ class WinogradWeights(OpFamily):
 
     def reference(self, attrs: Any, *inputs: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):
-            return in_panels(transform_weights(inputs[0], attrs.tile, jnp), jnp)
+            return in_panels(with_taps(transform_weights(inputs[0], attrs.tile, jnp), inputs[0], jnp), jnp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,9 +225,9 @@ class WinogradAttrs(Attrs):
 
 
 class Winograd(OpFamily):
-    """x [N,H,W,C], transformed weights [points, ceil(O/32), phases * C, 32] -> [N,OH,OW,O], float32.
+    """x [N,H,W,C], weights [points + taps, ceil(O/32), phases * C, 32] -> [N,OH,OW,O], float32.
 
-    The weights of each point are in the order of `WinogradAttrs.order`.
+    The weights of each point are in the order of `WinogradAttrs.order`, those of taps in that of the phases.
     """
 
     name = "winograd"
@@ -227,7 +246,7 @@ class Winograd(OpFamily):
         for axis, (phases, begin, end) in enumerate(zip(attrs.phases, attrs.begin, attrs.end, strict=True)):
             if not (0 <= begin < phases and 1 <= end <= phases and attrs.weighted(axis).any(axis=1).all()):
                 raise ValueError(f"winograd with {attrs}: phases {begin} and {end} of {phases} leave a point without weights")
-        if u != (attrs.points, -(-attrs.columns // COLUMNS), attrs.phased(x)[3], COLUMNS):
+        if u != (attrs.points + math.prod(attrs.window), -(-attrs.columns // COLUMNS), attrs.phased(x)[3], COLUMNS):
             raise ValueError(f"winograd of {x} by {u} with {attrs}")
         x = attrs.phased(x)
         (down, across), (top, bottom, left, right) = attrs.window, attrs.padding
@@ -277,14 +296,8 @@ class Winograd(OpFamily):
 
     def reference(self, attrs: WinogradAttrs, *inputs: jax.Array) -> jax.Array:
         x, u = inputs
-        order = attrs.order(x.shape[3])
-        u = jnp.take_along_axis(u, np.argsort(order, axis=1)[:, None, :, None], axis=2)
         x = phased(x, attrs.phases, jnp)
-        # The weights from their transform, by least squares, then the plain convolution.
-        transforms = [weight_transform(outputs, taps) for outputs, taps in zip(attrs.tile, attrs.window, strict=True)]
-        points = u.transpose(0, 2, 1, 3).reshape(*(len(matrix) for matrix in transforms), x.shape[3], -1)
-        down, across = (jnp.asarray(np.linalg.pinv(matrix), x.dtype) for matrix in transforms)
-        w = jnp.einsum("hp,wq,pqco->hwco", down, across, points, precision=lax.Precision.HIGHEST)
+        w = u[attrs.points :].transpose(0, 2, 1, 3).reshape(*attrs.window, x.shape[3], -1)
         top, bottom, left, right = attrs.padding
         return lax.conv_general_dilated(
             x,

@@ -20,6 +20,7 @@ from aspen_jax.passes import (
     conv_panels,
     epilogue,
     fuse,
+    in_place,
     layout,
     outputs,
     panels,
@@ -50,6 +51,9 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "scales": scales.run,
     "split_depth": split_depth.run,
 }
+
+# These want the outputs as the caller gets them, and no op behind them.
+LAST_PASSES: dict[str, Callable[[Program], Program]] = {"in_place": in_place.run}
 
 # Those that ask the cost model.
 _CHOOSING = {
@@ -92,10 +96,15 @@ def run_passes(program: Program, disabled: Collection[str] = (), machine: Machin
     for name, run in {**PASSES, **choosing}.items():
         if name not in disabled:
             program = run(program).pruned()
-    return outputs.run(program).pruned()
+    program = outputs.run(program).pruned()
+    for name, run in LAST_PASSES.items():
+        if name not in disabled:
+            program = run(program)
+    return program
 
 
 def _check(names: Collection[str]) -> None:
-    unknown = sorted(set(names) - set(PASSES))
+    known = {**PASSES, **LAST_PASSES}
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(PASSES)}")
+        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(known)}")

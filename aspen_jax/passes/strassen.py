@@ -1,7 +1,7 @@
 """Chooses Strassen's algorithm for 1x1 convolutions of images with known weights that it makes cheaper (ops/strassen.py).
 
 It mixes the pixels of a line with their neighbours. Not for products: their rows are examples or tokens, whatever the rank, and
-none may see its neighbour's rounding errors and NaNs. The weights' factors are made once, 7/4 of what the weights take.
+none may see its neighbour's rounding errors and NaNs. The weights' factors are made once, twice what the weights take.
 Convolutions of the same pixels share their left factors.
 """
 

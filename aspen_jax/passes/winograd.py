@@ -23,6 +23,7 @@ from aspen_jax.ops.winograd import (
     phased_weights,
     phased_window,
     transform_weights,
+    with_taps,
 )
 from aspen_jax.program import Op, Operand, Program, Value
 
@@ -52,11 +53,12 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
 
 
 def _transformed(weights: np.ndarray, low: tuple[int, ...], attrs: WinogradAttrs) -> np.ndarray:
-    points = transform_weights(phased_weights(weights, attrs.phases, low).astype(np.float64), attrs.tile, np)
-    points = points.astype(np.float32)
-    if any(attrs.begin) or attrs.end != attrs.phases:
-        points = points[np.arange(len(points))[:, None], attrs.order(weights.shape[2])]
-    return in_panels(points, np)
+    w = phased_weights(weights, attrs.phases, low)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is marked
+        points = transform_weights(w.astype(np.float64), attrs.tile, np).astype(np.float32)
+        if any(attrs.begin) or attrs.end != attrs.phases:
+            points = points[np.arange(len(points))[:, None], attrs.order(weights.shape[2])]
+        return in_panels(with_taps(points, w, np), np)
 
 
 def _may_be(op: Op) -> bool:

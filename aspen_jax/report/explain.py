@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +18,7 @@ from aspen_jax import cost
 from aspen_jax.control_flow import is_control_flow
 from aspen_jax.cost import Cost
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.report.share import in_tiles
 
 if TYPE_CHECKING:
     from jax.extend import core
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from aspen_jax.compile import Compiled, Part
     from aspen_jax.frontend import Fallback
     from aspen_jax.tilegraph import TileGraph
+
+_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +94,8 @@ class Explanation:
         fallbacks: what is left to XLA around them.
         reason: why all of the function is left to XLA, or None.
         work: what the whole of it costs, as XLA counts; bytes are those that tiles and fallbacks read and write.
+        in_tiles: the share of its work that is done in tiles, from 0 to 1: of all operations on elements, of a `scan` in each of
+            its turns. 1 where there is nothing to do, nan where a shape is symbolic.
     """
 
     function: str
@@ -94,11 +103,14 @@ class Explanation:
     fallbacks: tuple[FallbackReport, ...]
     reason: str | None
     work: Cost
+    in_tiles: float
 
     @classmethod
-    def of(cls, function: str, jaxpr: core.Jaxpr, compiled: Iterable[Compiled], reason: str | None) -> Explanation:
+    def of(
+        cls, function: str, jaxpr: core.Jaxpr, calls: Sequence[tuple[core.ClosedJaxpr, Compiled]], reason: str | None
+    ) -> Explanation:
         """From the compiled calls that the function consists of; the bodies of their control flow are parts too."""
-        compiled = tuple(one for item in compiled for one in (item, *item.bodies))
+        compiled = tuple(one for _, item in calls for one in (item, *item.bodies))
         parts = tuple(_report_part(part) for item in compiled for part in item.parts)
         fallbacks = [fallback for item in compiled for fallback in item.fallbacks]
         work = cost.of_jaxpr(jaxpr)
@@ -106,7 +118,7 @@ class Explanation:
             untiled = (cost.of_equation(item.equation).bytes for item in fallbacks if not is_control_flow(item.equation))
             moved = sum(untiled) + sum(op.bytes for part in parts for op in part.ops)
             work = dataclasses.replace(work, bytes=moved)
-        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work)
+        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work, in_tiles(calls) if reason is None else 0.0)
 
     def cost(self) -> dict[str, float]:
         """Work under XLA's names: "flops", "transcendentals" and "bytes accessed"."""
@@ -124,7 +136,8 @@ class Explanation:
         edges = sum(part.graph.num_edges for part in self.parts)
         calls = "1 custom call" if len(self.parts) == 1 else f"{len(self.parts)} custom calls"
         work = f"{_scaled(self.work.flops)}FLOP, {_scaled(self.work.bytes)}B moved"
-        yield f"{self.function}: {calls}, {tiles} tiles, {edges} edges, {work}"
+        share = f"{_percent(self.in_tiles)} of the flops of {self.function} in tiles"
+        yield from textwrap.wrap(f"{share}: {calls}, {tiles} tiles, {edges} edges, {work}", _WIDTH)
         for index, part in enumerate(self.parts):
             yield ""
             yield f"part {index}: {part.graph!r}"
@@ -138,18 +151,21 @@ class Explanation:
                     op.tile,
                     str(op.edges),
                     *map(_scaled, (op.flops, op.bytes)),
-                    op.source,
+                    _near(op.source),
                 )
                 for op in part.ops
             ]
-            yield from _table(header, rows, right_aligned=(3, 5, 6, 7))
+            yield from _table(header, rows, right_aligned=(3, 5, 6, 7), kept={0: 0.5, 1: 1, 2: 1, 4: 1, 8: 0})
         yield ""
         if self.reason is not None:
-            yield f"left to XLA: all of it, because the function {self.reason}"
+            yield from textwrap.wrap(f"left to XLA: all of it, because the function {self.reason}", _WIDTH)
         elif self.fallbacks:
             yield "left to XLA:"
-            rows = [(f"{item.count} x", f"{item.primitive}({item.shapes})", item.source, item.reason) for item in self.fallbacks]
-            yield from _table(("", "equation", "source", "reason"), rows, right_aligned=(0,))
+            rows = [
+                (f"{item.count} x", f"{item.primitive}({item.shapes})", _near(item.source), item.reason)
+                for item in self.fallbacks
+            ]
+            yield from _table(("", "equation", "source", "reason"), rows, right_aligned=(0,), kept={1: 1, 2: 0, 3: None})
         elif self.parts:
             yield "left to XLA: nothing"
         else:
@@ -197,12 +213,56 @@ def _report_fallbacks(fallbacks: Iterable[Fallback]) -> Iterator[FallbackReport]
         yield FallbackReport(primitive, shapes, reason, source, count)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right_aligned: Sequence[int],
+    kept: Mapping[int, float | None],
+) -> Iterator[str]:
+    """The lines of a table that fits `_WIDTH` columns.
+
+    Args:
+        header: titles of the columns.
+        rows: a cell for each.
+        right_aligned: columns of numbers.
+        kept: columns that may be narrower than their cells: which part of a cell's letters is then kept from its beginning, the
+            others being from its end; None breaks cells into lines.
+    """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    too_wide = sum(widths) + 2 * len(widths) - _WIDTH
+    for _ in range(too_wide):
+        widths[max(kept, key=lambda column: widths[column])] -= 1
     for row in (header, *rows):
-        columns = enumerate(zip(row, widths, strict=True))
-        cells = [cell.rjust(width) if column in right_aligned else cell.ljust(width) for column, (cell, width) in columns]
-        yield ("  " + "  ".join(cells)).rstrip()
+        cells = [
+            textwrap.wrap(cell, width) if kept.get(column, 1) is None else [_fitted(cell, width, kept.get(column, 1) or 0)]
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            columns = enumerate(zip(line, widths, strict=True))
+            aligned = [cell.rjust(width) if column in right_aligned else cell.ljust(width) for column, (cell, width) in columns]
+            yield ("  " + "  ".join(aligned)).rstrip()
+
+
+def _fitted(text: str, width: int, kept: float) -> str:
+    """The text, or this part of its beginning and its end, in so many columns."""
+    if len(text) <= width:
+        return text
+    head = round((width - 3) * kept)
+    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
+
+
+def _near(source: str) -> str:
+    """A source line as seen from the working directory, where it is below that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(PurePath(source).relative_to(Path.cwd()))
+    return source
+
+
+def _percent(share: float) -> str:
+    """Rounded, but 0 and 100 only where it is nothing or all."""
+    if math.isnan(share):
+        return "an unknown share"
+    return f"{share:.0%}" if share in (0, 1) else f"{min(max(round(100 * share), 1), 99)}%"
 
 
 def _scaled(number: float) -> str:

@@ -98,6 +98,7 @@ ASPEN_DEVICE void store_vector(Element* to, const Vector<Element, kCount>& vecto
 }
 
 ASPEN_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+ASPEN_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
 
 // Calls visit(at) for each element of a box, at its coordinates. Threads take neighbours along the last axis.
 template <int kRank, int kThreads, class Visit>

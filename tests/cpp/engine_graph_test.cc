@@ -242,6 +242,48 @@ TEST(values_lie_inside_an_operand_or_are_refused) {
   CHECK_EQ(parse_graph(g.encode()).values[5].offset, 64);
 }
 
+// x [4] -> "first" writes u, "second" reads that and writes v; both lie where x does, and v is the result.
+GraphBuilder rewriting_graph() {
+  GraphBuilder g;
+  const int64_t x = g.operand(DType::kF32, {4}), y = g.operand(DType::kF32, {4});
+  const int64_t u = g.result(DType::kF32, {4});
+  g.values[u].buffer = 0;
+  g.results.clear();
+  const int64_t v = g.result(DType::kF32, {2, 2});
+  g.values[v].buffer = 0;
+  g.op("first", "add", {g.whole(x), g.whole(y)}, u);
+  g.op("second", "copy", {{u, {2, 2}, {0, 0}, {{0, 1, 2}, {1, 1, 2}}}}, v, {}, 1);
+  g.edge(g.tile(0, {0}, {4}), g.tile(1, {0, 0}, {2, 2}));
+  return g;
+}
+
+TEST(a_result_that_lies_in_an_operand_has_the_memory_of_the_result) {
+  const Graph graph = parse_graph(rewriting_graph().encode());
+  CHECK_EQ(graph.values[graph.operands[0]].buffer, 0);
+  CHECK_EQ(graph.values[graph.results[0]].buffer, 2);
+  for (const Op& op : graph.ops) CHECK_EQ(graph.values[op.output].buffer, 2);
+}
+
+TEST(results_that_lie_wrongly_in_operands_are_refused) {
+  const auto refuse_rewriting = [](const std::function<void(GraphBuilder&)>& change, const std::string& message) {
+    GraphBuilder builder = rewriting_graph();
+    change(builder);
+    CHECK_THROWS(parse_graph(builder.encode()), message);
+  };
+  refuse_rewriting([](auto& g) { g.results[0] = 0; }, "value 0, a result of the call, is operand 0 itself");
+  refuse_rewriting([](auto& g) { g.results.push_back(2); }, "or lies there beside another result");
+  refuse_rewriting([](auto& g) { g.values[2].buffer = 1; }, "op 'first' writes operand 1 of the call");
+  refuse_rewriting([](auto& g) { g.ops[1].output = 0; }, "op 'second' writes operand 0 of the call");
+  refuse_rewriting(
+      [](auto& g) {
+        g.values[3].shape = {1, 2};
+        g.ops[1].inputs[0].dims[0].extent = 1;
+      },
+      "does not fill buffer 0");
+  refuse_rewriting([](auto& g) { g.values[2].dtype = DType::kI32; }, "value 2 has another dtype than operand 0");
+  refuse_rewriting([](auto& g) { g.ops[1].inputs[0].value = 1; }, "op 'second' and op 'first' write the same value");
+}
+
 TEST(ops_that_are_wrong_are_refused) {
   refuse([](auto& g) { g.ops[1].kernel = 2; }, "op 'sum': its kernel is 2, outside [0, 1]");
   refuse([](auto& g) { g.ops[1].output = -1; }, "op 'sum': its output is -1");
