@@ -6,7 +6,7 @@
 
 namespace aspen {
 
-Plan::Plan(Graph graph, const KernelRegistry& registry)
+Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
     : graph_(std::move(graph)), run_states_(std::make_unique<RunStateCache>()) {
   std::vector<const Kernel*> kernels;
   for (const std::string& name : graph_.kernel_names) {
@@ -32,13 +32,12 @@ Plan::Plan(Graph graph, const KernelRegistry& registry)
   }
 
   for (const Input& input : graph_.inputs) inputs_.push_back({graph_.values[input.value].buffer, input.offset});
-  std::vector<bool> is_read(num_results());
-  for (const Place& place : inputs_) {
-    const int64_t result = place.buffer - static_cast<int64_t>(num_operands());
-    if (result >= 0 && place.buffer < graph_.workspace()) is_read[static_cast<size_t>(result)] = true;
-  }
-  for (uint32_t result = 0; result < num_results(); ++result) {
-    if (is_read[result] && this->result(result).bytes > 0) read_results_.push_back(result);
+  if (!trusted) {
+    std::vector<bool> is_read(static_cast<size_t>(graph_.workspace()) + 1);
+    for (const Place& place : inputs_) is_read[static_cast<size_t>(place.buffer)] = true;
+    for (size_t i = 0; i < num_results(); ++i) {
+      if (is_read[num_operands() + i] && result(i).bytes > 0) results_to_clear_.push_back(static_cast<uint32_t>(i));
+    }
   }
   for (const Op& op : graph_.ops) outputs_.push_back({graph_.values[op.output].buffer, graph_.values[op.output].offset});
 

@@ -1,11 +1,9 @@
 // A graph made ready to run: kernels resolved, ops prepared. Immutable, shared by all runs of it.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -34,8 +32,9 @@ struct Place {
 
 class Plan {
  public:
-  // Throws GraphError where a kernel is unknown or refuses its op; the message names the op.
-  Plan(Graph graph, const KernelRegistry& registry);
+  // `trusted`: the edges are known to order all tiles that share memory, so that none reads what none has written. Throws
+  // GraphError where a kernel is unknown or refuses its op; the message names the op.
+  Plan(Graph graph, const KernelRegistry& registry, bool trusted = false);
   ~Plan();
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -62,14 +61,8 @@ class Plan {
   // Of the inputs of all ops, in the graph's order, and of each op's output.
   const std::vector<Place>& inputs() const { return inputs_; }
   const std::vector<Place>& outputs() const { return outputs_; }
-  // Results that ops read too, by number, as long as the graph is not trusted.
-  std::span<const uint32_t> unproven_results() const {
-    if (trusted_.load(std::memory_order_relaxed)) return {};
-    return read_results_;
-  }
-  // The edges are known to order all tiles that share memory, so that none reads what none has written: what a run does against
-  // that can be left out. Relaxed: nothing is handed over, and a run may do it once more.
-  void trust() const { trusted_.store(true, std::memory_order_relaxed); }
+  // Results, by number, that a run clears first: those that ops read too, unless the graph is trusted.
+  const std::vector<uint32_t>& results_to_clear() const { return results_to_clear_; }
   RunStateCache& run_states() const { return *run_states_; }
 
  private:
@@ -78,8 +71,7 @@ class Plan {
   std::vector<PlannedTile> tiles_;  // and a sentinel, so that the last tile's children end somewhere
   std::vector<int32_t> roots_;
   std::vector<Place> inputs_, outputs_;
-  std::vector<uint32_t> read_results_;
-  mutable std::atomic<bool> trusted_{false};
+  std::vector<uint32_t> results_to_clear_;
   int64_t total_cost_ = 0;
   size_t scratch_bytes_ = 0;
   std::unique_ptr<RunStateCache> run_states_;

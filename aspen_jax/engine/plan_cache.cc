@@ -94,12 +94,9 @@ std::string_view key_of(std::span<const std::byte> bytes) { return {reinterpret_
 
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes) {
   const std::string_view key = key_of(bytes);
-  auto plan = plan_cache().find(key);
-  if (plan == nullptr) {
-    plan = plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine()));
-  }
-  if (trusted_graphs().contains(key)) plan->trust();
-  return plan;
+  if (auto plan = plan_cache().find(key)) return plan;
+  const bool trusted = trusted_graphs().contains(key);
+  return plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine(), trusted));
 }
 
 void trust(std::span<const std::byte> bytes) { trusted_graphs().add(key_of(bytes)); }

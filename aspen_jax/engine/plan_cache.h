@@ -14,7 +14,7 @@ namespace aspen {
 // where ASPEN_CPU_TARGET names no target of this machine.
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes);
 
-// From now on plans of these bytes are trusted (`Plan::trust`): whoever calls has built the graph and knows its edges.
+// Plans made of these bytes from now on are trusted (see Plan): whoever calls has built the graph and knows its edges.
 void trust(std::span<const std::byte> bytes);
 
 }  // namespace aspen

@@ -43,7 +43,7 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
   // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see.
-  for (const uint32_t result : plan_.unproven_results()) {
+  for (const uint32_t result : plan_.results_to_clear()) {
     if (std::ranges::find(operands, results[result]) != operands.end()) continue;
     std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
   }
