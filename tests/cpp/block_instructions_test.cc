@@ -138,7 +138,7 @@ struct Function {
 
 double half_away(double x) { return std::round(x); }
 double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
-double relu(double x) { return x < 0 ? 0 : x; }
+double relu(double x) { return x <= 0 ? 0 : x; }  // of -0 it is 0, the greater
 // By Newton's method with Halley's correction from a first guess that is right to 1%; 1 - erf_inv's argument is exact.
 double erf_inv(double x) {
   if (!(std::abs(x) < 1)) return std::abs(x) == 1 ? std::copysign(kInf, x) : kNaN;

@@ -33,7 +33,9 @@ Bytes encode_one(const OneOp& op) {
   if (op.kernel == "scatter") builder.values[result].buffer = 0;  // what rewrites an operand may lie there
   const int64_t id = builder.op("op", op.kernel, std::move(inputs), result, op.params);
   Words lo(op.shape.size()), hi = op.shape;
-  const auto longest = std::max_element(op.shape.begin(), op.shape.end()) - op.shape.begin();
+  Words extents = op.shape;
+  if (op.kernel == "rows" && extents.size() > 1) extents[op.params[1]] = 0;  // no tile cuts the rows
+  const auto longest = std::max_element(extents.begin(), extents.end()) - extents.begin();
   if (!op.shape.empty() && op.shape[longest] > 1) {
     hi[longest] /= 2;
     builder.tile(id, lo, hi, 1);
