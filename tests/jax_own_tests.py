@@ -1,0 +1,324 @@
+"""Runs JAX's own tests through the decorator and compares them with the same tests undecorated.
+
+    ASPEN_JAX_SOURCE=/path/to/jax python tests/jax_own_tests.py
+
+The source is that of the installed version. Of it only tests/ is read. Each test file runs in processes of its own:
+
+1. undecorated;
+2. decorated, at the places that jax_decorated.py names;
+3. what differs once more, with `jax.jit` in place of the decorator;
+4. what differs then too, decorated, but with calls of JAX's functions left as they are.
+
+What differs in all of them is no difference of ours.
+
+A test that ends its process, or takes too long, has failed, and the rest goes on in a new process. What has run is kept in the
+directory `--record` and does not run again. Exit status 1 says that a test differs and jax_own_tests.toml gives no reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, WANTED_VARIABLE
+
+SOURCE_VARIABLE = "ASPEN_JAX_SOURCE"
+KNOWN_DIFFERENCES = Path(__file__).with_suffix(".toml")
+FILES = (
+    "lax_test",
+    "lax_numpy_test",
+    "lax_numpy_indexing_test",
+    "lax_numpy_einsum_test",
+    "lax_numpy_reducers_test",
+    "lax_numpy_operators_test",
+    "lax_numpy_ufuncs_test",
+    "lax_numpy_vectorize_test",
+    "lax_control_flow_test",
+    "lax_autodiff_test",
+    "lax_vmap_test",
+    "lax_vmap_op_test",
+    "lax_scipy_test",
+    "lax_scipy_special_functions_test",
+    "nn_test",
+    "image_test",
+    "custom_api_test",
+    "api_test",
+)
+_LEAST_RATE = 0.993
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long things may take, in seconds, and how much is generated.
+
+    Attributes:
+        test: one test.
+        cases: how many cases JAX generates of each test with parameters.
+    """
+
+    test: float = 180.0
+    cases: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The tests of one file in one mode.
+
+    Attributes:
+        file: the test file.
+        mode: "plain", "aspen", "jit" or "narrow": the runs 1 to 4 above.
+        record: a JSON object a line: a test that starts, or one that has ended.
+        limits: how long and how many.
+    """
+
+    file: Path
+    mode: str
+    record: Path
+    limits: Limits
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What was recorded of each test that has ended."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        return {line["test"]: line for line in map(json.loads, lines) if "outcome" in line}
+
+    def forget(self, tests: Sequence[str]) -> None:
+        """Drop what was recorded of some tests."""
+        kept = [json.dumps(line) for test, line in self.results().items() if test not in set(tests)]
+        self.record.write_text("".join(f"{line}\n" for line in kept))
+
+    def finish(self, wanted: Sequence[str] | None = None) -> None:
+        """Run what has not run yet, of all tests or of those wanted."""
+        while not (wanted is not None and self.results().keys() >= set(wanted)) and not self._run(wanted or ()):
+            pass
+
+    def _run(self, wanted: Sequence[str]) -> bool:
+        """One process; whether it came to an end by itself."""
+        done = self.results()
+        with tempfile.TemporaryDirectory() as directory:
+            lists = {DONE_VARIABLE: done, WANTED_VARIABLE: wanted}
+            environment = {**os.environ, MODE_VARIABLE: self.mode, RECORD_VARIABLE: str(self.record)}
+            for variable, tests in lists.items():
+                path = Path(directory, variable)
+                path.write_text("\n".join(tests))
+                environment[variable] = str(path)
+            environment["JAX_PLATFORMS"] = "cpu"
+            environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
+            environment["JAX_SKIP_SLOW_TESTS"] = "1"
+            # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
+            environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
+            environment["ASPEN_CACHE_DIR"] = directory
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (os.environ.get("PYTHONPATH"), str(KNOWN_DIFFERENCES.parent)))
+            )
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "jax_decorated", "-p", "no:cacheprovider", "--tb=short"]
+            command += ["-c", os.devnull, "--rootdir", str(self.file.parent), "--noconftest", "--import-mode=importlib"]
+            with self.record.with_suffix(".log").open("w") as log:
+                # Not in the source's directory, which holds a package called jax.
+                process = subprocess.Popen(
+                    [*command, str(self.file)], env=environment, cwd=directory, stdout=log, stderr=log, start_new_session=True
+                )
+                is_late = self._wait(process)
+        running = self._running()
+        if running is None and is_late:
+            raise TimeoutError(f"{self.file.name} hangs between its tests; see {self.record.with_suffix('.log')}")
+        if running is None:
+            return True
+        outcome = "late" if is_late else "crashed"
+        text = "" if is_late else f"exit status {process.returncode}"
+        line = {"test": running, "outcome": outcome, "seconds": 0, "parts": 0, "text": text}
+        with self.record.open("a") as file:
+            print(json.dumps(line), file=file)
+        return False
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for a process; whether it had to be killed, because a test took too long."""
+        size, since = -1, time.monotonic()
+        while True:
+            try:
+                process.wait(timeout=0.5)
+                return False
+            except subprocess.TimeoutExpired:
+                pass
+            now = self.record.stat().st_size if self.record.exists() else 0
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > self.limits.test:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return True
+
+    def _running(self) -> str | None:
+        """The test that has started and not ended."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        last = json.loads(lines[-1]) if lines else {"outcome": None}
+        return None if "outcome" in last else last["test"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A test that passes undecorated and not decorated.
+
+    Attributes:
+        test: its name in the file.
+        outcome: what became of it decorated.
+        text: the end of what pytest said.
+        reason: from the list of known differences; "" where it is in none.
+    """
+
+    test: str
+    outcome: str
+    text: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One file, undecorated and decorated.
+
+    Attributes:
+        file: the test file.
+        passed: tests that pass undecorated.
+        tiled: those of them in which tiles were built.
+        alike: those of them that fail with `jax.jit` in place of the decorator too.
+        differences: those of them that fail decorated, and pass so.
+    """
+
+    file: str
+    passed: int
+    tiled: int
+    alike: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def rate(self) -> float:
+        """Of the tests that pass undecorated, and not only there, the share that passes decorated."""
+        counted = self.passed - len(self.alike)
+        return 1 - len(self.differences) / counted if counted else 1.0
+
+
+def known_differences() -> list[dict[str, str]]:
+    """The tables of the list: `tests`, a pattern of names, and `reason`; `jax` where only some versions differ."""
+    return tomllib.loads(KNOWN_DIFFERENCES.read_text()).get("difference", [])
+
+
+def reason_of(test: str, known: Sequence[dict[str, str]]) -> str:
+    """Why a test may differ; "" where it may not."""
+    for entry in known:
+        if fnmatch.fnmatchcase(test, entry["tests"]) and jax.__version__.startswith(entry.get("jax", "")):
+            return entry["reason"]
+    return ""
+
+
+def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Comparison:
+    """Run what has not run of a file, and compare."""
+    plain, aspen, jitted, narrow = (
+        Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits) for mode in ("plain", "aspen", "jit", "narrow")
+    )
+    plain.finish()
+    passed = [test for test, line in plain.results().items() if line["outcome"] == "passed"]
+    if again:
+        aspen.forget([test for test in passed if aspen.results().get(test, {}).get("outcome") != "passed"])
+    aspen.finish()
+    results = aspen.results()
+    missing = {"outcome": "missing", "text": "it was not collected", "parts": 0}
+
+    def failing(run: Run, tests: Sequence[str]) -> list[str]:
+        results = run.results()
+        return [test for test in tests if results.get(test, missing)["outcome"] != "passed"]
+
+    differing = failing(aspen, passed)
+    if again:
+        for run in (jitted, narrow):
+            run.forget(differing)
+    jitted.finish(differing)
+    alike = failing(jitted, differing)
+    narrow.finish(alike)
+    alike = failing(narrow, alike)
+    differing = [test for test in differing if test in alike or test not in failing(jitted, differing)]
+    known = known_differences()
+    differences = []
+    for test in differing:
+        if test not in alike:
+            line = results.get(test, missing)
+            differences.append(Difference(test, line["outcome"], line["text"], reason_of(test, known)))
+    tiled = sum(1 for test in passed if results.get(test, missing)["parts"])
+    return Comparison(file.stem, len(passed), tiled, tuple(alike), tuple(differences))
+
+
+def total(comparisons: Sequence[Comparison]) -> Comparison:
+    """All files as one."""
+    return Comparison(
+        "all",
+        sum(item.passed for item in comparisons),
+        sum(item.tiled for item in comparisons),
+        tuple(test for item in comparisons for test in item.alike),
+        tuple(difference for item in comparisons for difference in item.differences),
+    )
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """A Markdown table, one file a row."""
+    lines = [
+        "| file | pass undecorated | of those with tiles | pass decorated | fail so with jax.jit | differ | known | rate |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for item in (*comparisons, total(comparisons)):
+        alike, differ = len(item.alike), len(item.differences)
+        known = sum(1 for difference in item.differences if difference.reason)
+        cells = (item.file, item.passed, item.tiled, item.passed - alike - differ, alike, differ, known, f"{item.rate:.2%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main(
+    files: tuple[str, ...] = FILES,
+    record: Path = Path("build/jax_own_tests"),
+    limits: Limits = Limits(),
+    again: bool = False,
+) -> int:
+    """Run JAX's own tests through the decorator.
+
+    Args:
+        files: test files of jax/tests, without ".py".
+        record: where results are kept, by the version of jax.
+        limits: how long and how many.
+        again: run what failed decorated once more.
+
+    Returns:
+        0, or 1 where a test differs for no known reason, or 2 without JAX's source.
+    """
+    tests = Path(os.environ.get(SOURCE_VARIABLE, os.devnull), "tests")
+    if not tests.is_dir():
+        print(f"{SOURCE_VARIABLE} names no directory with JAX's tests; set it to a checkout of JAX's source", file=sys.stderr)
+        return 2
+    record = record.resolve() / jax.__version__
+    record.mkdir(parents=True, exist_ok=True)
+    comparisons = []
+    for name in files:
+        comparison = compare((tests / f"{name}.py").resolve(), record, limits, again=again)
+        comparisons.append(comparison)
+        print(f"{name}: {comparison.passed} pass undecorated, {len(comparison.differences)} differ", file=sys.stderr, flush=True)
+    print(table(comparisons))
+    for comparison in comparisons:
+        for difference in comparison.differences:
+            reason = difference.reason or (difference.text.strip().splitlines() or [""])[-1]
+            print(f"{'known' if difference.reason else 'NEW'}: {difference.test} {difference.outcome}: {reason}")
+    unknown = [item for comparison in comparisons for item in comparison.differences if not item.reason]
+    return 1 if unknown or total(comparisons).rate < _LEAST_RATE else 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))
