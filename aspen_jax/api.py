@@ -122,7 +122,7 @@ class AspenFunction(Generic[P, R]):
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
         self._weights = weights
         self._choices = choices._replace(function=_described(fun, self.__name__))
-        self._jitted = self._new_jit()
+        self._jitted = self._shared_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
         self._holds_objects: dict[Any, bool] = {}
@@ -168,9 +168,30 @@ class AspenFunction(Generic[P, R]):
         """Whether weights are worth storing in another order, which only the CPU's kernels ask for."""
         return self._choices.device == "cpu" or (self._choices.device == "auto" and jax.default_backend() == "cpu")
 
+    def _shared_jit(self) -> Any:
+        """The function under `jax.jit`, as it is for whoever else decorated it so.
+
+        `aspen(f)` in a function that is called often compiles once, as `jax.jit(f)` there does.
+        """
+        if not inspect.isfunction(self.__wrapped__):
+            return self._new_jit()
+        known = _jitted_functions.setdefault(self.__wrapped__, {})
+        key = self.__name__, self._choices
+        if key not in known:
+            known[key] = self._new_jit()
+        return known[key]
+
+    def _forget_traces(self) -> None:
+        """What is traced from now on, also by whoever decorates the function anew, is compiled with what was tuned."""
+        if inspect.isfunction(self.__wrapped__):
+            _jitted_functions.pop(self.__wrapped__, None)
+        self._jitted = self._shared_jit()
+
     def _new_jit(self) -> Any:
         """The function under `jax.jit`, with nothing compiled yet."""
-        return jax.jit(_traceable(self.__wrapped__, self.__name__, self._choices), static_argnums=0)
+        fun = self.__wrapped__
+        held = weakref.ref(fun) if inspect.isfunction(fun) else lambda: fun
+        return jax.jit(_traceable(held, self.__name__, self._choices), static_argnums=0)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         return self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True)
@@ -248,7 +269,7 @@ class AspenFunction(Generic[P, R]):
         if not parts:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = tuning.tune([part.traced for part in parts], parts[0].options)
-        self._jitted = self._new_jit()
+        self._forget_traces()
         return found
 
     def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
@@ -259,7 +280,7 @@ class AspenFunction(Generic[P, R]):
         if not calls:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = time_executors(calls, self._choices._replace(strict=False), device)
-        self._jitted = self._new_jit()
+        self._forget_traces()
         return found
 
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -481,10 +502,16 @@ class BoundAspenFunction:
         return f"<aspen of {self.__wrapped__!r}>"
 
 
-def _traceable(fun: Callable[..., Any], name: str, choices: Choices) -> Callable[..., Any]:
-    """`fun` as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
+# Of each function its traces, which go when the function goes. So nothing in here holds the function.
+_jitted_functions: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _traceable(held: Callable[[], Any], name: str, choices: Choices) -> Callable[..., Any]:
+    """What `held` gives as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
 
     def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
+        fun = held()
+
         @functools.wraps(fun, updated=())
         def on_traced(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))

@@ -18,6 +18,7 @@ import os
 import sys
 import time
 import types
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -37,6 +38,7 @@ MODE_VARIABLE = "ASPEN_JAX_TESTS_MODE"
 RECORD_VARIABLE = "ASPEN_JAX_TESTS_RECORD"
 DONE_VARIABLE = "ASPEN_JAX_TESTS_DONE"
 WANTED_VARIABLE = "ASPEN_JAX_TESTS_WANTED"
+SHARE_VARIABLE = "ASPEN_JAX_TESTS_SHARE"
 
 Function = Callable[..., Any]
 
@@ -73,7 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     done = set(_lines(DONE_VARIABLE))
     wanted = set(_lines(WANTED_VARIABLE))
-    kept = [item for item in items if item.nodeid not in done and (not wanted or item.nodeid in wanted)]
+    share = float(os.environ[SHARE_VARIABLE])
+
+    def is_kept(test: str) -> bool:
+        is_in_share = zlib.crc32(test.encode()) < share * 2**32
+        return test not in done and (test in wanted if wanted else is_in_share)
+
+    kept = [item for item in items if is_kept(item.nodeid)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 

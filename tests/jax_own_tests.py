@@ -33,7 +33,7 @@ from typing import Any
 
 import jax
 import tyro
-from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, WANTED_VARIABLE
+from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, SHARE_VARIABLE, WANTED_VARIABLE
 
 SOURCE_VARIABLE = "ASPEN_JAX_SOURCE"
 KNOWN_DIFFERENCES = Path(__file__).with_suffix(".toml")
@@ -67,10 +67,12 @@ class Limits:
     Attributes:
         test: one test.
         cases: how many cases JAX generates of each test with parameters.
+        share: the part of all tests that runs, chosen by their names.
     """
 
     test: float = 180.0
     cases: int = 4
+    share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Run:
                 path = Path(directory, variable)
                 path.write_text("\n".join(tests))
                 environment[variable] = str(path)
+            environment[SHARE_VARIABLE] = str(self.limits.share)
             environment["JAX_PLATFORMS"] = "cpu"
             environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
             environment["JAX_SKIP_SLOW_TESTS"] = "1"

@@ -232,6 +232,42 @@ def test_one_trace_a_shape():
     assert fun.traces == 3
 
 
+def test_a_function_decorated_anew_for_each_call_is_traced_once():
+    count = 0
+
+    def double(x):
+        nonlocal count
+        count += 1
+        return x * 2
+
+    for value in range(3):
+        assert aspen(double)(jnp.float32(value)) == 2 * value
+    assert count == 1
+    assert aspen(double)(jnp.ones(3)).shape == (3,)
+    assert count == 2
+
+
+def test_options_are_not_shared_by_decorations_of_one_function():
+    def ordered(x):
+        return jnp.sort(x)
+
+    aspen(ordered)(jnp.ones(3))
+    with pytest.raises(UnsupportedError):
+        aspen(ordered, strict=True)(jnp.ones(3))
+
+
+def test_a_decorated_function_goes_when_it_is_dropped():
+    def make():
+        array = np.ones(3)
+        fun = lambda x: x + array  # noqa: E731
+        assert aspen(fun)(jnp.ones(3)).sum() == 6
+        return weakref.ref(fun)
+
+    reference = make()
+    gc.collect()
+    assert reference() is None
+
+
 def test_methods():
     class Model:
         def __init__(self, w):
