@@ -78,12 +78,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share = float(os.environ[SHARE_VARIABLE])
 
     def is_kept(test: str) -> bool:
-        is_in_share = zlib.crc32(test.encode()) < share * 2**32
-        return test not in done and (test in wanted if wanted else is_in_share)
+        return test not in done and (test in wanted if wanted else is_in_share(test, share))
 
     kept = [item for item in items if is_kept(item.nodeid)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def is_in_share(test: str, share: float) -> bool:
+    """Whether a test belongs to a part of all tests that is chosen by their names."""
+    return zlib.crc32(test.encode()) < share * 2**32
 
 
 def _lines(variable: str) -> Sequence[str]:

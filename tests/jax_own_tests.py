@@ -33,7 +33,7 @@ from typing import Any
 
 import jax
 import tyro
-from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, SHARE_VARIABLE, WANTED_VARIABLE
+from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, SHARE_VARIABLE, WANTED_VARIABLE, is_in_share
 
 SOURCE_VARIABLE = "ASPEN_JAX_SOURCE"
 KNOWN_DIFFERENCES = Path(__file__).with_suffix(".toml")
@@ -231,7 +231,8 @@ def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Compari
         Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits) for mode in ("plain", "aspen", "jit", "narrow")
     )
     plain.finish()
-    passed = [test for test, line in plain.results().items() if line["outcome"] == "passed"]
+    ran = plain.results().items()
+    passed = [test for test, line in ran if line["outcome"] == "passed" and is_in_share(test, limits.share)]
     if again:
         aspen.forget([test for test in passed if aspen.results().get(test, {}).get("outcome") != "passed"])
     aspen.finish()
