@@ -4,9 +4,10 @@ A function is decorated where JAX's test files hand one over or call one:
 
 - to `jax.jit`, which becomes `jax.jit(aspen(f), ...)` with the same options, and to `_CompileAndCheck`, which calls that;
 - to `_CheckAgainstNumpy`, `check_grads` and `_CheckBatching`;
+- to `jax.grad`, `jax.vmap` and the like;
 - a function of `jax.numpy`, `jax.lax` and the like, called outside of `jax.jit`: `jnp.sort(x)`.
 
-What `jax.jit` cannot trace stays as it is at the last two places. JAX's own code is left alone.
+What `jax.jit` cannot trace stays as it is at the last three places. JAX's own code is left alone.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _MODULES = (
     "jax.scipy.linalg",
     "jax.scipy.signal",
 )
+_TRANSFORMATIONS = ("grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "value_and_grad", "vjp", "vmap")
 
 _jit = jax.jit
 _FUNCTIONS = (types.FunctionType, type(_jit(abs)), jax.custom_jvp, jnp.ufunc)
@@ -63,12 +65,13 @@ _parts = 0  # tiled parts that were built so far
 def pytest_configure(config: pytest.Config) -> None:
     mode = os.environ[MODE_VARIABLE]
     if mode != "plain":
-        late = _Late(_run_jitted if mode == "jit" else _run_decorated(_aspen()))
+        late = _Late(_run_jitted if mode in ("jit", "narrow_jit") else _run_decorated(_aspen()))
         _decorate_checks(late)
-        if mode != "narrow":
+        if mode in ("aspen", "jit"):
             config.pluginmanager.register(_Calls(late))
-    if mode in ("aspen", "narrow"):
-        _decorate_jit(_aspen(), config.rootpath)
+            _decorate_transformations(late, config.rootpath)
+        if mode in ("aspen", "narrow"):
+            _decorate_jit(_aspen(), config.rootpath)
     config.pluginmanager.register(_Recorder(Path(os.environ[RECORD_VARIABLE])))
 
 
@@ -128,18 +131,14 @@ def _run_jitted(fun: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _decorate_jit(decorate: Function, tests: Path) -> None:
-    files = (f"{tests}{os.sep}", inspect.getfile(jtu))
-
-    @functools.wraps(_jit)
-    def jit(*args: Any, **options: Any) -> Any:
-        is_called_by_test = sys._getframe(1).f_code.co_filename.startswith(files)
-        if not is_called_by_test:
-            return _jit(*args, **options)
+    def decorated(*args: Any, **options: Any) -> Any:
         if not args:
-            return functools.partial(jit, **options)
+            return functools.partial(decorated, **options)
         if not callable(args[0]) or inspect.isgeneratorfunction(args[0]):
             return _jit(*args, **options)  # refuses it
         return _jit(decorate(args[0]), *args[1:], **options)
+
+    jit = _for_tests(_jit, decorated, tests)
 
     class Api:
         """`jax._src.api` as JAX's test utilities see it."""
@@ -149,6 +148,29 @@ def _decorate_jit(decorate: Function, tests: Path) -> None:
 
     jax.jit = jit
     setattr(jtu, "api", Api())  # noqa: B010
+
+
+def _decorate_transformations(late: Function, tests: Path) -> None:
+    """Decorates what test files hand to `jax.grad` and the like."""
+
+    def decorated(transform: Function, fun: Any, *args: Any, **options: Any) -> Any:
+        return transform(late(fun) if callable(fun) else fun, *args, **options)
+
+    for name in _TRANSFORMATIONS:
+        transform = getattr(jax, name)
+        setattr(jax, name, _for_tests(transform, functools.partial(decorated, transform), tests))
+
+
+def _for_tests(original: Function, replacement: Function, tests: Path) -> Function:
+    """What test files and JAX's test utilities call is the replacement, what everybody else calls the original."""
+    files = (f"{tests}{os.sep}", inspect.getfile(jtu))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_called_by_test = sys._getframe(1).f_code.co_filename.startswith(files)
+        return (replacement if is_called_by_test else original)(*args, **kwargs)
+
+    return call
 
 
 def _decorate_checks(late: Function) -> None:

@@ -6,10 +6,9 @@ The source is that of the installed version. Of it only tests/ is read. Each tes
 
 1. undecorated;
 2. decorated, at the places that jax_decorated.py names;
-3. what differs once more, with `jax.jit` in place of the decorator;
-4. what differs then too, decorated, but with calls of JAX's functions left as they are.
-
-What differs in all of them is no difference of ours.
+3. what fails, with `jax.jit` in place of the decorator; what passes then is a difference of ours;
+4. the rest, decorated only where a test hands a function to `jax.jit` or to JAX's test utilities;
+5. what fails, with `jax.jit` in place of the decorator there; what passes then is a difference of ours too.
 
 A test that ends its process, or takes too long, has failed, and the rest goes on in a new process. What has run is kept in the
 directory `--record` and does not run again. Exit status 1 says that a test differs and jax_own_tests.toml gives no reason.
@@ -81,7 +80,7 @@ class Run:
 
     Attributes:
         file: the test file.
-        mode: "plain", "aspen", "jit" or "narrow": the runs 1 to 4 above.
+        mode: "plain", "aspen", "jit", "narrow" or "narrow_jit": the runs 1 to 5 above.
         record: a JSON object a line: a test that starts, or one that has ended.
         limits: how long and how many.
     """
@@ -195,7 +194,7 @@ class Comparison:
         file: the test file.
         passed: tests that pass undecorated.
         tiled: those of them in which tiles were built.
-        alike: those of them that fail with `jax.jit` in place of the decorator too.
+        alike: those of them that fail decorated, and with `jax.jit` in place of the decorator too.
         differences: those of them that fail decorated, and pass so.
     """
 
@@ -227,8 +226,9 @@ def reason_of(test: str, known: Sequence[dict[str, str]]) -> str:
 
 def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Comparison:
     """Run what has not run of a file, and compare."""
-    plain, aspen, jitted, narrow = (
-        Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits) for mode in ("plain", "aspen", "jit", "narrow")
+    plain, aspen, jitted, narrow, narrow_jitted = (
+        Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits)
+        for mode in ("plain", "aspen", "jit", "narrow", "narrow_jit")
     )
     plain.finish()
     ran = plain.results().items()
@@ -236,30 +236,34 @@ def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Compari
     if again:
         aspen.forget([test for test in passed if aspen.results().get(test, {}).get("outcome") != "passed"])
     aspen.finish()
-    results = aspen.results()
     missing = {"outcome": "missing", "text": "it was not collected", "parts": 0}
 
     def failing(run: Run, tests: Sequence[str]) -> list[str]:
         results = run.results()
         return [test for test in tests if results.get(test, missing)["outcome"] != "passed"]
 
-    differing = failing(aspen, passed)
-    if again:
-        for run in (jitted, narrow):
-            run.forget(differing)
-    jitted.finish(differing)
-    alike = failing(jitted, differing)
-    narrow.finish(alike)
-    alike = failing(narrow, alike)
-    differing = [test for test in differing if test in alike or test not in failing(jitted, differing)]
+    def against(control: Run, tests: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those of the tests that pass in the control, and those that fail there too."""
+        if again:
+            control.forget(tests)
+        control.finish(tests)
+        fail = [test for test in failing(control, tests) if test in control.results()]
+        return [test for test in tests if test not in fail], fail
+
     known = known_differences()
-    differences = []
-    for test in differing:
-        if test not in alike:
-            line = results.get(test, missing)
-            differences.append(Difference(test, line["outcome"], line["text"], reason_of(test, known)))
-    tiled = sum(1 for test in passed if results.get(test, missing)["parts"])
-    return Comparison(file.stem, len(passed), tiled, tuple(alike), tuple(differences))
+
+    def differences(run: Run, tests: Sequence[str]) -> list[Difference]:
+        lines = [(test, run.results().get(test, missing)) for test in tests]
+        return [Difference(test, line["outcome"], line["text"], reason_of(test, known)) for test, line in lines]
+
+    ours, rest = against(jitted, failing(aspen, passed))
+    if again:
+        narrow.forget(rest)
+    narrow.finish(rest)
+    ours_too, alike = against(narrow_jitted, failing(narrow, rest))
+    differ = (*differences(aspen, ours), *differences(narrow, ours_too))
+    tiled = sum(1 for test in passed if aspen.results().get(test, missing)["parts"])
+    return Comparison(file.stem, len(passed), tiled, tuple(alike), differ)
 
 
 def total(comparisons: Sequence[Comparison]) -> Comparison:

@@ -18,6 +18,7 @@ SAMPLE = """
     from jax._src import test_util as jtu
     from jax.test_util import check_grads
 
+    np_sin = jnp.sin
     mode = os.environ["ASPEN_JAX_TESTS_MODE"]
     decorated = mode == "aspen"
 
@@ -49,6 +50,12 @@ SAMPLE = """
 
         def test_differs_alike(self):
             self.assertEqual(mode, "plain")
+
+        def test_differs_where_it_calls_jax(self):
+            self.assertIs(jnp.sin, np_sin)
+
+        def test_differs_where_it_calls_jit(self):
+            self.assertNotIn(mode, ("aspen", "jit", "narrow"))
 
         def test_dies(self):
             if decorated:
@@ -86,13 +93,18 @@ def test_each_way_to_differ_is_found_and_ends_nothing(script, tmp_path, monkeypa
     monkeypatch.setattr(script, "KNOWN_DIFFERENCES", known)
     monkeypatch.setenv("ASPEN_JAX_SOURCE", str(tmp_path))
     found = script.compare(file, tmp_path, script.Limits(test=15), again=False)
-    assert found.passed == 7
+    assert found.passed == 9
     assert [name.rpartition("::")[2] for name in found.alike] == ["test_differs_alike"]
     outcomes = {item.test.rpartition("::")[2]: (item.outcome, item.reason) for item in found.differences}
-    assert outcomes == {"test_differs": ("failed", "counts"), "test_dies": ("crashed", ""), "test_hangs": ("late", "")}
+    assert outcomes == {
+        "test_differs": ("failed", "counts"),
+        "test_differs_where_it_calls_jit": ("failed", ""),
+        "test_dies": ("crashed", ""),
+        "test_hangs": ("late", ""),
+    }
     assert found.tiled == 2
     assert found.rate == pytest.approx(0.5)
-    assert "| sample_test | 7 | 2 | 3 | 1 | 3 | 1 | 50.00% |" in script.table([found])
+    assert "| sample_test | 9 | 2 | 4 | 1 | 4 | 1 | 50.00% |" in script.table([found])
     # A second run takes all of it from the record.
     monkeypatch.setattr(script.Run, "finish", lambda *_: None)
     assert script.compare(file, tmp_path, script.Limits(), again=False) == found
