@@ -184,7 +184,7 @@ class _Converter:
             inputs = [read(atom) for atom in equation.invars]
             name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
             source = user_code.line_of(equation.source_info.traceback, function) or line
-            called = _called_jaxpr(equation)
+            called = called_jaxpr(equation)
             if called is not None:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
             elif equation.primitive.name in _CASTS:
@@ -312,7 +312,8 @@ def _known_array(value: Any, aval: Any) -> np.ndarray | Any:
     return value if dtype == _OPAQUE else np.asarray(value, dtype)
 
 
-def _called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
+def called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    """The jaxpr of an equation that does nothing but call it, or None."""
     parameter = _CALLS.get(equation.primitive.name)
     jaxpr = equation.params.get(parameter) if parameter else None
     if isinstance(jaxpr, core.ClosedJaxpr):  # asked first: newer versions of JAX make it a kind of Jaxpr

@@ -220,7 +220,9 @@ def _jitted(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: A
 @aspen_call_p.def_impl
 def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
-        return core.eval_jaxpr(call_jaxpr.jaxpr, call_jaxpr.consts, *operands)  # jaxpr_as_fun would not look for nans
+        from aspen_jax import one_by_one
+
+        return one_by_one.evaluate(call_jaxpr.jaxpr, call_jaxpr.consts, *operands)
     return _jitted(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
 
 

@@ -558,6 +558,27 @@ def test_debug_nans():
                 call(-1.0)
 
 
+def with_derivative(fun):
+    fun = jax.custom_jvp(fun)
+    fun.defjvps(lambda tangent, *_: tangent)
+    return fun
+
+
+@pytest.mark.parametrize("decorate", [aspen, lambda fun: jax.jit(aspen(fun)), lambda fun: aspen(jax.jit(fun))])
+@pytest.mark.parametrize(
+    "wrap", [jax.jit, jax.checkpoint, with_derivative, lambda fun: lambda x: jax.lax.cond(True, fun, fun, x)]
+)
+def test_debug_nans_in_what_is_called(decorate, wrap):
+    inner = jax.jit(lambda x: jnp.log(x) * 2)
+    fun = decorate(wrap(lambda x: inner(x) + inner(jnp.abs(x))))
+    with jax.debug_nans(True):
+        np.testing.assert_allclose(fun(jnp.float32(2)), 4 * np.log(2), rtol=1e-6)
+        with pytest.raises(FloatingPointError, match=r"nan.* in (log|cond)"):
+            fun(jnp.float32(-1))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"inf.* in (log|cond)"):
+        fun(jnp.float32(0))
+
+
 def test_disable_jit():
     seen = []
 
