@@ -306,7 +306,7 @@ def main(
         again: run what failed decorated once more.
 
     Returns:
-        0, or 1 where a test differs for no known reason, or 2 without JAX's source.
+        0, or 1 where a test differs for no known reason, too many differ, or a file did not run, or 2 without JAX's source.
     """
     tests = Path(os.environ.get(SOURCE_VARIABLE, os.devnull), "tests")
     if not tests.is_dir():
@@ -325,7 +325,10 @@ def main(
             reason = difference.reason or (difference.text.strip().splitlines() or [""])[-1]
             print(f"{'known' if difference.reason else 'NEW'}: {difference.test} {difference.outcome}: {reason}")
     unknown = [item for comparison in comparisons for item in comparison.differences if not item.reason]
-    return 1 if unknown or total(comparisons).rate < _LEAST_RATE else 0
+    empty = [comparison.file for comparison in comparisons if not comparison.passed]
+    for name in empty:
+        print(f"NOT RUN: {name}: is the source that of jax {jax.__version__}? See {record / name}.plain.log")
+    return 1 if unknown or empty or total(comparisons).rate < _LEAST_RATE else 0
 
 
 if __name__ == "__main__":

@@ -110,6 +110,21 @@ def test_each_way_to_differ_is_found_and_ends_nothing(script, tmp_path, monkeypa
     assert script.compare(file, tmp_path, script.Limits(), again=False) == found
 
 
+def test_the_status_says_whether_a_test_differs(script, tmp_path, monkeypatch, capsys):
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setenv("ASPEN_JAX_SOURCE", str(tmp_path))
+    known = script.Difference("a_test.py::test_known", "failed", "", "counts")
+    new = script.Difference("a_test.py::test_new", "failed", "E   1 != 2", "")
+    for passed, differences, status in ((500, (known,), 0), (100, (known,), 1), (500, (new,), 1), (0, (), 1)):
+        found = script.Comparison("a_test", passed, 1, (), differences)
+        monkeypatch.setattr(script, "compare", lambda *_, found=found, **__: found)
+        assert script.main(("a_test",), tmp_path / "record") == status
+    printed = capsys.readouterr().out
+    assert "NEW: a_test.py::test_new failed: E   1 != 2" in printed
+    assert "known: a_test.py::test_known failed: counts" in printed
+    assert "NOT RUN: a_test" in printed
+
+
 def test_without_the_source_the_status_is_2(script, monkeypatch, capsys):
     monkeypatch.delenv("ASPEN_JAX_SOURCE", raising=False)
     assert script.main() == 2
