@@ -85,6 +85,7 @@ def script(monkeypatch):
 
 def test_each_way_to_differ_is_found_and_ends_nothing(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--numprocesses 2")
     file = tmp_path / "tests" / "sample_test.py"
     file.parent.mkdir()
     file.write_text(textwrap.dedent(SAMPLE))
