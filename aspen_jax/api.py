@@ -220,7 +220,7 @@ class AspenFunction(Generic[P, R]):
         """
         from aspen_jax.compile import compile_jaxpr, whole_graph
 
-        explanation = self.explain(*args, **kwargs)
+        explanation = self._explain(args, kwargs, chooses=False)
         if len(explanation.parts) != 1 or explanation.fallbacks:
             left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
             raise UnsupportedError(
@@ -228,7 +228,7 @@ class AspenFunction(Generic[P, R]):
                 "explain() with the same arguments says where and why"
             )
         jaxpr, (call,) = self._calls(args, kwargs)
-        return whole_graph(jaxpr, compile_jaxpr(call, self._options()))
+        return whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what is left to XLA and why. Prints as a table.
@@ -237,9 +237,13 @@ class AspenFunction(Generic[P, R]):
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
         """
+        return self._explain(args, kwargs)
+
+    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, chooses: bool = True) -> Explanation:
+        """What becomes of the function, with or without leaving to XLA what that does as fast."""
         from aspen_jax.report.explain import Explanation
 
-        jaxpr, compiled = self._compiled(args, kwargs)
+        jaxpr, compiled = self._compiled(args, kwargs, chooses=chooses)
         return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
 
     def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
@@ -355,20 +359,22 @@ class AspenFunction(Generic[P, R]):
         jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
+    def _compiled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, chooses: bool = True
+    ) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
         """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
         from aspen_jax.compile import compile_jaxpr
 
         jaxpr, calls = self._calls(args, kwargs)
-        return jaxpr, [(call, compile_jaxpr(call, self._options())) for call in calls]
+        return jaxpr, [(call, compile_jaxpr(call, self._options(chooses=chooses))) for call in calls]
 
-    def _options(self) -> Options:
-        """How its calls are compiled, whatever of them is left to XLA."""
+    def _options(self, *, chooses: bool = True) -> Options:
+        """How its calls are compiled, whatever of them is left to XLA; by `chooses`, also what XLA does as fast."""
         from aspen_jax.compile import Options
         from aspen_jax.cuda.call import cuda_options
 
         choices = self._choices._replace(strict=False)
-        return cuda_options(choices) if choices.device == "cuda" else Options(choices)
+        return cuda_options(choices) if choices.device == "cuda" else Options(choices, chooses=chooses and not self._choices.strict)
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False

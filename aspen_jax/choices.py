@@ -15,9 +15,11 @@ class Choices(NamedTuple):
         device: one of `DEVICES`, "cuda" where it was told "gpu".
         function: name and line of the decorated function, for messages; "" for a part of one, such as a loop's body.
         executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
+        is_repeated: it is the body of a loop, so that XLA starts a call of it without JAX.
     """
 
     strict: bool = False
     device: str = "auto"
     function: str = ""
     executor: str | None = None
+    is_repeated: bool = False

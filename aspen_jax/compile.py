@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from aspen_jax import apu, control_flow, frontend, runtime, sharding
+from aspen_jax import apu, choice, control_flow, frontend, runtime, sharding
 from aspen_jax.choices import Choices
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import Fallback
-from aspen_jax.passes import disabled_by_environment, run_passes
+from aspen_jax.partition import Tileable
+from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
 from aspen_jax.primitive import expanded, prune
 from aspen_jax.program import Operand, Program, Value
 from aspen_jax.tilegraph import TileGraph
@@ -43,6 +44,7 @@ class Options:
         machine: the cost model, with what was measured for so many; that of this machine if None.
         refuses: says why the device has no kernel for an op, so that XLA computes it, or None where it has.
         fit: rewrites a program for the device after all passes.
+        chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
         call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
 
@@ -52,9 +54,11 @@ class Options:
     machine: apu.Machine | None = None
     refuses: frontend.Refuses = frontend.refuses_none
     fit: Callable[[Program], Program] | None = None
+    chooses: bool = True
     call: Callable[..., list[Any]] = call_engine
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "chooses", self.chooses and not self.choices.strict and CHOICE not in self.disabled_passes)
         if self.machine is None:
             object.__setattr__(self, "machine", apu.Machine.here(self.num_workers))
 
@@ -152,7 +156,7 @@ class Compiled:
     def bodies_of(self, fallback: Fallback) -> Iterator[tuple[core.ClosedJaxpr, Compiled]]:
         """The tiled bodies of one equation of control flow, as jaxprs and compiled."""
         for jaxpr in control_flow.tiled_bodies(fallback.equation):
-            yield jaxpr, compile_jaxpr(jaxpr, dataclasses.replace(self.options, choices=_choices_of_bodies(self.options)))
+            yield jaxpr, compile_jaxpr(jaxpr, _options_of_bodies(fallback, self.options))
 
     def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
         """The function on flat arguments, as JAX operations; for use under a trace.
@@ -206,15 +210,38 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))
-    steps = tuple(Part.build(step, options) if isinstance(step, Program) else _tile_bodies(step, options) for step in trace.steps)
+    is_whole = len(trace.steps) == 1 and not options.choices.is_repeated
+    steps = tuple(item for step in trace.steps for item in _decided(step, options, is_whole=is_whole))
     compiled = Compiled(tuple(jaxpr.consts), trace, steps, options)
     with _lock:
         _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
     return compiled
 
 
-def _choices_of_bodies(options: Options) -> Choices:
-    return options.choices._replace(function="")
+def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> tuple[Part | Fallback, ...]:
+    """A part as tiles, or its equations where XLA is as fast; of control flow, each body so."""
+    if isinstance(step, Fallback):
+        return (_tile_bodies(step, options),)
+    part = Part.build(step.program, options)
+    if options.chooses:
+        evidence = choice.Evidence.of(
+            step,
+            part.program,
+            part.graph,
+            options.num_workers,
+            is_whole=is_whole,
+            is_repeated=options.choices.is_repeated,
+        )
+        reason = evidence.why_left_to_xla(choice.rates())
+        if reason is not None:
+            return step.left_to_xla(reason)
+    return (part,)
+
+
+def _options_of_bodies(fallback: Fallback, options: Options) -> Options:
+    """How what control flow runs is compiled."""
+    is_repeated = options.choices.is_repeated or control_flow.is_loop(fallback.equation)
+    return dataclasses.replace(options, choices=options.choices._replace(function="", is_repeated=is_repeated))
 
 
 def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
@@ -267,7 +294,15 @@ def _given(aval: Any) -> Value:
 def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
     if not control_flow.is_control_flow(fallback.equation):
         return fallback
-    equation = control_flow.with_tiled_bodies(fallback.equation, choices=_choices_of_bodies(options))
+    of_bodies = _options_of_bodies(fallback, options)
+
+    def gains(body: core.ClosedJaxpr) -> bool:
+        compiled = compile_jaxpr(body, of_bodies)
+        return bool(compiled.parts or compiled.bodies)
+
+    equation = control_flow.with_tiled_bodies(
+        fallback.equation, choices=of_bodies.choices, gains=gains if options.chooses else lambda _: True
+    )
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
     reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
     return dataclasses.replace(fallback, equation=equation, reason=reason)

@@ -17,7 +17,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Counted apart from the flops, one an element.
-_TRANSCENDENTAL = _words(
+TRANSCENDENTAL = _words(
     """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp exp2 expm1 log log1p log2 pow rsqrt sin sinh sqrt tan
     tanh
@@ -90,7 +90,7 @@ def of_equation(equation: Any) -> Cost:
     if name in _FREE:
         return Cost(bytes=moved)
     elements = float(sum(_size(var.aval) for var in equation.outvars))
-    if name in _TRANSCENDENTAL:
+    if name in TRANSCENDENTAL:
         return Cost(transcendentals=elements, bytes=moved)
     if name == "logistic":
         return Cost(_SEVERAL[name] * elements, elements, moved)

@@ -24,7 +24,7 @@ from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.family import MAX_EXTENT, MAX_RANK
-from aspen_jax.partition import Converted, Fallback, partition
+from aspen_jax.partition import Converted, Fallback, Tileable, partition
 from aspen_jax.program import Op, Operand, Program, Value
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
@@ -90,13 +90,13 @@ class Trace:
 
     inputs: tuple[Value, ...]
     constants: tuple[tuple[Value, np.ndarray], ...]
-    steps: tuple[Program | Fallback, ...]
+    steps: tuple[Tileable | Fallback, ...]
     outputs: tuple[Value | np.ndarray, ...]
 
     @property
     def parts(self) -> tuple[Program, ...]:
         """The tileable parts."""
-        return tuple(step for step in self.steps if isinstance(step, Program))
+        return tuple(step.program for step in self.steps if isinstance(step, Tileable))
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

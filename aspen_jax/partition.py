@@ -46,17 +46,36 @@ class Converted:
     name: str
     source: str
 
-    def left_to_xla(self) -> Fallback:
-        reason = "too little work beside what XLA runs for a custom call of its own"
+    def left_to_xla(self, reason: str) -> Fallback:
+        """The equation as one that XLA runs, though a kernel could."""
         return Fallback(self.equation, self.inputs, self.outputs, reason, self.name, self.source, is_tileable=True)
 
 
 Item = Converted | Fallback
 
+_TOO_SMALL = "too little work beside what XLA runs for a custom call of its own"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tileable:
+    """A part that tiles can run.
+
+    Attributes:
+        program: its ops.
+        items: the equations that they are of, in order.
+    """
+
+    program: Program
+    items: tuple[Converted, ...]
+
+    def left_to_xla(self, reason: str) -> tuple[Fallback, ...]:
+        """Its equations as such that XLA runs."""
+        return tuple(item.left_to_xla(reason) for item in self.items)
+
 
 def partition(
     items: Sequence[Item], constants: Sequence[tuple[Value, np.ndarray]], outputs: Sequence[Value | np.ndarray]
-) -> Iterator[Program | Fallback]:
+) -> Iterator[Tileable | Fallback]:
     """Parts and fallbacks in an order in which they can run.
 
     Even levels hold ops, odd levels fallbacks, and an item's level is the lowest that is not below any of its producers'. A
@@ -69,7 +88,7 @@ def partition(
         small = _too_small(items, levels)
         if not small:
             break
-        items = [item.left_to_xla() if isinstance(item, Converted) and item in small else item for item in items]
+        items = [item.left_to_xla(_TOO_SMALL) if isinstance(item, Converted) and item in small else item for item in items]
 
     wanted: dict[Value, None] = {value: None for value in outputs if isinstance(value, Value)}
     reading: dict[Value, set[int]] = {}
@@ -78,12 +97,13 @@ def partition(
             reading.setdefault(value, set()).add(level)
     for level in sorted(set(levels)):
         members = [item for item, its in zip(items, levels, strict=True) if its == level]
-        ops = [op for item in members if isinstance(item, Converted) for op in item.ops]
+        converted = [item for item in members if isinstance(item, Converted)]
+        ops = [op for item in converted for op in item.ops]
         yield from (item for item in members if isinstance(item, Fallback))
         leaving = [op.output for op in ops if op.output in wanted or reading.get(op.output, set()) - {level}]
         part = _part(constants, ops, leaving)
         if part.ops:
-            yield part
+            yield Tileable(part, tuple(converted))
 
 
 def _read(item: Item) -> Iterator[Value]:

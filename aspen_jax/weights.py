@@ -114,7 +114,9 @@ def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
     for equation in jaxpr.eqns:
         if equation.primitive is not aspen_call_p:
             continue
-        compiled = compile_jaxpr(equation.params["call_jaxpr"], Options(equation.params["choices"]._replace(strict=False)))
+        choices = equation.params["choices"]
+        options = Options(choices._replace(strict=False), chooses=not choices.strict)
+        compiled = compile_jaxpr(equation.params["call_jaxpr"], options)
         inputs = dict(zip(compiled.trace.inputs, equation.invars, strict=True))
         for part in compiled.parts:
             orders = storage.best_orders(part.program, inputs.keys())

@@ -25,6 +25,7 @@ from benchmarks import (
     weights,
     whole_models,
 )
+from benchmarks.chooser.command import chooser
 from benchmarks.peers import command
 
 COMMANDS = {
@@ -35,6 +36,7 @@ COMMANDS = {
     "scheduler": scheduler.scheduler,
     "sharing": sharing.sharing,
     "overhead": overhead.overhead,
+    "chooser": chooser,
     "build": build.build,
     "memory": memory.memory,
     "weights": weights.weights,

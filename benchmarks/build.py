@@ -84,9 +84,9 @@ def _stages(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, float]]:
         before, start = start, time.perf_counter()
         return f"  {name}", start - before
 
-    steps = frontend.trace(jaxpr).steps
+    parts = frontend.trace(jaxpr).parts
     yield lap("front end")
-    programs = [run_passes(step, options.disabled_passes, options.machine) for step in steps if isinstance(step, Program)]
+    programs = [run_passes(part, options.disabled_passes, options.machine) for part in parts]
     yield lap("passes")
     graphs = [apu.build(program, options.num_workers, options.machine) for program in programs]
     yield lap("tiles and edges")

@@ -1,5 +1,7 @@
 """Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX; a cache directory of our own.
 
+What XLA would do as fast is tiled all the same, so that small functions test kernels; the fixture `choosing` is for tests of the choice.
+
 XLA computes what to compare with, mostly once for each shape, so its code is not optimised: compiling takes longer than running.
 """
 
@@ -13,11 +15,18 @@ import pytest
 _FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # what is set wins
 os.environ["KERAS_BACKEND"] = "jax"
+os.environ["ASPEN_DISABLE_PASSES"] = "choice"
 _cache = tempfile.TemporaryDirectory()  # removed at exit
 os.environ["ASPEN_CACHE_DIR"] = _cache.name
 
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+
+@pytest.fixture
+def choosing(monkeypatch):
+    """What XLA does as fast is left to it, as outside of tests."""
+    monkeypatch.delenv("ASPEN_DISABLE_PASSES")
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ def trace_of(function, *arguments) -> frontend.Trace:
 def run(trace: frontend.Trace, *arguments) -> list[np.ndarray]:
     """Evaluate a trace without fallbacks."""
     environment: dict[Value, np.ndarray] = dict(zip(trace.inputs, jax.tree.leaves(arguments), strict=True))
-    for part in trace.steps:
-        assert isinstance(part, Program)
+    assert not trace.fallbacks
+    for part in trace.parts:
         results = evaluate(part, *(environment[value] for value in part.inputs))
         environment.update((operand.value, result) for operand, result in zip(part.outputs, results, strict=True))
     return [environment[item] if isinstance(item, Value) else item for item in trace.outputs]

@@ -38,6 +38,7 @@ def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Optio
         machine=Gpu(),
         refuses=why_no_code,
         fit=unfused,
+        chooses=False,  # the rates are those of CPUs
         call=_CALLS[executor],
     )
 

@@ -66,6 +66,9 @@ _CHOOSING = {
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
+# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/choice.py).
+CHOICE = "choice"
+
 
 def disabled_by_environment() -> frozenset[str]:
     """The passes named in ASPEN_DISABLE_PASSES, a comma-separated list.
@@ -104,7 +107,7 @@ def run_passes(program: Program, disabled: Collection[str] = (), machine: Machin
 
 
 def _check(names: Collection[str]) -> None:
-    known = {**PASSES, **LAST_PASSES}
+    known = [*PASSES, *LAST_PASSES, CHOICE]
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(known)}")

@@ -1,0 +1,106 @@
+"""What a graph of tiles does, in amounts of work by name; `aspen_jax/choice.py` has the time of each."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import numpy as np
+
+from aspen_jax.ops.block import program_flops
+from aspen_jax.program import Op, Operand, Program
+from aspen_jax.tilegraph import TileGraph
+
+# Elements of the widest register.
+_LANES = 16
+
+# Arrays from here on do not stay in a core's own cache.
+_FAR_BYTES = 1 << 20
+
+# Kernels of products, whose registers hold so many columns.
+_COLUMNS = 32
+_PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
+
+Amounts = dict[str, float]
+
+
+def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
+    """The amounts of work of a graph.
+
+    Args:
+        program: what the graph was built from.
+        graph: its tiles.
+        num_workers: how many workers walk it.
+    """
+    tiles = np.bincount(graph.tile_ops, minlength=len(program.ops))
+    found: collections.Counter[str] = collections.Counter()
+    found["ops"] = len(program.ops)
+    found["levels"] = graph.max_depth + 1
+    found["tiles"] = float(tiles.sum()) / num_workers
+    found["edges"] = float(len(graph.children)) / num_workers
+    for op, count in zip(program.ops, tiles, strict=True):
+        share = 1.0 / max(1, min(num_workers, int(count)))
+        found.update({name: amount * share for name, amount in _of_op(op, int(count)).items()})
+    return dict(found)
+
+
+def _of_op(op: Op, num_tiles: int) -> Amounts:
+    family = op.family
+    size = float(op.output.size)
+    if not size:
+        return {}
+    shape = op.output.shape
+    whole = np.array([[(0, extent) for extent in shape]], np.int64).reshape(1, -1, 2)
+    work = family.work(op, whole)
+    kernel = family.kernel
+    narrow = "narrow " if any(item.dtype.itemsize == 2 for item in op.main_inputs) else ""
+    epilogue = size * program_flops(op.program)
+    found: collections.Counter[str] = collections.Counter()
+    found["program flops"] = epilogue
+    found[f"{narrow}{kernel} flops"] = max(0.0, float(work.flops[0]) - epilogue)
+    rows = size / max(1, shape[-1] if shape else 1)
+    if kernel == "rows":
+        found.update(_of_rows(op))
+    elif kernel == "reduce":
+        inner = len(op.inputs[0].shape) - 1
+        found["sums along rows" if inner in op.attrs.axes else "sums of columns"] = size
+    elif kernel == "scatter":
+        found["scatter points"] = num_tiles * float(math.prod(op.inputs[1].shape[:-1]))
+    else:
+        found[f"{kernel} rows"] = rows
+    if kernel == "block":
+        found["idle lanes"] = rows * (-(shape[-1] if shape else 1) % _LANES) * max(1, program_flops(op.program))
+    if kernel in _PRODUCTS:
+        columns = shape[-1] if shape else 1
+        found[f"{kernel} idle flops"] = float(work.flops[0]) * (-columns % _COLUMNS) / columns
+    if kernel == "matmul":
+        batch = set(op.attrs.a) & set(op.attrs.b) - set(range(-len(op.attrs.a), 0))
+        found["products of a batch"] = float(math.prod(shape[label] for label in batch))
+    for operand in op.inputs:
+        if operand.value.size > 1:
+            for name, amount in _of_operand(op, operand).items():
+                found[name] += amount
+    written = 0 if op.in_place else op.output.nbytes
+    found["far bytes" if written > _FAR_BYTES else "bytes"] += written
+    return found
+
+
+def _of_rows(op: Op) -> Amounts:
+    """A row program: each instruction of each row costs a start, which short rows feel."""
+    read = op.inputs[0].shape
+    length = math.prod(read[axis] for axis in op.attrs.axes)
+    rows = math.prod(read) / max(1, length)
+    instructions = sum(len(stage.program.instructions) for stage in op.attrs.rows.stages)
+    return {"rows of row programs": rows, "instructions of rows": rows * instructions, "stages of rows": rows * len(op.attrs.rows.stages)}
+
+
+def _of_operand(op: Op, operand: Operand) -> Amounts:
+    """Reading one operand as a whole, through its view."""
+    nbytes = min(operand.value.nbytes, math.prod(operand.shape) * operand.dtype.itemsize)
+    if op.in_place and operand == op.family.rewritten(op):
+        return {}
+    found = {"far bytes" if operand.value.nbytes > _FAR_BYTES else "bytes": float(nbytes)}
+    strides = [stride for stride, extent in zip(operand.view.strides(), operand.shape, strict=True) if extent > 1]
+    if strides and strides[-1] not in (0, 1):
+        found[f"strided {op.family.kernel}" if op.family.kernel == "block" else "strided"] = float(math.prod(operand.shape))
+    return found

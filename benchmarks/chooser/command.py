@@ -1,0 +1,114 @@
+"""`python -m benchmarks chooser`: whether generated parts are run by the side that is faster at them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from tqdm import tqdm
+
+from aspen_jax.choice import Rates, rates
+from benchmarks.chooser.fit import fitted
+from benchmarks.chooser.parts import generated
+from benchmarks.chooser.timing import Sample, measured
+
+# Chosen parts that take so much longer in tiles have lost.
+LOSS = 1.1
+# Results may differ by so much of the largest number: bfloat16 in another order of sums.
+_TOLERANCE = 3e-2
+# XLA keeps what it compiles.
+_BETWEEN_CLEARINGS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What choosing between the sides makes of some parts.
+
+    Attributes:
+        parts: how many there are.
+        faster: how many of them tiles are faster at.
+        chosen: how many tiles run.
+        losing: how many of those take more than `LOSS` times as long as in XLA.
+        total: time of all over that of the better side of each.
+        xla: likewise with all in XLA.
+        tiles: likewise with all in tiles.
+    """
+
+    parts: int
+    faster: int
+    chosen: int
+    losing: int
+    total: float
+    xla: float
+    tiles: float
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], known: Rates) -> Outcome:
+        """Of timed parts, by rates."""
+        chosen = [sample.evidence.why_left_to_xla(known) is None for sample in samples]
+        best = sum(min(sample.xla_ns, sample.tiles_ns) for sample in samples)
+        return cls(
+            parts=len(samples),
+            faster=sum(sample.tiles_ns < sample.xla_ns for sample in samples),
+            chosen=sum(chosen),
+            losing=sum(tiled and sample.tiles_ns > LOSS * sample.xla_ns for sample, tiled in zip(samples, chosen, strict=True)),
+            total=sum(sample.tiles_ns if tiled else sample.xla_ns for sample, tiled in zip(samples, chosen, strict=True)) / best,
+            xla=sum(sample.xla_ns for sample in samples) / best,
+            tiles=sum(sample.tiles_ns for sample in samples) / best,
+        )
+
+
+def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Path | None = None) -> int:
+    """Time generated parts in XLA and in tiles, and compare with the side that was chosen for each.
+
+    Args:
+        parts: how many to generate.
+        seed: which ones.
+        record: a file of timed parts, a JSON object a line: those in it count too, and new ones are added.
+        fit: write the rates that fit all these times to this file; those of the package are aspen_jax/rates.json.
+
+    Returns:
+        0, or 1 where results differ.
+    """
+    samples = [Sample(**json.loads(line)) for line in record.read_text().splitlines()] if record and record.exists() else []
+    wrong = []
+    for number, part in enumerate(tqdm(generated(parts, seed), total=parts, dynamic_ncols=True)):
+        sample = measured(part, number)
+        if sample is None:
+            continue
+        if sample.difference > _TOLERANCE:
+            wrong.append(sample)
+        samples.append(sample)
+        if record:
+            with record.open("a") as file:
+                print(json.dumps(dataclasses.asdict(sample)), file=file)
+        if number % _BETWEEN_CLEARINGS == 0:
+            jax.clear_caches()
+    known = rates()
+    if fit is not None:
+        known = fitted(samples)
+        fit.write_text(json.dumps(dataclasses.asdict(known), indent=1, sort_keys=True) + "\n")
+    print(table(samples, known))
+    for sample in wrong:
+        print(f"WRONG: {sample.kind} {sample.number} of seed {seed} differs by {sample.difference:.1g}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def table(samples: Sequence[Sample], known: Rates) -> str:
+    """A Markdown table, one kind of parts a row."""
+    lines = [
+        "| kind | parts | faster in tiles | chosen | of those lose over 10% | time over best | all XLA | all tiles |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    kinds = dict.fromkeys(sample.kind for sample in samples)
+    groups = {kind: [sample for sample in samples if sample.kind == kind] for kind in kinds}
+    for kind, group in {**groups, "all": samples}.items():
+        if group:
+            one = Outcome.of(group, known)
+            ratios = (f"{ratio:.3f}" for ratio in (one.total, one.xla, one.tiles))
+            lines.append(f"| {' | '.join(map(str, (kind, one.parts, one.faster, one.chosen, one.losing, *ratios)))} |")
+    return "\n".join(lines)

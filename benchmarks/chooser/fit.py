@@ -1,0 +1,43 @@
+"""Rates of amounts of work from timed parts: those under which predicted and measured times differ by the smallest factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import optimize
+
+from aspen_jax.choice import Rates
+from benchmarks.chooser.timing import Sample
+
+# A factor that is so far off, as a logarithm, counts no longer with its square: some times were disturbed.
+_OUTLIER = 0.3
+
+
+def fitted(samples: Sequence[Sample]) -> Rates:
+    """The rates that fit the samples' times; amounts that no sample has get none."""
+    xla = _fitted([sample.xla for sample in samples], [sample.xla_ns for sample in samples])
+    tiles = _fitted([sample.tiles for sample in samples], [sample.tiles_ns for sample in samples])
+    return Rates(xla, tiles)
+
+
+def _fitted(amounts: Sequence[Mapping[str, float]], times: Sequence[float]) -> dict[str, float]:
+    names = sorted({name for of_sample in amounts for name, amount in of_sample.items() if amount > 0})
+    table = np.array([[of_sample.get(name, 0.0) for name in names] for of_sample in amounts])
+    measured = np.asarray(times)
+    # Each column in units of the rate that would explain a tenth of a typical sample's time, so that steps are alike.
+    share = table / measured[:, None]
+    scale = 0.1 / np.array([np.median(column[column > 0]) for column in share.T])
+    start, _ = optimize.nnls(share * scale, np.ones(len(measured)))
+
+    def errors(unknown: np.ndarray) -> np.ndarray:
+        return np.log((share * scale) @ unknown + 1e-9)
+
+    def slopes(unknown: np.ndarray) -> np.ndarray:
+        scaled = share * scale
+        return scaled / (scaled @ unknown + 1e-9)[:, None]
+
+    found = optimize.least_squares(
+        errors, start + 1e-3, jac=slopes, bounds=(0, np.inf), loss="soft_l1", f_scale=_OUTLIER, max_nfev=400
+    )
+    return {name: float(f"{rate:.4g}") for name, rate in zip(names, found.x * scale, strict=True)}

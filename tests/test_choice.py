@@ -1,0 +1,237 @@
+"""What XLA does as fast is left to it: the amounts of work on both sides, the decision, and what it means for users."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+from aspen_jax import aspen, choice, frontend, xla_cost
+from aspen_jax.apu import estimate
+from aspen_jax.choice import Evidence, Rates, rates
+from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax.partition import Tileable
+from benchmarks.chooser.fit import fitted
+from benchmarks.chooser.parts import GENERATORS, Draw, generated
+from benchmarks.chooser.timing import Sample, evidence_of
+
+pytestmark = pytest.mark.usefixtures("choosing")
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), np.float32)
+
+
+def amounts(function, *arguments, num_threads=2):
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    (part,) = trace.steps
+    assert isinstance(part, Tileable)
+    return xla_cost.of_part(part.items, [operand.value for operand in part.program.outputs], num_threads)
+
+
+def convolutions(x, kernel):
+    for _ in range(4):
+        x = jax.nn.relu(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return x
+
+
+IMAGES = normal(1, 56, 56, 64), normal(3, 3, 64, 64) * 0.05
+
+
+def test_a_small_function_is_left_to_xla_and_says_why():
+    @aspen
+    def small(x):
+        return jnp.tanh(x) + 1
+
+    x = normal(64)
+    explanation = small.explain(x)
+    assert not explanation.parts
+    assert [fallback.primitive for fallback in explanation.fallbacks] == ["tanh", "add"]
+    assert all("XLA is as fast: about" in fallback.reason for fallback in explanation.fallbacks)
+    assert "custom_call" not in jax.jit(small).lower(x).as_text()
+    np.testing.assert_allclose(small(x), np.tanh(x) + 1, rtol=1e-6)
+
+
+def test_a_network_is_tiled_as_a_whole():
+    explanation = aspen(convolutions).explain(*IMAGES)
+    assert len(explanation.parts) == 1
+    assert explanation.in_tiles == 1
+
+
+def test_strict_graph_and_the_environment_make_no_choice(monkeypatch):
+    def small(x):
+        return jnp.tanh(x) + 1
+
+    x = normal(64)
+    assert "aspen_run" in jax.jit(aspen(small, strict=True)).lower(x).as_text()
+    assert len(aspen(small, strict=True).explain(x).parts) == 1
+    np.testing.assert_allclose(aspen(small).graph(x).run(x)[0], np.tanh(x) + 1, rtol=1e-6)
+    monkeypatch.setenv("ASPEN_DISABLE_PASSES", "choice")
+    assert "aspen_run" in jax.jit(aspen(small)).lower(x).as_text()
+
+
+def test_the_margin_decides():
+    of_part = Evidence({"loops": 1.0}, {"tiles": 1.0})
+    for xla, tiles, is_chosen in ((1e5, 0.74e5, True), (1e5, 0.76e5, False), (1e7, 0.84e7, True), (1e7, 0.86e7, False)):
+        reason = of_part.why_left_to_xla(Rates({"loops": xla}, {"tiles": tiles}))
+        assert (reason is None) == is_chosen
+    assert of_part.why_left_to_xla(Rates({"loops": 2e6}, {"tiles": 3e3})) is None
+    assert of_part.why_left_to_xla(Rates({"loops": 3e3}, {"tiles": 2e6})) == "XLA is as fast: about 3 us, and 2 ms in tiles"
+
+
+def test_equations_around_a_fallback_are_decided_part_by_part():
+    @aspen
+    def mixed(x, kernel):
+        y = convolutions(x, kernel)
+        return jnp.sort(y.sum((1, 2))) * 2
+
+    explanation = mixed.explain(*IMAGES)
+    assert len(explanation.parts) == 1
+    assert {fallback.primitive for fallback in explanation.fallbacks} >= {"sort", "mul"}
+    expected = jax.jit(mixed.__wrapped__)(*IMAGES)
+    np.testing.assert_allclose(mixed(*IMAGES), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_loop_of_little_work_is_xlas_and_of_much_is_tiled():
+    def loop(x, kernel):
+        return lax.fori_loop(0, 3, lambda _, x: convolutions(x, kernel) * 0.1, x)
+
+    (loop_left,) = aspen(loop).explain(*IMAGES).fallbacks
+    assert "bodies that run as tiles: 1" in loop_left.reason
+    np.testing.assert_allclose(aspen(loop)(*IMAGES), jax.jit(loop)(*IMAGES), rtol=1e-3, atol=1e-5)
+
+    def small(x):
+        return lax.fori_loop(0, 1000, lambda _, x: jnp.tanh(x * 1.1), x)
+
+    (loop_left,) = aspen(small).explain(normal(12_000)).fallbacks
+    assert "too little work" in loop_left.reason
+
+
+def _gates(w, x):
+    """The kernels are joined in each turn, as flax's LSTM does."""
+    kernel = jnp.concatenate([w, w * 2, w + 1, w - 1], -1)
+    return jnp.tanh(x @ kernel).reshape(x.shape[0], -1, x.shape[1]).mean(1)
+
+
+@pytest.mark.parametrize("kind", ["scan", "fori_loop", "while_loop"])
+def test_what_is_the_same_in_each_turn_stays_outside_of_the_call(kind, monkeypatch):
+    monkeypatch.setenv("ASPEN_DISABLE_PASSES", "choice")
+
+    def loop(w, x):
+        if kind == "scan":
+            return lax.scan(lambda x, _: (_gates(w, x), x.sum()), x, None, length=3)
+        if kind == "fori_loop":
+            return lax.fori_loop(0, 3, lambda _, x: _gates(w, x), x)
+        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, _gates(w, s[1])), (0, x))
+
+    w, x = normal(64, 64) * 0.1, normal(8, 64)
+    jaxpr = jax.make_jaxpr(loop)(w, x)
+    compiled = compile_jaxpr(jaxpr, Options())
+    (body,) = compiled.bodies
+    assert "concatenate" not in {op.family.name for part in body.parts for op in part.program.ops}
+    # While a graph is traced under x64 or not, the counter's dtype is jax's.
+    for ours, theirs in zip(jax.tree.leaves(aspen(loop)(w, x)), jax.tree.leaves(jax.jit(loop)(w, x)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    if kind == "scan":
+        gradient = jax.grad(lambda w, x: aspen(loop)(w, x)[0].sum())(w, x)
+        np.testing.assert_allclose(gradient, jax.grad(lambda w, x: loop(w, x)[0].sum())(w, x), rtol=1e-4, atol=1e-6)
+        batch = jax.vmap(aspen(loop), (None, 0))(w, jnp.stack([x, x * 2]))[0]
+        np.testing.assert_allclose(batch[1], loop(w, x * 2)[0], rtol=1e-4, atol=1e-6)
+
+
+def test_elements_are_one_loop():
+    x = normal(100, 1000)
+    found = amounts(lambda x, y: jnp.tanh(x * 2 + y) - jnp.abs(x), x, x[0])
+    assert found["loops"] == 1
+    assert found["simple"] * 2 == 4 * x.size  # on two threads: mul, add, abs, sub
+    assert found["function"] * 2 == x.size
+    assert found["bytes"] * 2 == 2 * x.nbytes + 4000
+
+
+def test_a_dear_function_that_two_loops_read_is_one_of_its_own():
+    x = normal(64, 32)
+    found = amounts(lambda x: (jnp.exp(x).sum(1), jnp.exp(x).max(0)), x)
+    assert found["loops"] == 3
+    assert found["function"] == x.size
+    cheap = amounts(lambda x: ((x + 1).sum(1), (x + 1).max(0)), x)
+    assert cheap["loops"] == 2
+
+
+def test_sums_along_rows_are_one_by_one():
+    x = normal(64, 32)
+    assert amounts(lambda x: (x * 2).sum(1), x)["reduced rows"] == x.size
+    found = amounts(lambda x: (x * 2).sum(0), x)
+    assert found["reduced columns"] == x.size
+    assert "simple one by one" not in found
+    assert amounts(lambda x: x.argmax(1), x)["compared"] == x.size
+
+
+def test_products_and_convolutions_count_flops():
+    x, w = normal(64, 32), normal(32, 128)
+    found = amounts(lambda x, w: x.reshape(32, 2, 32).reshape(64, 32) @ w + 1, x, w)
+    assert found["product flops"] == 2 * 64 * 32 * 128
+    assert found["products"] == found["loops"] == 1
+    assert amounts(lambda x, w: x @ w, x[:1], w)["vector product flops"] == 2 * 32 * 128
+    images, kernel = IMAGES
+    found = amounts(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME"), images.transpose(0, 3, 1, 2), kernel.T)
+    assert found["convolution flops"] * 2 == 2 * 56 * 56 * 64 * 9 * 64
+
+
+def test_large_loops_take_all_threads():
+    assert "loops of threads" not in amounts(lambda x: x + 1, normal(100, 100))
+    assert amounts(lambda x: x + 1, normal(1000, 1000))["loops of threads"] == 1
+    assert "loops of threads" not in amounts(lambda x: x + 1, normal(1000, 1000), num_threads=1)
+
+
+def test_amounts_of_a_graph():
+    def function(x, w):
+        return jnp.tanh(x @ w) * 2
+
+    jaxpr = jax.make_jaxpr(function)(normal(64, 32), normal(32, 100))
+    compiled = compile_jaxpr(jaxpr, Options(chooses=False, num_workers=1))
+    (part,) = compiled.parts
+    found = estimate.amounts(part.program, part.graph, 1)
+    assert found["ops"] == len(part.program.ops)
+    assert found["matmul flops"] == 2 * 64 * 32 * 100
+    assert found["matmul idle flops"] == found["matmul flops"] * 28 / 100
+    assert found["program flops"] == (12 + 1) * 64 * 100
+
+
+def test_every_amount_has_a_rate():
+    known = rates()
+    for part in itertools.chain(generated(len(GENERATORS), 11), generated(len(GENERATORS), 12)):
+        found = evidence_of(part)
+        if found is not None:
+            assert found.xla.keys() <= known.xla.keys(), part.kind
+            assert found.tiles.keys() <= known.tiles.keys(), part.kind
+    assert all(rate >= 0 for rate in (*known.xla.values(), *known.tiles.values()))
+
+
+def test_generated_parts_are_the_same_for_a_seed():
+    one, other = (next(iter(generated(1, 5))) for _ in range(2))
+    for ours, theirs in zip(jax.tree.leaves(one.arguments), jax.tree.leaves(other.arguments), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert {GENERATORS[kind](Draw(3)).kind for kind in GENERATORS} == set(GENERATORS)
+
+
+def test_a_fit_finds_the_rates_that_made_the_times():
+    true = Rates({"calls": 5e3, "loops": 700.0, "bytes": 0.05}, {"calls": 2e4, "tiles": 2e3})
+    random = np.random.default_rng(1)
+    samples = []
+    for number in range(60):
+        xla = {"calls": 1.0, "loops": float(random.integers(1, 9)), "bytes": float(random.integers(10**6))}
+        tiles = {"calls": 1.0, "tiles": float(random.integers(1, 40))}
+        xla_ns, tiles_ns = Evidence(xla, tiles).nanoseconds(true)
+        samples.append(Sample("made", number, 1, xla_ns, tiles_ns, xla, tiles, 0.0))
+    samples.append(Sample("disturbed", 60, 1, 1e9, 1e9, {"calls": 1.0}, {"calls": 1.0}, 0.0))
+    found = fitted(samples)
+    for ours, theirs in ((found.xla, true.xla), (found.tiles, true.tiles)):
+        assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_rates_are_read_once():
+    assert choice.rates() is choice.rates()
