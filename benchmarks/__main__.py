@@ -26,6 +26,7 @@ from benchmarks import (
     whole_models,
 )
 from benchmarks.chooser.command import chooser
+from benchmarks.clients.command import clients
 from benchmarks.peers import command
 
 COMMANDS = {
@@ -37,6 +38,7 @@ COMMANDS = {
     "sharing": sharing.sharing,
     "overhead": overhead.overhead,
     "chooser": chooser,
+    "clients": clients,
     "build": build.build,
     "memory": memory.memory,
     "weights": weights.weights,

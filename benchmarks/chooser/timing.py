@@ -17,6 +17,7 @@ from aspen_jax.choice import Evidence
 from aspen_jax.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.partition import Tileable
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
+from aspen_jax.report.difference import largest_difference
 from benchmarks.chooser.parts import GeneratedPart
 
 _ROUNDS = 7
@@ -64,8 +65,7 @@ def measured(part: GeneratedPart, number: int) -> Sample | None:
         if evidence is None:
             return None
         plain = jax.jit(part.function)
-        results = [jax.tree.leaves(side(*part.arguments)) for side in (plain, tiled)]
-    difference = max(_difference(*pair) for pair in zip(*results, strict=True))
+        difference = largest_difference(tiled(*part.arguments), plain(*part.arguments))
     times = _shortest([lambda: plain(*part.arguments), lambda: tiled(*part.arguments)])
     xla_ns, tiles_ns = (1e9 * seconds / part.turns for seconds in times)
     return Sample(part.kind, number, part.turns, xla_ns, tiles_ns, evidence.xla, evidence.tiles, difference)
@@ -103,14 +103,6 @@ def _evidence(compiled: Compiled) -> list[Evidence]:
             assert not isinstance(done, Part)
             found += [evidence for _, body in compiled.bodies_of(done) for evidence in _evidence(body)]
     return found
-
-
-def _difference(one: Any, other: Any) -> float:
-    one, other = (np.asarray(array).astype(np.float64) for array in (one, other))
-    finite = np.isfinite(one)
-    if not np.array_equal(finite, np.isfinite(other)):
-        return np.inf
-    return float(np.max(np.abs(one - other)[finite], initial=0) / (np.max(np.abs(one[finite]), initial=0) + 1e-30))
 
 
 def _shortest(sides: list[Callable[[], Any]]) -> list[float]:
