@@ -374,7 +374,9 @@ class AspenFunction(Generic[P, R]):
         from aspen_jax.cuda.call import cuda_options
 
         choices = self._choices._replace(strict=False)
-        return cuda_options(choices) if choices.device == "cuda" else Options(choices, chooses=chooses and not self._choices.strict)
+        return (
+            cuda_options(choices) if choices.device == "cuda" else Options(choices, chooses=chooses and not self._choices.strict)
+        )
 
     def _on_arguments(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False

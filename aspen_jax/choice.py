@@ -81,6 +81,7 @@ class Evidence:
         if is_repeated:
             # XLA compiles small loops as one, without what is between loops elsewhere.
             xla = {f"{name} in a loop" if name in ("loops", "rows") else name: amount for name, amount in xla.items()}
+            arrays = {f"{name} in a loop": amount for name, amount in arrays.items()}
         return cls({**call, **xla}, {**call, **arrays, **estimate.amounts(program, graph, num_workers)})
 
     def nanoseconds(self, rates: Rates) -> tuple[float, float]:
@@ -108,4 +109,3 @@ def _time(amounts: Amounts, rates: Amounts) -> float:
 
 def _text(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e3:.3g} us" if nanoseconds < 1e6 else f"{nanoseconds / 1e6:.3g} ms"
-

@@ -1,5 +1,6 @@
-"""What XLA would do for a part of a function on a CPU, in amounts of work by name: loops after fusion, products, convolutions, moves.
+"""What XLA would do for a part of a function on a CPU, in amounts of work by name.
 
+The work is loops after fusion, products, convolutions and moves.
 XLA fuses what works on elements, or only moves them, into what reads it, but for dear functions that several loops would repeat
 (`CpuInstructionFusion`). It cuts a loop among threads where that is worth a start (`ParallelTaskAssigner`). Products and
 convolutions of floats are Eigen's. `aspen_jax/choice.py` has the time of each amount.
@@ -35,7 +36,9 @@ _WINDOWS = _words("reduce_window reduce_window_sum reduce_window_max reduce_wind
 _CUMULATIVE = _words("cumsum cumprod cummax cummin cumlogsumexp")
 _SCATTERS = _words("scatter scatter_add scatter_mul scatter_min scatter_max scatter-add")
 # Loops of their own, which write all of their result.
-_ROOTS = _REDUCTIONS | _WINDOWS | _CUMULATIVE | _SCATTERS | _words("dot_general conv_general_dilated dynamic_update_slice sort top_k")
+_ROOTS = (
+    _REDUCTIONS | _WINDOWS | _CUMULATIVE | _SCATTERS | _words("dot_general conv_general_dilated dynamic_update_slice sort top_k")
+)
 # Roots that read operands from memory.
 _TAKE_ARRAYS = _WINDOWS | _CUMULATIVE | _SCATTERS | _words("dot_general conv_general_dilated sort top_k")
 
@@ -78,16 +81,20 @@ class _Node:
     is_root: bool = False
 
     @property
+    def equation(self) -> Any:
+        return self.item.equation
+
+    @property
     def primitive(self) -> str:
-        return self.item.equation.primitive.name
+        return self.equation.primitive.name
 
     @property
     def size(self) -> int:
-        return max((_size(var.aval.shape) for var in self.item.equation.outvars), default=0)
+        return max((_size(var.aval.shape) for var in self.equation.outvars), default=0)
 
     @property
     def nbytes(self) -> int:
-        return sum(_nbytes(var.aval) for var in self.item.equation.outvars)
+        return sum(_nbytes(var.aval) for var in self.equation.outvars)
 
 
 def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: int) -> Amounts:
@@ -101,11 +108,12 @@ def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: i
     nodes = _linked(items, set(outputs))
     for node in reversed(nodes):
         _place(node)
-    amounts: collections.Counter[str] = collections.Counter()
+    amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
     for node in nodes:
         if node.is_root:
-            amounts.update(_loop(node, num_threads))
-    if sum(of_equation(node.item.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
+            for name, amount in _loop(node, num_threads).items():
+                amounts[name] += amount
+    if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
     return dict(amounts)
 
@@ -142,7 +150,7 @@ def _place(node: _Node) -> None:
     # What a broadcast reads is computed for each of its elements, so that nothing dear is.
     spread = name in _DEAR and any(reader.size > 2 * node.size for reader in node.readers if reader.primitive in _MOVES)
     wanted = node.leaves or taken or repeated or spread
-    if name in _SAME:
+    if name in _SAME or (not node.leaves and _is_side_of_products(node)):
         # What it reads is the array that is wanted; where that is an argument, there is nothing to do.
         for operand in node.operands:
             if isinstance(operand, _Node) and wanted:
@@ -152,6 +160,14 @@ def _place(node: _Node) -> None:
     node.roots = {id(node)} if node.is_root else inside
 
 
+def _is_side_of_products(node: _Node) -> bool:
+    """Whether the node swaps a matrix's sides for products alone, which take either."""
+    if node.primitive != "transpose" or not all(reader.primitive == "dot_general" for reader in node.readers):
+        return False
+    *batch, row, column = node.equation.params["permutation"]
+    return batch == list(range(len(batch))) and row > column
+
+
 def _updates(reader: _Node, node: _Node) -> bool:
     return reader.primitive == "dynamic_update_slice" and reader.operands[0] is node
 
@@ -159,7 +175,7 @@ def _updates(reader: _Node, node: _Node) -> bool:
 def _loop(root: _Node, num_threads: int) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
     name = root.primitive
-    amounts: collections.Counter[str] = collections.Counter()
+    amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
     turns = _turns(root)
     evaluated: dict[_Node, float] = {root: turns}
     arrays: dict[Any, float] = {}
@@ -176,16 +192,14 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
                     evaluated[operand] = wanted
                     waiting.append(operand)
             else:
-                key = operand
-                nbytes = operand.nbytes if isinstance(operand, _Node) else operand.nbytes
-                arrays[key] = max(arrays.get(key, 0), min(nbytes, wanted * _itemsize(node, index)))
+                arrays[operand] = max(arrays.get(operand, 0), min(operand.nbytes, wanted * _itemsize(node, index)))
     arrays[None] = root.nbytes
     if name == "dynamic_update_slice":
         # In place but where XLA has to keep the operand.
         arrays[None] = arrays.get(root.operands[0], 0) if isinstance(root.operands[0], Value) else _update_bytes(root)
         arrays.pop(root.operands[0], None)
     work = sum(
-        of_equation(node.item.equation).total * count / max(1, node.size)
+        of_equation(node.equation).total * count / max(1, node.size)
         for node, count in evaluated.items()
         if node.primitive not in _ROOTS
     )
@@ -193,14 +207,15 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
     threads = _threads(work, moved, root, num_threads)
     if name in _TAKE_ARRAYS:
         special, threads = _special(root, num_threads)
-        amounts.update(special)
+        for kind, amount in special.items():
+            amounts[kind] += amount
         if name not in ("dot_general", "conv_general_dilated"):
             amounts["loops"] += 1
     else:
         amounts["loops"] += 1
         if threads > 1:
             amounts["loops of threads"] += 1
-        single = _is_scalar(root, evaluated)
+        single = _is_scalar(root, evaluated, threads)
         for node, count in evaluated.items():
             kind = _kind(node)
             if kind:
@@ -221,7 +236,7 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
 
 def _turns(root: _Node) -> float:
     """How often the innermost body of the root's loop runs."""
-    equation = root.item.equation
+    equation = root.equation
     if root.primitive in _REDUCTIONS:
         return max(_size(atom.aval.shape) for atom in equation.invars)
     if root.primitive == "dynamic_update_slice":
@@ -231,7 +246,7 @@ def _turns(root: _Node) -> float:
 
 def _wanted(node: _Node, index: int, count: float) -> float:
     """How many elements of an operand are computed where `count` of the node are."""
-    equation = node.item.equation
+    equation = node.equation
     operand = _size(equation.invars[index].aval.shape)
     if node.primitive in ("concatenate", "pad", "stack"):
         return operand * count / max(1, node.size)
@@ -248,11 +263,11 @@ def _wanted(node: _Node, index: int, count: float) -> float:
 
 
 def _itemsize(node: _Node, index: int) -> int:
-    return _itemsize_of(node.item.equation.invars[index].aval)
+    return _itemsize_of(node.equation.invars[index].aval)
 
 
 def _update_bytes(root: _Node) -> int:
-    return _nbytes(root.item.equation.invars[1].aval)
+    return _nbytes(root.equation.invars[1].aval)
 
 
 def _threads(work: float, moved: float, root: _Node, num_threads: int) -> int:
@@ -262,7 +277,7 @@ def _threads(work: float, moved: float, root: _Node, num_threads: int) -> int:
         most, wanted = math.ceil(math.sqrt(num_threads)), root.nbytes / _LEAST_BYTES_OF_THREAD
     else:
         most, wanted = num_threads, (work + 10 * moved) / _LEAST_WORK_OF_THREAD
-    outer = next((extent for extent in root.item.equation.outvars[0].aval.shape if extent > 1), 1)
+    outer = next((extent for extent in root.equation.outvars[0].aval.shape if extent > 1), 1)
     return max(1, min(most, int(wanted), outer if root.primitive in _REDUCTIONS else most))
 
 
@@ -279,26 +294,26 @@ def _kind(node: _Node) -> str | None:
         return "division"
     if name in _FUNCTIONS:
         return name if name in _OFTEN else "other function"
-    dtypes = {str(var.aval.dtype) for var in node.item.equation.outvars}
+    dtypes = {str(var.aval.dtype) for var in node.equation.outvars}
     return "narrow" if dtypes & {"bfloat16", "float16"} else "simple"
 
 
-def _is_scalar(root: _Node, evaluated: Iterable[_Node]) -> bool:
+def _is_scalar(root: _Node, evaluated: Iterable[_Node], threads: int) -> bool:
     """Whether the loop's body runs for one element after the other: it sums along a row, or its indices are no ramp."""
     evaluated = list(evaluated)
     irregular = ("transpose", "gather", "concatenate", "pad", "rev")
     if any(node.primitive in irregular for node in evaluated):
         return True
-    atoms = root.item.equation.invars if root.primitive in _REDUCTIONS else root.item.equation.outvars
-    innermost = next((extent for extent in reversed(atoms[0].aval.shape) if extent > 1), 1)
-    # LLVM gives up on loops of an odd length with several such functions (measured with JAX 0.10.2).
-    return innermost % 2 == 1 and innermost > 3 and sum(node.primitive in _DEAR for node in evaluated) > 1
+    # LLVM gives up on functions in a loop of an odd length that threads share (measured with JAX 0.10.2).
+    dear = sum(node.primitive in _DEAR for node in evaluated)
+    is_odd = threads > 1 and root.size % 2 == 1 and max(root.equation.outvars[0].aval.shape, default=0) == root.size
+    return is_odd and (dear > 1 or (dear == 1 and len(evaluated) > 3))
 
 
 def _reduction_kind(root: _Node) -> str:
     if root.primitive in ("argmax", "argmin"):
         return "compared"
-    equation = root.item.equation
+    equation = root.equation
     rank = equation.invars[0].aval.ndim
     shape = equation.invars[0].aval.shape
     kept = [axis for axis in range(rank) if axis not in equation.params["axes"] and shape[axis] > 1]
@@ -316,7 +331,7 @@ def _reduction_kind(root: _Node) -> str:
 def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     """The amounts of what is no loop over elements, and its threads."""
     name = root.primitive
-    equation = root.item.equation
+    equation = root.equation
     if name == "dot_general":
         return _product(equation, num_threads)
     if name == "conv_general_dilated":
@@ -352,9 +367,14 @@ def _product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
         amounts["thin product rows"] = count * rows
     # XLA moves operands first whose dimensions are in another order than batch, rows, depth.
     for aval, batch, contracted in ((left, batch_left, contracted_left), (right, batch_right, contracted_right)):
-        if tuple(batch) != tuple(range(len(batch))) or len(contracted) > 1 or min(contracted, default=0) not in (
-            len(batch),
-            aval.ndim - 1,
+        if (
+            tuple(batch) != tuple(range(len(batch)))
+            or len(contracted) > 1
+            or min(contracted, default=0)
+            not in (
+                len(batch),
+                aval.ndim - 1,
+            )
         ):
             amounts["transposed"] = amounts.get("transposed", 0.0) + _size(aval.shape)
     if dtype in ("bfloat16", "float16"):  # XLA converts both sides
@@ -386,6 +406,7 @@ def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
         threads = 1
     elif len(numbers.lhs_spec) > 4:
         kind = "deep convolution flops"
+        amounts["deep convolutions"] = 1
     elif dilated:
         kind = "dilated convolution flops"
     else:
@@ -411,5 +432,4 @@ def _nbytes(aval: Any) -> int:
 
 
 def _is_integer(node: _Node) -> bool:
-    return any(np.dtype(var.aval.dtype).kind in "iu" for var in node.item.equation.outvars)
-
+    return any(np.dtype(var.aval.dtype).kind in "iu" for var in node.equation.outvars)

@@ -11,7 +11,6 @@ from jax.extend.core import ClosedJaxpr
 from aspen_jax import _engine, apu, frontend
 from aspen_jax.compile import Options, compile_jaxpr
 from aspen_jax.passes import run_passes
-from aspen_jax.program import Program
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import Timing, aligned, check_rounds, duration
 from benchmarks.models import zoo

@@ -1,6 +1,6 @@
 """Set before JAX is imported: two CPU devices, so that sharding is real, and Keras on JAX; a cache directory of our own.
 
-What XLA would do as fast is tiled all the same, so that small functions test kernels; the fixture `choosing` is for tests of the choice.
+What XLA would do as fast is tiled all the same, so that small functions test kernels. The fixture `choosing` turns that off.
 
 XLA computes what to compare with, mostly once for each shape, so its code is not optimised: compiling takes longer than running.
 """

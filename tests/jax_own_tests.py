@@ -122,7 +122,9 @@ class Run:
             # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
             environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
             environment["ASPEN_CACHE_DIR"] = directory
-            environment["ASPEN_DISABLE_PASSES"] = "choice"  # tiles run what XLA would do as fast, or few tests would reach a kernel
+            environment["ASPEN_DISABLE_PASSES"] = (
+                "choice"  # tiles run what XLA would do as fast, or few tests would reach a kernel
+            )
             # One test at a time, whatever options started us: the record's last line names the test that ends the process.
             environment["PYTEST_ADDOPTS"] = ""
             environment["PYTHONPATH"] = os.pathsep.join(

@@ -15,7 +15,7 @@ from jax.extend.core.primitives import closed_call_p
 
 from aspen_jax import aspen, control_flow, frontend, left_to_xla
 from aspen_jax.ops import CONVERTERS
-from aspen_jax.program import Program, Value
+from aspen_jax.program import Value
 from aspen_jax.reference import evaluate
 from tests.random_functions import random_function
 

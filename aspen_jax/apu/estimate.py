@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +20,7 @@ _FAR_BYTES = 1 << 20
 
 # Kernels of products, whose registers hold so many columns.
 _COLUMNS = 32
+_THIN = 8
 _PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
 
 Amounts = dict[str, float]
@@ -33,14 +35,15 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
         num_workers: how many workers walk it.
     """
     tiles = np.bincount(graph.tile_ops, minlength=len(program.ops))
-    found: collections.Counter[str] = collections.Counter()
+    found: collections.defaultdict[str, float] = collections.defaultdict(float)
     found["ops"] = len(program.ops)
     found["levels"] = graph.max_depth + 1
     found["tiles"] = float(tiles.sum()) / num_workers
     found["edges"] = float(len(graph.children)) / num_workers
     for op, count in zip(program.ops, tiles, strict=True):
         share = 1.0 / max(1, min(num_workers, int(count)))
-        found.update({name: amount * share for name, amount in _of_op(op, int(count)).items()})
+        for name, amount in _of_op(op, int(count)).items():
+            found[name] += amount * share
     return dict(found)
 
 
@@ -55,23 +58,29 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     kernel = family.kernel
     narrow = "narrow " if any(item.dtype.itemsize == 2 for item in op.main_inputs) else ""
     epilogue = size * program_flops(op.program)
-    found: collections.Counter[str] = collections.Counter()
+    found: collections.defaultdict[str, float] = collections.defaultdict(float)
     found["program flops"] = epilogue
-    found[f"{narrow}{kernel} flops"] = max(0.0, float(work.flops[0]) - epilogue)
-    rows = size / max(1, shape[-1] if shape else 1)
+    own = max(0.0, float(work.flops[0]) - epilogue)
+    columns = shape[-1] if shape else 1
+    if kernel == "block":
+        columns = _side_by_side(op)
+    rows = size / columns
     if kernel == "rows":
         found.update(_of_rows(op))
     elif kernel == "reduce":
-        inner = len(op.inputs[0].shape) - 1
-        found["sums along rows" if inner in op.attrs.axes else "sums of columns"] = size
+        inner = max((axis for axis, extent in enumerate(op.inputs[0].shape) if extent > 1), default=0)
+        kind = "rows" if inner in op.attrs.axes else "columns"
+        found[f"sums of {kind}"] = size
+        found[f"flops of sums of {kind}"] = own
+        own = 0.0
     elif kernel == "scatter":
         found["scatter points"] = num_tiles * float(math.prod(op.inputs[1].shape[:-1]))
     else:
-        found[f"{kernel} rows"] = rows
+        found[f"thin {kernel} rows" if kernel == "matmul" and columns < _THIN else f"{kernel} rows"] = rows
+    found[f"{narrow}{kernel} flops"] = own
     if kernel == "block":
-        found["idle lanes"] = rows * (-(shape[-1] if shape else 1) % _LANES) * max(1, program_flops(op.program))
+        found["idle lanes"] = rows * (-columns % _LANES) * max(1, program_flops(op.program))
     if kernel in _PRODUCTS:
-        columns = shape[-1] if shape else 1
         found[f"{kernel} idle flops"] = float(work.flops[0]) * (-columns % _COLUMNS) / columns
     if kernel == "matmul":
         batch = set(op.attrs.a) & set(op.attrs.b) - set(range(-len(op.attrs.a), 0))
@@ -85,13 +94,34 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     return found
 
 
+def _side_by_side(op: Op) -> int:
+    """How many elements the block interpreter takes as one run: those that lie in one stretch on all sides."""
+    shape = op.output.shape
+    run = 1
+    for axis in reversed(range(len(shape))):
+        if run > 1 and any(_breaks(operand.view.strides(), shape, axis) for operand in op.inputs):
+            break
+        run *= shape[axis]
+    return max(1, run)
+
+
+def _breaks(strides: Sequence[int], shape: Sequence[int], axis: int) -> bool:
+    """Whether a step along the axis is none from the end of the dimensions behind it."""
+    inner = next((other for other in range(axis + 1, len(shape)) if shape[other] > 1), None)
+    return inner is not None and shape[axis] > 1 and strides[axis] != strides[inner] * math.prod(shape[axis + 1 :])
+
+
 def _of_rows(op: Op) -> Amounts:
     """A row program: each instruction of each row costs a start, which short rows feel."""
     read = op.inputs[0].shape
     length = math.prod(read[axis] for axis in op.attrs.axes)
     rows = math.prod(read) / max(1, length)
     instructions = sum(len(stage.program.instructions) for stage in op.attrs.rows.stages)
-    return {"rows of row programs": rows, "instructions of rows": rows * instructions, "stages of rows": rows * len(op.attrs.rows.stages)}
+    return {
+        "rows of row programs": rows,
+        "instructions of rows": rows * instructions,
+        "stages of rows": rows * len(op.attrs.rows.stages),
+    }
 
 
 def _of_operand(op: Op, operand: Operand) -> Amounts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from scipy import optimize
@@ -38,6 +39,6 @@ def _fitted(amounts: Sequence[Mapping[str, float]], times: Sequence[float]) -> d
         return scaled / (scaled @ unknown + 1e-9)[:, None]
 
     found = optimize.least_squares(
-        errors, start + 1e-3, jac=slopes, bounds=(0, np.inf), loss="soft_l1", f_scale=_OUTLIER, max_nfev=400
+        errors, start + 1e-3, jac=cast(Any, slopes), bounds=(0, np.inf), loss="soft_l1", f_scale=_OUTLIER, max_nfev=400
     )
     return {name: float(f"{rate:.4g}") for name, rate in zip(names, found.x * scale, strict=True)}

@@ -75,11 +75,13 @@ class Draw:
 
 _UNARY: tuple[Callable[[Any], Any], ...] = (
     jnp.tanh, jnp.abs, jnp.square, jax.nn.relu, jax.nn.sigmoid, jax.nn.gelu, lambda x: jnp.exp(-jnp.abs(x)), jnp.sin,
-    lambda x: jnp.sqrt(jnp.abs(x) + 1), lambda x: 1 / (1 + jnp.abs(x)), lambda x: jnp.log1p(jnp.abs(x)), lambda x: x**3, lambda x: x * 0.5 + 1,
-    lambda x: jnp.where(x > 0, x, 0.1 * x), lambda x: jnp.clip(x, -1, 1), lambda x: jnp.mod(x, 1.7), jnp.floor,
+    lambda x: jnp.sqrt(jnp.abs(x) + 1), lambda x: 1 / (1 + jnp.abs(x)), lambda x: jnp.log1p(jnp.abs(x)), lambda x: x**3,
+    lambda x: x * 0.5 + 1, lambda x: jnp.where(x > 0, x, 0.1 * x), lambda x: jnp.clip(x, -1, 1), lambda x: jnp.mod(x, 1.7),
+    jnp.floor,
 )  # fmt: skip
 _BINARY: tuple[Callable[[Any, Any], Any], ...] = (
-    jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda x, y: x / (jnp.abs(y) + 1), lambda x, y: jnp.where(x > y, x, y * 0.5),
+    jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda x, y: x / (jnp.abs(y) + 1),
+    lambda x, y: jnp.where(x > y, x, y * 0.5),
 )  # fmt: skip
 
 
@@ -168,9 +170,7 @@ def _loop(draw: Draw) -> GeneratedPart:
             def loss(layers: Any) -> Any:
                 return (mlp(x, layers) ** 2).mean()
 
-            return lax.fori_loop(
-                0, turns, lambda _, p: jax.tree.map(lambda a, b: a - 0.01 * b, p, jax.grad(loss)(p)), layers
-            )
+            return lax.fori_loop(0, turns, lambda _, p: jax.tree.map(lambda a, b: a - 0.01 * b, p, jax.grad(loss)(p)), layers)
 
         return GeneratedPart("loop", descend, (layers, x), turns)
     if kind in ("lstm", "gru", "scan"):
@@ -241,6 +241,7 @@ def _updates(draw: Draw) -> GeneratedPart:
     count = draw.size(2, 40)
     shapes = [draw.split(draw.size(32, draw.one_of(2_000, 40_000, 600_000)), draw.one_of(1, 2)) for _ in range(count)]
     params, grads = ([draw.array(*shape) for shape in shapes] for _ in range(2))
+
     def sgd(params: Any, grads: Any) -> Any:
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
 
@@ -272,7 +273,9 @@ def _product(draw: Draw) -> GeneratedPart:
         return GeneratedPart("product", lambda x, y: x @ y, (draw.array(b, m, k, dtype=dtype), draw.array(b, k, n, dtype=dtype)))
     if kind == "vector":
         k, n = draw.round_size(64, 4096), draw.round_size(64, 4096)
-        return GeneratedPart("product", lambda x, w: activation(x @ w), (draw.array(1, k, dtype=dtype), draw.weights(k, n, dtype)))
+        return GeneratedPart(
+            "product", lambda x, w: activation(x @ w), (draw.array(1, k, dtype=dtype), draw.weights(k, n, dtype))
+        )
     if kind == "einsum":
         b, t, h, d = draw.size(1, 8), draw.round_size(8, 256), draw.one_of(2, 4, 8), draw.one_of(16, 32, 64)
         return GeneratedPart(
@@ -281,7 +284,9 @@ def _product(draw: Draw) -> GeneratedPart:
             (draw.array(b, t, h, d, dtype=dtype), draw.array(b, t, h, d, dtype=dtype)),
         )
     if kind == "transposed":
-        return GeneratedPart("product", lambda x, w: activation(x.T @ w), (draw.array(k, m, dtype=dtype), draw.weights(k, n, dtype)))
+        return GeneratedPart(
+            "product", lambda x, w: activation(x.T @ w), (draw.array(k, m, dtype=dtype), draw.weights(k, n, dtype))
+        )
     if kind == "chain":
         depth = draw.size(2, 12)
         k = draw.round_size(8, 512)
@@ -325,9 +330,7 @@ def _convolution(draw: Draw) -> GeneratedPart:
         if kind == "transposed":
             return activation(lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=numbers))
         strides = (stride,) * (x.ndim - 2)
-        return activation(
-            lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=numbers, feature_group_count=groups)
-        )
+        return activation(lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=numbers, feature_group_count=groups))
 
     return GeneratedPart("convolution", convolve, (x, w))
 

@@ -121,5 +121,3 @@ def _shortest(sides: list[Callable[[], Any]]) -> list[float]:
             once(sides[index], 1)
             best[index] = min(best[index], once(sides[index], repeats[index]))
     return best
-
-

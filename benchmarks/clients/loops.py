@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -184,5 +183,3 @@ def decoding(batch: int) -> Program:
         return jax.vmap(one)(prompts)
 
     return decode, (params, integers(1, words, batch, 8))
-
-

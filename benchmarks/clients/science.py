@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -62,10 +63,7 @@ def physics_informed_step(batch: int) -> Program:
     """A step of Adam on Burgers' equation: second derivatives of a network by its inputs."""
     optax = library("optax")
     sizes = [2, 64, 64, 64, 64, 1]
-    params = [
-        (weights(i, inputs, outputs), jnp.zeros(outputs))
-        for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False))
-    ]
+    params = [(weights(i, inputs, outputs), jnp.zeros(outputs)) for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes))]
 
     def field(params: Any, time: Any, place: Any) -> Any:
         x = jnp.stack([time, place])
@@ -179,7 +177,7 @@ def rollout(batch: int) -> Program:
         first, key = jax.random.split(key)
         observed, state = jax.vmap(environment.reset, (0, None))(jax.random.split(first, count), settings)
 
-        def step(carry: Any, _: None) -> Any:
+        def step(carry: Any, _: Any) -> Any:
             observed, state, key = carry
             key, for_action, for_step = jax.random.split(key, 3)
             hidden = jnp.tanh(jnp.tanh(observed @ params["first"]) @ params["second"])

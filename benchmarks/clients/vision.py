@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -176,7 +177,7 @@ def nerf(batch: int) -> Program:
     skip = 4
     layers = [
         (weights(i, inputs + encoded * (i == skip), outputs) * 1.4, jnp.zeros(outputs))
-        for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes))
     ]
     heads = (weights(8, width, 1), weights(9, width, width), weights(10, width + 27, 128), weights(11, 128, 3))
 
