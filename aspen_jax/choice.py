@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 # Tiles must be predicted to take so much less: what is predicted errs, and a user notices a loss before a gain.
 MARGIN = 0.75
-# Of parts so long that what is hard to predict, calls and caches, matters less.
-LONG_NS = 1e6
-MARGIN_OF_LONG = 0.85
 
 Amounts = Mapping[str, float]
 
@@ -91,7 +88,7 @@ class Evidence:
     def why_left_to_xla(self, rates: Rates) -> str | None:
         """The reason why XLA runs the part, or None where tiles do."""
         xla, tiles = self.nanoseconds(rates)
-        if tiles < xla * (MARGIN_OF_LONG if xla > LONG_NS else MARGIN):
+        if tiles < MARGIN * xla:
             return None
         return f"XLA is as fast: about {_text(xla)}, and {_text(tiles)} in tiles"
 

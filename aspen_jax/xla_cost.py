@@ -59,9 +59,15 @@ ASYNCHRONOUS = "programs of another thread"
 # JAX runs an executable of fewer flops, as XLA counts them, on the thread that calls it (`IsCheapComputation`).
 _FLOPS_OF_ASYNCHRONOUS = 1000
 
+# A loop of more operations has more values at once than registers.
+_CROWDED = 100
+
 # Fewer columns than this are summed one by one; of more than that, each step down a column is on another page.
 _LANES = 8
 _FAR_COLUMNS = 16 * 1024
+
+# Products of fewer multiplications are not Eigen's.
+_LEAST_PRODUCT = 64
 
 # Of so few elements a product's right side is done before Eigen's blocks have begun.
 _THIN = 64
@@ -79,6 +85,7 @@ class _Node:
     leaves: bool = False
     roots: set[int] = dataclasses.field(default_factory=set)
     is_root: bool = False
+    is_view: bool = False
 
     @property
     def equation(self) -> Any:
@@ -150,7 +157,8 @@ def _place(node: _Node) -> None:
     # What a broadcast reads is computed for each of its elements, so that nothing dear is.
     spread = name in _DEAR and any(reader.size > 2 * node.size for reader in node.readers if reader.primitive in _MOVES)
     wanted = node.leaves or taken or repeated or spread
-    if name in _SAME or (not node.leaves and _is_side_of_products(node)):
+    node.is_view = name in _SAME or (not node.leaves and _is_side_of_product(node))
+    if node.is_view:
         # What it reads is the array that is wanted; where that is an argument, there is nothing to do.
         for operand in node.operands:
             if isinstance(operand, _Node) and wanted:
@@ -160,12 +168,15 @@ def _place(node: _Node) -> None:
     node.roots = {id(node)} if node.is_root else inside
 
 
-def _is_side_of_products(node: _Node) -> bool:
-    """Whether the node swaps a matrix's sides for products alone, which take either."""
-    if node.primitive != "transpose" or not all(reader.primitive == "dot_general" for reader in node.readers):
+def _is_side_of_product(node: _Node) -> bool:
+    """Whether the node swaps the sides of a matrix for products alone, or of a product's result: XLA's products do either."""
+    if node.primitive != "transpose":
         return False
     *batch, row, column = node.equation.params["permutation"]
-    return batch == list(range(len(batch))) and row > column
+    (operand,) = node.operands
+    is_result = isinstance(operand, _Node) and operand.primitive == "dot_general" and len(operand.readers) == 1
+    for_products = all(reader.primitive == "dot_general" for reader in node.readers)
+    return batch == list(range(len(batch))) and row > column and (is_result or for_products)
 
 
 def _updates(reader: _Node, node: _Node) -> bool:
@@ -219,7 +230,9 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
         for node, count in evaluated.items():
             kind = _kind(node)
             if kind:
-                if single and kind in ("simple", "division"):
+                if kind == "simple" and len(evaluated) > _CROWDED:
+                    kind = "simple in a crowd"
+                elif single and kind in ("simple", "division"):
                     kind = f"{kind} one by one"
                 elif single and kind in _OFTEN:
                     kind = "function one by one"
@@ -284,7 +297,7 @@ def _threads(work: float, moved: float, root: _Node, num_threads: int) -> int:
 def _kind(node: _Node) -> str | None:
     """The name of the work that the node does on each element."""
     name = node.primitive
-    if name in _SAME or name in _ROOTS or name in ("broadcast_in_dim", "slice", "iota", "split"):
+    if node.is_view or name in _ROOTS or name in ("broadcast_in_dim", "slice", "iota", "split"):
         return None
     if name in _MOVES:
         return {"transpose": "transposed", "gather": "gathered", "concatenate": "joined", "stack": "joined"}.get(name, "moved")
@@ -302,7 +315,7 @@ def _is_scalar(root: _Node, evaluated: Iterable[_Node], threads: int) -> bool:
     """Whether the loop's body runs for one element after the other: it sums along a row, or its indices are no ramp."""
     evaluated = list(evaluated)
     irregular = ("transpose", "gather", "concatenate", "pad", "rev")
-    if any(node.primitive in irregular for node in evaluated):
+    if any(node.primitive in irregular and not node.is_view for node in evaluated):
         return True
     # LLVM gives up on functions in a loop of an odd length that threads share (measured with JAX 0.10.2).
     dear = sum(node.primitive in _DEAR for node in evaluated)
@@ -362,6 +375,8 @@ def _product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
         return {}, 1
     flops = 2.0 * count * rows * columns * depth
     dtype = str(left.dtype)
+    if rows * columns * depth < _LEAST_PRODUCT:  # XLA's own loops
+        return {"tiny product flops": flops}, 1
     amounts: Amounts = {"products": count, "product sides": count * (rows * depth + depth * columns + rows * columns)}
     if count == 1 and depth * columns <= _THIN:
         amounts["thin product rows"] = count * rows

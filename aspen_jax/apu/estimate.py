@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.ops.block import program_flops
+from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.program import Op, Operand, Program
 from aspen_jax.tilegraph import TileGraph
 
@@ -21,6 +22,9 @@ _FAR_BYTES = 1 << 20
 # Kernels of products, whose registers hold so many columns.
 _COLUMNS = 32
 _THIN = 8
+
+# Instructions that take longer than an addition, by name without the type.
+_DEAR = frozenset("div sqrt rsqrt exp log log1p expm1 tanh logistic erf sin cos pow rem".split())
 _PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
 
 Amounts = dict[str, float]
@@ -57,31 +61,28 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     work = family.work(op, whole)
     kernel = family.kernel
     narrow = "narrow " if any(item.dtype.itemsize == 2 for item in op.main_inputs) else ""
-    epilogue = size * program_flops(op.program)
-    found: collections.defaultdict[str, float] = collections.defaultdict(float)
-    found["program flops"] = epilogue
-    own = max(0.0, float(work.flops[0]) - epilogue)
+    own = max(0.0, float(work.flops[0]) - size * program_flops(op.program))
     columns = shape[-1] if shape else 1
     if kernel == "block":
         columns = _side_by_side(op)
     rows = size / columns
+    found: collections.defaultdict[str, float] = collections.defaultdict(float)
+    if op.program is not None:
+        _add_program(found, op.program, size, columns)
     if kernel == "rows":
-        found.update(_of_rows(op))
+        _add_rows(found, op)
     elif kernel == "reduce":
         inner = max((axis for axis, extent in enumerate(op.inputs[0].shape) if extent > 1), default=0)
         kind = "rows" if inner in op.attrs.axes else "columns"
         found[f"sums of {kind}"] = size
         found[f"flops of sums of {kind}"] = own
-        own = 0.0
     elif kernel == "scatter":
         found["scatter points"] = num_tiles * float(math.prod(op.inputs[1].shape[:-1]))
     else:
         found[f"thin {kernel} rows" if kernel == "matmul" and columns < _THIN else f"{kernel} rows"] = rows
-    found[f"{narrow}{kernel} flops"] = own
-    if kernel == "block":
-        found["idle lanes"] = rows * (-columns % _LANES) * max(1, program_flops(op.program))
+        found[f"{narrow}{kernel} flops"] = own
     if kernel in _PRODUCTS:
-        found[f"{kernel} idle flops"] = float(work.flops[0]) * (-columns % _COLUMNS) / columns
+        found[f"{kernel} idle flops"] = own * (-columns % _COLUMNS) / columns
     if kernel == "matmul":
         batch = set(op.attrs.a) & set(op.attrs.b) - set(range(-len(op.attrs.a), 0))
         found["products of a batch"] = float(math.prod(shape[label] for label in batch))
@@ -92,6 +93,32 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     written = 0 if op.in_place else op.output.nbytes
     found["far bytes" if written > _FAR_BYTES else "bytes"] += written
     return found
+
+
+def _add_program(found: Amounts, program: BlockProgram, elements: float, columns: float) -> None:
+    """The instructions of an element-wise program, each on all elements, in runs of so many."""
+    lanes = elements / columns * (-columns % _LANES)
+    for opcode, _ in program.instructions:
+        name = opcode.rpartition("_")[0] or opcode
+        kind = name if name in _DEAR else "instruction"
+        if name == "rem" and columns < _LANES:
+            kind = "rem of short rows"
+        found[kind] = found.get(kind, 0.0) + elements
+        found["idle lanes"] = found.get("idle lanes", 0.0) + lanes
+
+
+def _add_rows(found: Amounts, op: Op) -> None:
+    """A row program: each instruction of each row costs a start, which short rows feel."""
+    read = op.inputs[0].shape
+    length = math.prod(read[axis] for axis in op.attrs.axes)
+    rows = math.prod(read) / max(1, length)
+    stages = op.attrs.rows.stages
+    for stage in stages:
+        _add_program(found, stage.program, float(math.prod(read)), length)
+    found["elements of rows"] = float(math.prod(read)) * len(stages)
+    found["rows of row programs"] = rows
+    found["instructions of rows"] = rows * sum(len(stage.program.instructions) for stage in stages)
+    found["stages of rows"] = rows * len(stages)
 
 
 def _side_by_side(op: Op) -> int:
@@ -109,19 +136,6 @@ def _breaks(strides: Sequence[int], shape: Sequence[int], axis: int) -> bool:
     """Whether a step along the axis is none from the end of the dimensions behind it."""
     inner = next((other for other in range(axis + 1, len(shape)) if shape[other] > 1), None)
     return inner is not None and shape[axis] > 1 and strides[axis] != strides[inner] * math.prod(shape[axis + 1 :])
-
-
-def _of_rows(op: Op) -> Amounts:
-    """A row program: each instruction of each row costs a start, which short rows feel."""
-    read = op.inputs[0].shape
-    length = math.prod(read[axis] for axis in op.attrs.axes)
-    rows = math.prod(read) / max(1, length)
-    instructions = sum(len(stage.program.instructions) for stage in op.attrs.rows.stages)
-    return {
-        "rows of row programs": rows,
-        "instructions of rows": rows * instructions,
-        "stages of rows": rows * len(op.attrs.rows.stages),
-    }
 
 
 def _of_operand(op: Op, operand: Operand) -> Amounts:

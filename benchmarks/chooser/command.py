@@ -12,6 +12,7 @@ import jax
 from tqdm import tqdm
 
 from aspen_jax.choice import Rates, rates
+from aspen_jax.report.machine import machine
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import generated
 from benchmarks.chooser.timing import Sample, measured
@@ -91,7 +92,8 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
     known = rates()
     if fit is not None:
         known = fitted(samples)
-        fit.write_text(json.dumps(dataclasses.asdict(known), indent=1, sort_keys=True) + "\n")
+        about = {name: value for name, value in machine().items() if name in ("cpu", "usable cores", "jax")}
+        fit.write_text(json.dumps({"machine": about, **dataclasses.asdict(known)}, indent=1, sort_keys=True) + "\n")
     print(table(samples, known))
     for sample in wrong:
         print(f"WRONG: {sample.kind} {sample.number} of seed {seed} differs by {sample.difference:.1g}", file=sys.stderr)

@@ -96,6 +96,11 @@ def _chain(draw: Draw, length: int) -> Callable[..., Any]:
     return function
 
 
+def _long(draw: Draw) -> GeneratedPart:
+    shape = (draw.size(1000, 100_000),)
+    return GeneratedPart("long", _chain(draw, draw.size(30, 300)), (draw.array(*shape), draw.array(*shape)))
+
+
 def _small(draw: Draw) -> GeneratedPart:
     shape = draw.split(draw.size(300, 100_000), draw.one_of(1, 2, 3))
     chain = _chain(draw, draw.size(1, 12))
@@ -114,9 +119,11 @@ def _trailing(draw: Draw) -> GeneratedPart:
     count, last = draw.size(300, 400_000), draw.one_of(3, 3, 3, 2, 4)
     x = draw.array(count, last)
 
+    is_wrapped = draw.chance(0.5)
+
     def pairs(x: Any) -> Any:
         d = x[:, None] - x[None]
-        d = d - jnp.round(d)
+        d = jnp.mod(d + 0.5, 1.0) - 0.5 if is_wrapped else d - jnp.round(d)
         r2 = (d * d).sum(-1) + jnp.eye(len(x))
         return (1 / r2**3).sum()
 
@@ -141,7 +148,7 @@ def _trailing(draw: Draw) -> GeneratedPart:
 def _loop(draw: Draw) -> GeneratedPart:
     rows, width, turns = draw.round_size(1, 64), draw.round_size(16, 512), 60
     x, w = draw.array(rows, width), draw.weights(width, width) * 0.9
-    kind = draw.one_of("tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient")
+    kind = draw.one_of("tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient", "lstm gradient")
     hidden = draw.round_size(16, 512)
     layers = (draw.weights(width, hidden), draw.weights(hidden, hidden), draw.weights(hidden, width))
 
@@ -173,7 +180,7 @@ def _loop(draw: Draw) -> GeneratedPart:
             return lax.fori_loop(0, turns, lambda _, p: jax.tree.map(lambda a, b: a - 0.01 * b, p, jax.grad(loss)(p)), layers)
 
         return GeneratedPart("loop", descend, (layers, x), turns)
-    if kind in ("lstm", "gru", "scan"):
+    if kind in ("lstm", "gru", "scan", "lstm gradient"):
         inputs = draw.array(turns, rows, width)
         kernels = (draw.weights(width, 4 * width), draw.weights(width, 4 * width), jnp.zeros(4 * width))
         step = lstm
@@ -193,12 +200,13 @@ def _loop(draw: Draw) -> GeneratedPart:
                 h = z * h + (1 - z) * jnp.tanh(x @ w[:, 2 * n : 3 * n] + r * (h @ u[:, 2 * n : 3 * n]))
                 return (c, h), h
 
-        return GeneratedPart(
-            "loop",
-            lambda x, *kernels: lax.scan(lambda s, x: step(s, x, *kernels), (jnp.zeros((rows, width)),) * 2, x)[1],
-            (inputs, *kernels),
-            turns,
-        )
+        def run(x: Any, *kernels: Any) -> Any:
+            return lax.scan(lambda s, x: step(s, x, *kernels), (jnp.zeros((rows, width)),) * 2, x)[1]
+
+        if kind == "lstm gradient":
+            gradient = jax.grad(lambda kernels, x: (run(x, *kernels) ** 2).mean())
+            return GeneratedPart("loop", gradient, (kernels, inputs), turns)
+        return GeneratedPart("loop", run, (inputs, *kernels), turns)
     if kind == "points":
         count = draw.size(64, 2048)
 
@@ -265,12 +273,16 @@ def _updates(draw: Draw) -> GeneratedPart:
 
 def _product(draw: Draw) -> GeneratedPart:
     dtype = draw.one_of(np.float32, np.float32, np.float32, jnp.bfloat16)
-    kind = draw.one_of("dense", "dense", "batch", "chain", "vector", "einsum", "transposed")
+    kind = draw.one_of("dense", "dense", "batch", "squares", "chain", "vector", "einsum", "transposed")
     m, k, n = (draw.round_size(1, 1024) for _ in range(3))
     activation = draw.one_of(jax.nn.relu, jnp.tanh, jax.nn.gelu, lambda x: x)
     if kind == "batch":
         b, m, k, n = draw.size(2, 512), draw.size(1, 64), draw.size(1, 64), draw.size(1, 64)
         return GeneratedPart("product", lambda x, y: x @ y, (draw.array(b, m, k, dtype=dtype), draw.array(b, k, n, dtype=dtype)))
+    if kind == "squares":
+        b, side = draw.size(64, 30_000), draw.size(2, 8)
+        arrays = (draw.array(b, side, side), draw.array(b, side, side))
+        return GeneratedPart("product", lambda x, y: activation(x @ y), arrays)
     if kind == "vector":
         k, n = draw.round_size(64, 4096), draw.round_size(64, 4096)
         return GeneratedPart(
@@ -345,7 +357,7 @@ def _network(draw: Draw) -> GeneratedPart:
     x = draw.array(batch, length, width)
     weights = {name: draw.weights(width, width) for name in "qkvo"}
     weights |= {"up": draw.weights(width, 4 * width), "down": draw.weights(4 * width, width)}
-    kind = draw.one_of("attention", "block", "block gradient", "mlp gradient", "convolutions", "norm")
+    kind = draw.one_of("attention", "causal", "block", "block gradient", "mlp gradient", "convolutions", "norm")
 
     def attention(w: Any, x: Any) -> Any:
         q, k, v = ((x @ w[name]).reshape(batch, length, heads, -1).swapaxes(1, 2) for name in "qkv")
@@ -361,6 +373,15 @@ def _network(draw: Draw) -> GeneratedPart:
 
     if kind == "attention":
         return GeneratedPart("network", attention, (weights, x))
+    if kind == "causal":
+        length, depth = draw.round_size(64, 2048), draw.one_of(32, 64)
+
+        def causal(q: Any, k: Any, v: Any) -> Any:
+            scores = q @ k.swapaxes(1, 2) * depth**-0.5
+            earlier = jnp.arange(length)[:, None] >= jnp.arange(length)[None]
+            return jax.nn.softmax(jnp.where(earlier, scores, -jnp.inf)) @ v
+
+        return GeneratedPart("network", causal, tuple(draw.array(batch, length, depth) for _ in range(3)))
     if kind == "block":
         return GeneratedPart("network", block, (weights, x))
     if kind == "norm":
@@ -408,8 +429,22 @@ def _rows(draw: Draw) -> GeneratedPart:
     )
 
 
+def _cumulative(draw: Draw) -> GeneratedPart:
+    operation = draw.one_of(lax.cumsum, lax.cumprod, lax.cummax, lax.cumlogsumexp)
+    shape = draw.split(draw.size(200, 2_000_000), draw.one_of(1, 2))
+    axis = draw.one_of(*range(len(shape)))
+    return GeneratedPart("cumulative", lambda x: operation(x, axis), (draw.array(*shape) * 0.1,))
+
+
 def _moves(draw: Draw) -> GeneratedPart:
     rows, width = draw.size(16, 2048), draw.round_size(4, 1024)
+    steps = draw.one_of(1, 1, 2, 4)
+
+    def diffuse(x: Any) -> Any:
+        for _ in range(steps):
+            x = x + 0.1 * (sum(jnp.roll(x, shift, axis) for axis in (0, 1) for shift in (1, -1)) - 4 * x)
+        return x
+
     x = draw.array(rows, width)
     points = draw.size(16, 8000)
     indices = draw.integers(rows, points)
@@ -420,7 +455,8 @@ def _moves(draw: Draw) -> GeneratedPart:
             (lambda x: x.T * 2, (x,)),
             (lambda x: jnp.concatenate([x, x * 2, jnp.tanh(x)], -1), (x,)),
             (lambda x: jnp.pad(x, ((1, 1), (2, 2))) * 2, (x,)),
-            (lambda x: jnp.roll(x, 1, 0) + jnp.roll(x, -1, 0) + jnp.roll(x, 1, 1) + jnp.roll(x, -1, 1) - 4 * x, (x,)),
+            (diffuse, (x,)),
+            (diffuse, (x,)),
             (lambda x: x[1:-1, 1:-1] * 0.5 + x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2], (x,)),
             (lambda x, i: x[i] * 2, (x, indices)),
             (lambda x, u, i: x[:, : u.shape[1]].at[i].add(u), (x, updates, indices)),
@@ -483,6 +519,8 @@ GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "moves": _moves,
     "images": _images,
     "state spaces": _states,
+    "cumulative": _cumulative,
+    "long": _long,
 }
 # Those that the paragraph on losses names come more often.
 _OFTEN = ("small", "trailing", "loop", "loop", "updates")

@@ -14,7 +14,7 @@ from benchmarks.clients.program import Client, Program, add, client, integers, l
 
 def _tanh_loop(width: int, batch: int) -> Program:
     def loop(state: Any, weight: Any) -> Any:
-        return lax.fori_loop(0, 1000, lambda _, state: jnp.tanh(state @ weight), state)
+        return lax.fori_loop(0, 1000, lambda _, state: jnp.tanh(state @ weight + 0.1), state)
 
     return loop, (normal(8, 8 * batch, width), weights(9, width, width) * 0.9)
 
@@ -87,8 +87,8 @@ def _recurrent(cell: str, batch: int) -> Program:
     return model.apply, (model.init(jax.random.key(1), tokens), tokens)
 
 
-add(Client("lstm-language-model", functools.partial(_recurrent, "OptimizedLSTMCell"), ("flax",)))
-add(Client("gru-language-model", functools.partial(_recurrent, "GRUCell"), ("flax",)))
+add(Client("lstm-language-model", functools.partial(_recurrent, "OptimizedLSTMCell"), ("flax",), is_faster=True))
+add(Client("gru-language-model", functools.partial(_recurrent, "GRUCell"), ("flax",), is_faster=True))
 
 
 @client(is_faster=True)
@@ -102,7 +102,7 @@ def unrolled_rnn(batch: int) -> Program:
     return unrolled, (weights(18, 64, 64), normal(19, 300, 8 * batch, 64))
 
 
-@client(is_faster=True)
+@client()
 def deep_mlp(batch: int) -> Program:
     def apply(layers: Any, x: Any) -> Any:
         for layer in layers:

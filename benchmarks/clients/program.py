@@ -24,12 +24,14 @@ class Client:
         make: from the size of the batch, the function and its arguments.
         needs: names of the modules that it is written against.
         is_faster: tiles were measured to be faster than XLA at it, and have to stay so.
+        tolerance: how far results may be apart, as a share of the largest number.
     """
 
     name: str
     make: Callable[[int], Program]
     needs: tuple[str, ...] = ()
     is_faster: bool = False
+    tolerance: float = 3e-2
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -40,12 +42,14 @@ class Client:
 CLIENTS: dict[str, Client] = {}
 
 
-def client(*needs: str, is_faster: bool = False) -> Callable[[Callable[[int], Program]], Callable[[int], Program]]:
+def client(
+    *needs: str, is_faster: bool = False, tolerance: float = 3e-2
+) -> Callable[[Callable[[int], Program]], Callable[[int], Program]]:
     """Registers a program under its function's name, with hyphens."""
 
     def register(make: Callable[[int], Program]) -> Callable[[int], Program]:
         name = make.__name__.replace("_", "-")
-        add(Client(name, make, needs, is_faster))
+        add(Client(name, make, needs, is_faster, tolerance))
         return make
 
     return register

@@ -58,7 +58,7 @@ def neural_ode(batch: int) -> Program:
     return solve, (params, normal(1, batch, 4))
 
 
-@client("optax")
+@client("optax", is_faster=True)
 def physics_informed_step(batch: int) -> Program:
     """A step of Adam on Burgers' equation: second derivatives of a network by its inputs."""
     optax = library("optax")
@@ -123,7 +123,7 @@ def graph_attention(batch: int) -> Program:
     return apply, ([weights(3 + i, *shape) for i, shape in enumerate(shapes)], graph)
 
 
-@client()
+@client(is_faster=True)
 def weather(batch: int) -> Program:
     """Encode, process, decode on graphs, as GraphCast does."""
     cells, points, edges, between, width = 512 * batch, 160 * batch, 960 * batch, 1024 * batch, 128

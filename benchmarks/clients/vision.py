@@ -78,8 +78,8 @@ def _unet(dtype: Any, batch: int) -> Program:
 
 
 add(Client("unet", functools.partial(_unet, None), ("flax",), is_faster=True))
-add(Client("unet-bfloat16", functools.partial(_unet, jnp.bfloat16), ("flax",)))
-add(Client("unet-float16", functools.partial(_unet, jnp.float16), ("flax",)))
+add(Client("unet-bfloat16", functools.partial(_unet, jnp.bfloat16), ("flax",), is_faster=True))
+add(Client("unet-float16", functools.partial(_unet, jnp.float16), ("flax",), is_faster=True))
 
 
 def _mixer(dtype: Any, batch: int) -> Program:
@@ -111,7 +111,7 @@ def _mixer(dtype: Any, batch: int) -> Program:
     return model.apply, (params, x)
 
 
-add(Client("mixer", functools.partial(_mixer, None), ("flax",)))
+add(Client("mixer", functools.partial(_mixer, None), ("flax",), is_faster=True))
 add(Client("mixer-bfloat16", functools.partial(_mixer, jnp.bfloat16), ("flax",), is_faster=True))
 
 
@@ -256,7 +256,7 @@ def transposed_convolution(batch: int) -> Program:
     return convolve, (normal(0, batch, 32, 32, 64), normal(1, 4, 4, 64, 64))
 
 
-@client()
+@client(is_faster=True)
 def meta_learning(batch: int) -> Program:
     """MAML: a gradient through two inner steps of a small network."""
 
