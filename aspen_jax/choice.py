@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aspen_jax.tilegraph import TileGraph
 
 # Tiles must be predicted to take so much less: what is predicted errs, and a user notices a loss before a gain.
-MARGIN = 0.75
+MARGIN = 0.7
 
 Amounts = Mapping[str, float]
 

@@ -76,7 +76,7 @@ def test_strict_graph_and_the_environment_make_no_choice(monkeypatch):
 
 def test_the_margin_decides():
     of_part = Evidence({"loops": 1.0}, {"tiles": 1.0})
-    for xla, tiles, is_chosen in ((1e5, 0.74e5, True), (1e5, 0.76e5, False), (1e7, 0.74e7, True), (1e7, 0.76e7, False)):
+    for xla, tiles, is_chosen in ((1e5, 0.69e5, True), (1e5, 0.71e5, False), (1e7, 0.69e7, True), (1e7, 0.71e7, False)):
         reason = of_part.why_left_to_xla(Rates({"loops": xla}, {"tiles": tiles}))
         assert (reason is None) == is_chosen
     assert of_part.why_left_to_xla(Rates({"loops": 2e6}, {"tiles": 3e3})) is None

@@ -24,7 +24,7 @@ _COLUMNS = 32
 _THIN = 8
 
 # Instructions that take longer than an addition, by name without the type.
-_DEAR = frozenset("div sqrt rsqrt exp log log1p expm1 tanh logistic erf sin cos pow rem".split())
+_DEAR = ("div", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "rem")
 _PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
 
 Amounts = dict[str, float]
@@ -110,8 +110,12 @@ def _add_program(found: Amounts, program: BlockProgram, elements: float, columns
 def _add_rows(found: Amounts, op: Op) -> None:
     """A row program: each instruction of each row costs a start, which short rows feel."""
     read = op.inputs[0].shape
-    length = math.prod(read[axis] for axis in op.attrs.axes)
-    rows = math.prod(read) / max(1, length)
+    axes = [axis for axis in op.attrs.axes if read[axis] > 1]
+    length = math.prod(read[axis] for axis in axes)
+    behind = math.prod(read[max(axes, default=len(read) - 1) + 1 :])
+    # Where the rows' elements do not lie side by side, the kernel takes those of neighbouring rows together.
+    length = behind if behind > 1 else max(1, length)
+    rows = math.prod(read) / length
     stages = op.attrs.rows.stages
     for stage in stages:
         _add_program(found, stage.program, float(math.prod(read)), length)
