@@ -77,7 +77,17 @@ Amounts = dict[str, float]
 
 @dataclasses.dataclass(eq=False)
 class _Node:
-    """An equation, the nodes it reads and those that read it."""
+    """An equation, the nodes it reads and those that read it.
+
+    Attributes:
+        item: the equation.
+        operands: what makes each operand: a node, a value of the part's inputs, or None for what is known when tracing.
+        readers: the nodes that read it.
+        leaves: whether it has to be an array because others read it.
+        roots: in which loops it is computed.
+        is_root: whether it is the last operation of a loop.
+        is_view: whether it is no work, but another way to read what it reads.
+    """
 
     item: Converted
     operands: list[_Node | Value | None]
@@ -170,7 +180,7 @@ def _place(node: _Node) -> None:
 
 def _is_side_of_product(node: _Node) -> bool:
     """Whether the node swaps the sides of a matrix for products alone, or of a product's result: XLA's products do either."""
-    if node.primitive != "transpose":
+    if node.primitive != "transpose" or len(node.equation.params["permutation"]) < 2:
         return False
     *batch, row, column = node.equation.params["permutation"]
     (operand,) = node.operands
@@ -312,7 +322,7 @@ def _kind(node: _Node) -> str | None:
 
 
 def _is_scalar(root: _Node, evaluated: Iterable[_Node], threads: int) -> bool:
-    """Whether the loop's body runs for one element after the other: it sums along a row, or its indices are no ramp."""
+    """Whether the loop's body runs for one element after the other: its indices are no ramp, or LLVM finds no vectors in it."""
     evaluated = list(evaluated)
     irregular = ("transpose", "gather", "concatenate", "pad", "rev")
     if any(node.primitive in irregular and not node.is_view for node in evaluated):
