@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 from unittest import mock
 
 import jax
 import tyro
 
-from aspen_jax import aspen
+from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.errors import InputError
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
+from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.timing import Timing, interleaved, speedup
+from aspen_jax.report.timing import Timing, check_rounds, interleaved, speedup
 from benchmarks.clients import geometry, language, loops, science, vision
 from benchmarks.clients.program import CLIENTS, Client
 from benchmarks.models import zoo
@@ -27,37 +28,63 @@ MODULES = (geometry, language, loops, science, vision)  # importing one register
 _LEAST_RATIO = 0.97
 # Of the flops that tiles can run in what they are faster at, so many have to stay in tiles.
 _LEAST_SHARE = 0.99
-_HEADER = "| program | difference | flops in tiles | first call, jit / decorated, s | jit, ms | decorated, ms | jit / decorated |"
+# Rounds that `--seconds` asks for at least and at most.
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 200
+_SHORTEST_SAMPLE_S = 1e-3
+_COLUMNS = (
+    "program",
+    "difference",
+    "custom calls",
+    "flops in tiles",
+    "first call, jit / decorated, s",
+    "jit, ms",
+    "decorated, ms",
+    "jit / decorated",
+)
 
 
 def clients(
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     batch: int = 1,
     rounds: int = 15,
+    seconds: float | None = None,
     guard: bool = False,
+    workers: int | None = None,
 ) -> int:
     """Programs of users, written against the libraries that they use: jax.jit(program) against jax.jit(aspen(program)).
 
     Args:
         names: of programs; all by default. Those whose libraries are absent are left out (pip install 'aspen_jax[clients]').
         batch: how many examples, or times as many particles or rays.
-        rounds: how often each side is timed; a sample is the fastest call of some.
-        guard: fail where a program becomes slower, or XLA runs what tiles are faster at, networks of the other benchmarks too.
+        rounds: how often each side is timed. Times are minima, with medians in brackets.
+        seconds: how long a program is timed; chooses `rounds`, 5 to 200.
+        guard: fail where a program becomes slower, or XLA runs what tiles are faster at. Without names, this holds of the
+            networks of the other benchmarks too.
+        workers: cores for both sides; all usable ones by default.
 
     Returns:
-        0, or 1 where results differ or, with `guard`, a promise is broken.
+        0, or 1 where a program fails or its results differ or, with `guard`, a promise is broken.
     """
+    check_rounds(rounds)
+    if batch < 1:
+        raise InputError(f"the batch is {batch}; take 1 or more")
+    if seconds is not None and not seconds > 0:
+        raise InputError(f"{seconds} seconds are asked for; take more than 0 (1 gives a fair median)")
     unknown = sorted(set(names) - set(CLIENTS))
     if unknown:
         raise InputError(f"no program is called {', '.join(unknown)}; choose from {', '.join(sorted(CLIENTS))}")
+    share_cores(workers)
     failed: list[str] = []
-    print(f"{_HEADER}\n|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
     for name in names or CLIENTS:
         program = CLIENTS[name]
         if program.missing:
             print(f"skipped: {name} needs {', '.join(program.missing)}", file=sys.stderr)
             continue
-        failed += [f"{name}: {reason}" for reason in _measured(program, batch, rounds, guard=guard)]
+        try:
+            failed += [f"{name}: {reason}" for reason in _measured(program, batch, rounds, seconds, guard=guard)]
+        except Exception as error:  # libraries raise what they like, and others are still to be measured
+            failed.append(f"{name}: {type(error).__name__}: {error}")
         jax.clear_caches()
     if guard and not names:
         failed += _networks_left()
@@ -66,7 +93,7 @@ def clients(
     return 1 if failed else 0
 
 
-def _measured(program: Client, batch: int, rounds: int, *, guard: bool) -> Iterator[str]:
+def _measured(program: Client, batch: int, rounds: int, seconds: float | None, *, guard: bool) -> Iterator[str]:
     """Prints the row of a program, and says what is wrong with it."""
     try:
         function, arguments = program.make(batch)
@@ -76,27 +103,46 @@ def _measured(program: Client, batch: int, rounds: int, *, guard: bool) -> Itera
     arguments = jax.block_until_ready(jax.device_put(arguments))
     plain, decorated = jax.jit(function), jax.jit(aspen(function))
     first = _first_calls(plain, decorated, arguments)
-    expected, found = plain(*arguments), decorated(*arguments)
-    apart = largest_difference(found, expected)
+    apart = largest_difference(decorated(*arguments), plain(*arguments))
     share = _share(function, arguments)
-    if apart > program.tolerance:
-        print(f"| {program.name} | {apart:.1e} | {share:.0%} | {first} | | | |", flush=True)
+    row = [program.name, f"{apart:.1e}", str(_custom_calls(decorated, arguments)), f"{share:.0%}", first]
+    if not apart <= program.tolerance:
+        _print_row(row)
         yield f"results differ by {apart:.1e} of the largest number"
         return
+    rounds = rounds if seconds is None else _rounds_of(seconds, _times(plain, decorated, arguments, 1))
     times = _times(plain, decorated, arguments, rounds)
-    ratio = times["jit"].minimum / times["decorated"].minimum
-    if guard and ratio < _LEAST_RATIO:  # once more, for a neighbour's sake
+    if guard and _ratio(times) < _LEAST_RATIO:  # once more, for a neighbour's sake
         times = _times(plain, decorated, arguments, rounds)
-        ratio = times["jit"].minimum / times["decorated"].minimum
-    cells = [f"{1e3 * item.minimum:.3g} ({1e3 * item.median:.3g})" for item in times.values()]
-    quotient = f"{ratio:.2f} ({speedup(times['jit'], times['decorated']):.2f})"
-    print(f"| {program.name} | {apart:.1e} | {share:.0%} | {first} | {' | '.join(cells)} | {quotient} |", flush=True)
-    if guard and ratio < _LEAST_RATIO:
-        yield f"decorated it is slower, jit / decorated {ratio:.2f}"
+    row += [f"{1e3 * item.minimum:.3g} ({1e3 * item.median:.3g})" for item in times.values()]
+    _print_row([*row, f"{_ratio(times):.2f} ({speedup(times['jit'], times['decorated']):.2f})"])
+    if guard and _ratio(times) < _LEAST_RATIO:
+        yield f"decorated it is slower, jit / decorated {_ratio(times):.2f}"
     if guard and program.is_faster:
         possible = _share_without_choice(function, arguments)
         if share < _LEAST_SHARE * possible:
             yield f"{share:.0%} of its flops run in tiles, of {possible:.0%} that could"
+
+
+def _print_row(cells: Sequence[str]) -> None:
+    padded = [*cells, *[""] * (len(_COLUMNS) - len(cells))]
+    print(f"| {' | '.join(padded)} |", flush=True)
+
+
+def _custom_calls(decorated: Any, arguments: Any) -> int:
+    """How many calls into the engine the compiled program has, those in a loop once."""
+    text = decorated.lower(*arguments).compile().as_text() or ""
+    return text.count(f'custom_call_target="{CUSTOM_CALL_TARGET}"')
+
+
+def _rounds_of(seconds: float, once: Mapping[str, Timing]) -> int:
+    """How many rounds take so long, by the times of one."""
+    of_round = sum(max(_SHORTEST_SAMPLE_S, timing.minimum) for timing in once.values())
+    return min(max(int(seconds / of_round), _FEWEST_ROUNDS), _MOST_ROUNDS)
+
+
+def _ratio(times: Mapping[str, Timing]) -> float:
+    return times["jit"].minimum / times["decorated"].minimum
 
 
 def _first_calls(plain: Any, decorated: Any, arguments: Any) -> str:
@@ -124,7 +170,7 @@ def _share_without_choice(function: Any, arguments: Any) -> float:
 
 def _networks_left() -> Iterator[str]:
     """Networks of which XLA would run what tiles could; they are not timed here."""
-    for name in zoo.NETWORKS:
+    for name in (*zoo.NETWORKS, *zoo.FUNCTIONS):
         model = zoo.build(name)
         share = _share(model.apply, model.arguments)
         possible = _share_without_choice(model.apply, model.arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.clients.program import Client, Program, add, cast, client, integers, library, normal, weights
+from benchmarks.clients.program import NARROW, Client, Program, add, cast, client, integers, library, normal, weights
 
 
 @client("haiku", is_faster=True)
@@ -49,6 +48,7 @@ def _t5(dtype: Any, batch: int) -> Program:
     def layer() -> dict[str, Any]:
         shapes = {"query": width, "key": width, "value": width, "out": width, "gate": hidden, "up": hidden}
         made: dict[str, Any] = {name: weights(next(seeds), width, outputs) for name, outputs in shapes.items()}
+        made["query"] *= (width // heads) ** -0.5  # scores are not scaled, so the weights are drawn so much smaller
         return {**made, "down": weights(next(seeds), hidden, width), "norm": jnp.ones(width), "second_norm": jnp.ones(width)}
 
     params: Any = {
@@ -81,7 +81,7 @@ def _t5(dtype: Any, batch: int) -> Program:
 
 
 add(Client("t5", functools.partial(_t5, jnp.float32), is_faster=True))
-add(Client("t5-bfloat16", functools.partial(_t5, jnp.bfloat16), is_faster=True, tolerance=0.3))
+add(Client("t5-bfloat16", functools.partial(_t5, jnp.bfloat16), is_faster=True, tolerance=NARROW))
 
 
 def _mamba(associative: bool, batch: int) -> Program:
@@ -192,8 +192,9 @@ def rwkv(batch: int) -> Program:
     return run, (params, integers(1, 1000, batch, length))
 
 
-# Adam makes steps of the same size for all gradients, so that what is 0 but for rounding goes either way.
-@client("flax", "optax", tolerance=math.inf)
+# Adam makes steps of the same size for all gradients, so small ones are rounded visibly. There are no biases of keys, because
+# theirs are 0 but for rounding.
+@client("flax", "optax", tolerance=1e-2)
 def transformer_training(batch: int) -> Program:
     """A training step of a causal transformer by AdamW, with the gradient's norm clipped."""
     nn, optax = library("flax.linen"), library("optax")
@@ -206,7 +207,7 @@ def transformer_training(batch: int) -> Program:
             x = embed(tokens) + self.param("positions", nn.initializers.normal(0.02), (tokens.shape[1], width))
             mask = nn.make_causal_mask(tokens)
             for _ in range(4):
-                x = x + nn.MultiHeadDotProductAttention(8)(nn.LayerNorm()(x), mask=mask)
+                x = x + nn.MultiHeadDotProductAttention(8, use_bias=False)(nn.LayerNorm()(x), mask=mask)
                 x = x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
             return embed.attend(nn.LayerNorm()(x))
 

@@ -12,6 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aspen_jax.report.comparison import TOLERANCE
+
+# The tolerance of programs in bfloat16 or float16, where another order of operations rounds otherwise.
+NARROW = 3e-2
+
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -24,14 +29,14 @@ class Client:
         make: from the size of the batch, the function and its arguments.
         needs: names of the modules that it is written against.
         is_faster: tiles were measured to be faster than XLA at it, and have to stay so.
-        tolerance: how far results may be apart, as a share of the largest number.
+        tolerance: largest difference of the results allowed, as a share of the largest number of an array.
     """
 
     name: str
     make: Callable[[int], Program]
     needs: tuple[str, ...] = ()
     is_faster: bool = False
-    tolerance: float = 3e-2
+    tolerance: float = TOLERANCE
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -43,7 +48,7 @@ CLIENTS: dict[str, Client] = {}
 
 
 def client(
-    *needs: str, is_faster: bool = False, tolerance: float = 3e-2
+    *needs: str, is_faster: bool = False, tolerance: float = TOLERANCE
 ) -> Callable[[Callable[[int], Program]], Callable[[int], Program]]:
     """Registers a program under its function's name, with hyphens."""
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.clients.program import Client, Program, add, cast, client, integers, library, normal, weights
+from benchmarks.clients.program import NARROW, Client, Program, add, cast, client, integers, library, normal, weights
 
 _IMAGES = ("NHWC", "HWIO", "NHWC")
 
@@ -78,8 +78,8 @@ def _unet(dtype: Any, batch: int) -> Program:
 
 
 add(Client("unet", functools.partial(_unet, None), ("flax",), is_faster=True))
-add(Client("unet-bfloat16", functools.partial(_unet, jnp.bfloat16), ("flax",), is_faster=True))
-add(Client("unet-float16", functools.partial(_unet, jnp.float16), ("flax",), is_faster=True))
+add(Client("unet-bfloat16", functools.partial(_unet, jnp.bfloat16), ("flax",), is_faster=True, tolerance=NARROW))
+add(Client("unet-float16", functools.partial(_unet, jnp.float16), ("flax",), is_faster=True, tolerance=NARROW))
 
 
 def _mixer(dtype: Any, batch: int) -> Program:
@@ -112,7 +112,7 @@ def _mixer(dtype: Any, batch: int) -> Program:
 
 
 add(Client("mixer", functools.partial(_mixer, None), ("flax",), is_faster=True))
-add(Client("mixer-bfloat16", functools.partial(_mixer, jnp.bfloat16), ("flax",), is_faster=True))
+add(Client("mixer-bfloat16", functools.partial(_mixer, jnp.bfloat16), ("flax",), is_faster=True, tolerance=NARROW))
 
 
 @client("flax", is_faster=True)
