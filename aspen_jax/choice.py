@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # Tiles must be predicted to take so much less: what is predicted errs, and a user notices a loss before a gain.
 MARGIN = 0.7
 
+# Of long parts, where calls and caches matter less.
+LONG_NS = 1e6
+MARGIN_OF_LONG = 0.95
+
 Amounts = Mapping[str, float]
 
 
@@ -79,6 +83,8 @@ class Evidence:
             # XLA compiles small loops as one, without what is between loops elsewhere.
             xla = {f"{name} in a loop" if name in ("loops", "rows") else name: amount for name, amount in xla.items()}
             arrays = {f"{name} in a loop": amount for name, amount in arrays.items()}
+            # XLA copies what a call gives into the loop's state.
+            arrays["carried bytes"] = float(sum(value.nbytes for value in outputs))
         return cls({**call, **xla}, {**call, **arrays, **estimate.amounts(program, graph, num_workers)})
 
     def nanoseconds(self, rates: Rates) -> tuple[float, float]:
@@ -88,7 +94,7 @@ class Evidence:
     def why_left_to_xla(self, rates: Rates) -> str | None:
         """The reason why XLA runs the part, or None where tiles do."""
         xla, tiles = self.nanoseconds(rates)
-        if tiles < MARGIN * xla:
+        if tiles < xla * (MARGIN_OF_LONG if xla > LONG_NS else MARGIN):
             return None
         return f"XLA is as fast: about {_text(xla)}, and {_text(tiles)} in tiles"
 

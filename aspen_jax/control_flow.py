@@ -19,8 +19,8 @@ _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("
 # What a tile reads in place.
 _VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "rev", "slice", "split", "squeeze", "transpose")
 
-# Of a loop's bodies, which parameter says how many of the first arguments are the same in each turn.
-_NUM_CONSTANTS = {"jaxpr": "num_consts", "cond_jaxpr": "cond_nconsts", "body_jaxpr": "body_nconsts"}
+# Of a while loop's bodies, which parameter says how many of the first arguments are the same in each turn.
+_NUM_CONSTANTS = {"cond_jaxpr": "cond_nconsts", "body_jaxpr": "body_nconsts"}
 
 
 def is_control_flow(equation: core.JaxprEqn) -> bool:
@@ -45,10 +45,23 @@ def with_tiled_bodies(equation: core.JaxprEqn, *, choices: Choices, gains: Calla
     for name in _BODIES[equation.primitive.name]:
         bodies = equation.params[name]
         several = isinstance(bodies, tuple)
-        constants = equation.params[_NUM_CONSTANTS[name]] if is_loop(equation) else 0
+        constants = _num_constants(equation, name)
         tiled = tuple(_tiled(body, choices, gains, constants) for body in (bodies if several else (bodies,)))
         changes[name] = tiled if several else tiled[0]
     return equation.replace(params={**equation.params, **changes})
+
+
+def _num_constants(equation: core.JaxprEqn, body: str) -> int:
+    """How many of the first arguments of a body are the same in each turn."""
+    params = equation.params
+    if equation.primitive.name == "while":
+        return params[_NUM_CONSTANTS[body]]
+    if equation.primitive.name != "scan":
+        return 0
+    if "num_consts" in params:
+        return params["num_consts"]
+    constants, _, _ = params["ft_in"].unpack()  # JAX 0.12
+    return len(constants)
 
 
 def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:

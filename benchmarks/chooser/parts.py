@@ -148,7 +148,7 @@ def _trailing(draw: Draw) -> GeneratedPart:
 def _loop(draw: Draw) -> GeneratedPart:
     rows, width, turns = draw.round_size(1, 64), draw.round_size(16, 512), 60
     x, w = draw.array(rows, width), draw.weights(width, width) * 0.9
-    kind = draw.one_of("tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient", "lstm gradient")
+    kind = draw.one_of("tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient", "lstm gradient", "gates")
     hidden = draw.round_size(16, 512)
     layers = (draw.weights(width, hidden), draw.weights(hidden, hidden), draw.weights(hidden, width))
 
@@ -167,6 +167,15 @@ def _loop(draw: Draw) -> GeneratedPart:
 
     if kind == "tanh":
         return GeneratedPart("loop", lambda c, w: lax.fori_loop(0, turns, lambda _, c: jnp.tanh(c @ w), c), (x, w), turns)
+    if kind == "gates":
+        gates = [draw.weights(width, width) for _ in range(8)]
+
+        def gated(x: Any, gates: Any) -> Any:
+            left, right = ([x @ gate for gate in half] for half in (gates[:4], gates[4:]))
+            enter, forget, new, leave = (jnp.tanh(a + b) for a, b in zip(left, right, strict=True))
+            return enter * new + forget * leave
+
+        return GeneratedPart("loop", lambda x, gates: lax.fori_loop(0, turns, lambda _, x: gated(x, gates), x), (x, gates), turns)
     if kind == "mlp":
         return GeneratedPart(
             "loop", lambda x, layers: lax.fori_loop(0, turns, lambda _, x: mlp(x, layers), x), (x, layers), turns
@@ -322,11 +331,16 @@ def _convolution(draw: Draw) -> GeneratedPart:
     batch, side = draw.size(1, 4), draw.round_size(4, 64)
     inputs, outputs = draw.one_of(1, 3, 16, 32, 64, 128), draw.one_of(4, 16, 32, 64, 128)
     taps, stride = draw.one_of(1, 3, 3, 5, 7), draw.one_of(1, 1, 2)
-    kind = draw.one_of("plain", "plain", "plain", "depthwise", "line", "transposed", "volume")
+    kind = draw.one_of("plain", "plain", "plain", "depthwise", "grouped", "line", "transposed", "volume")
     activation = draw.one_of(jax.nn.relu, jax.nn.silu, lambda x: x)
     if kind == "depthwise":
         x, w = draw.array(batch, side, side, inputs, dtype=dtype), draw.array(taps, taps, 1, inputs, dtype=dtype)
         groups = inputs
+    elif kind == "grouped":
+        groups = draw.one_of(2, 4, 8)
+        inputs, outputs = max(groups, inputs // groups * groups), max(groups, outputs)
+        x = draw.array(batch, side, side, inputs, dtype=dtype)
+        w = draw.array(taps, taps, inputs // groups, outputs, dtype=dtype)
     elif kind == "line":
         x, w, groups = draw.array(batch, side * 8, inputs, dtype=dtype), draw.array(taps, inputs, outputs, dtype=dtype), 1
     elif kind == "volume":
