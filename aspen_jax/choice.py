@@ -1,7 +1,7 @@
 """Whether tiles run a part of a function or XLA does: each side's time by what was measured of such work, and a margin.
 
 Both times are sums of amounts of work (`xla_cost.py`, `apu/estimate.py`), each with a rate of its own from rates.json.
-`python -m benchmarks chooser --fit` measures generated parts on both sides and finds the rates.
+`python -m benchmarks chooser --fit` measures generated parts on both sides and finds a machine's rates.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from aspen_jax import xla_cost
+from aspen_jax import _engine, xla_cost
 from aspen_jax.apu import estimate
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from aspen_jax.program import Program
     from aspen_jax.tilegraph import TileGraph
 
-# Tiles must be predicted to take so much less: what is predicted errs, and a user notices a loss before a gain.
-MARGIN = 0.7
-
-# Of long parts, where calls and caches matter less.
-LONG_NS = 1e6
-MARGIN_OF_LONG = 0.95
+# Tiles must be predicted to take so much less than XLA: what is predicted errs, and a user notices a loss before a gain. It errs
+# most where XLA takes little time, since calls, threads and caches matter there. Between the two the margin grows with the
+# logarithm of that time.
+SHORT_NS, MARGIN_OF_SHORT = 2e4, 0.5
+LONG_NS, MARGIN_OF_LONG = 1e6, 0.95
 
 Amounts = Mapping[str, float]
 
@@ -94,16 +94,29 @@ class Evidence:
     def why_left_to_xla(self, rates: Rates) -> str | None:
         """The reason why XLA runs the part, or None where tiles do."""
         xla, tiles = self.nanoseconds(rates)
-        if tiles < xla * (MARGIN_OF_LONG if xla > LONG_NS else MARGIN):
+        if tiles < xla * margin(xla):
             return None
         return f"XLA is as fast: about {_text(xla)}, and {_text(tiles)} in tiles"
 
 
+def margin(xla: float) -> float:
+    """The share of XLA's time, in nanoseconds, that tiles may take."""
+    length = math.log(max(xla, SHORT_NS) / SHORT_NS) / math.log(LONG_NS / SHORT_NS)
+    return MARGIN_OF_SHORT + min(1.0, length) * (MARGIN_OF_LONG - MARGIN_OF_SHORT)
+
+
 @functools.cache
 def rates() -> Rates:
-    """The rates that come with the package, of the machine that its rates.json names."""
-    found = json.loads(resources.files("aspen_jax").joinpath("rates.json").read_text())
-    return Rates(found["xla"], found["tiles"])
+    """The rates that come with the package, of a machine with this one's instructions where rates.json has one."""
+    machines = json.loads(resources.files("aspen_jax").joinpath("rates.json").read_text())
+    return of_machine(machines, _engine.cpu_target())
+
+
+def of_machine(machines: Mapping[str, Mapping[str, Amounts]], target: str) -> Rates:
+    """The rates of the machine with a target's instructions; the first machine has those that it lacks."""
+    first = next(iter(machines.values()))
+    own = machines.get(target, first)
+    return Rates({**first["xla"], **own["xla"]}, {**first["tiles"], **own["tiles"]})
 
 
 def _time(amounts: Amounts, rates: Amounts) -> float:

@@ -31,7 +31,7 @@ _BY_REASON = {
         "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve"
     ),
     "it is computed by a loop of its own": "custom_linear_solve",
-    "it sorts, or compares as sorting does": "approx_top_k eq_to le_to lt_to sort top_k",
+    "it sorts roughly, or compares as sorting does": "approx_top_k eq_to le_to lt_to",
     "random numbers are XLA's, so that bits are the same": (
         "iota_2x32_shape philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma random_seed random_split "
         "random_unwrap random_wrap rng_bit_generator rng_uniform threefry2x32 threefry4x32"
@@ -40,7 +40,7 @@ _BY_REASON = {
         "bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac lgamma mulhi polygamma regularized_incomplete_beta zeta"
     ),
     "it combines by a function of the user's": "reduce reduce_window select_and_scatter",
-    "no kernel has been written yet": "scatter-sub select_and_gather_add select_and_scatter_add ragged_dot_general",
+    "no kernel has been written yet": "scatter-sub ragged_dot_general",
     "its operands are 8-bit or scaled floats": "scaled_dot scaled_matmul scaled_matmul_wrapper",
     "it is cuDNN's attention": (
         "dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd "

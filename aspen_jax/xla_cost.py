@@ -20,8 +20,9 @@ from aspen_jax.cost import TRANSCENDENTAL, of_equation
 from aspen_jax.partition import Converted
 from aspen_jax.program import Value
 
-# Arrays from here on do not stay in a core's own cache.
+# Arrays from here on do not stay in a core's own cache; if all together are larger than the second, not in a shared one either.
 FAR_BYTES = 1 << 20
+MEMORY_BYTES = 1 << 25
 
 
 def _words(text: str) -> frozenset[str]:
@@ -32,15 +33,14 @@ def _words(text: str) -> frozenset[str]:
 _SAME = _words("reshape squeeze expand_dims stop_gradient bitcast_convert_type copy copy_p optimization_barrier")
 _MOVES = _words("transpose rev pad concatenate gather dynamic_slice slice split iota broadcast_in_dim stack tile unstack")
 _REDUCTIONS = _words("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor argmax argmin")
-_WINDOWS = _words("reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add")
+_WINDOWS = _words("reduce_window reduce_window_sum reduce_window_max reduce_window_min")
+_CHOOSING_WINDOWS = _words("select_and_scatter_add select_and_gather_add")
+_SORTS = _words("sort top_k")
 _CUMULATIVE = _words("cumsum cumprod cummax cummin cumlogsumexp")
-_SCATTERS = _words("scatter scatter_add scatter_mul scatter_min scatter_max scatter-add")
-# Loops of their own, which write all of their result.
-_ROOTS = (
-    _REDUCTIONS | _WINDOWS | _CUMULATIVE | _SCATTERS | _words("dot_general conv_general_dilated dynamic_update_slice sort top_k")
-)
-# Roots that read operands from memory.
-_TAKE_ARRAYS = _WINDOWS | _CUMULATIVE | _SCATTERS | _words("dot_general conv_general_dilated sort top_k")
+_SCATTERS = _words("scatter scatter-add scatter-mul scatter-min scatter-max")
+# Loops of their own, which write all of their result. Those that take arrays read operands from memory.
+_TAKE_ARRAYS = _WINDOWS | _CHOOSING_WINDOWS | _CUMULATIVE | _SCATTERS | _SORTS | _words("dot_general conv_general_dilated")
+_ROOTS = _REDUCTIONS | _TAKE_ARRAYS | _words("dynamic_update_slice")
 
 _DIVISIONS = _words("div sqrt rsqrt")
 _FUNCTIONS = TRANSCENDENTAL - _DIVISIONS | _words("logistic rem nextafter erf_inv")
@@ -130,6 +130,9 @@ def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: i
         if node.is_root:
             for name, amount in _loop(node, num_threads).items():
                 amounts[name] += amount
+    inputs = {operand for node in nodes for operand in node.operands if isinstance(operand, Value)}
+    if (total := sum(value.nbytes for value in inputs)) > MEMORY_BYTES:
+        amounts["bytes of memory"] = total
     if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
     return dict(amounts)
@@ -207,8 +210,11 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
         for index, operand in enumerate(node.operands):
             if operand is None:
                 continue
+            if node.primitive in _TAKE_ARRAYS:
+                arrays[operand] = operand.nbytes
+                continue
             wanted = _wanted(node, index, count)
-            if isinstance(operand, _Node) and not operand.is_root and node.primitive not in _TAKE_ARRAYS:
+            if isinstance(operand, _Node) and not operand.is_root:
                 if wanted > evaluated.get(operand, 0):
                     evaluated[operand] = wanted
                     waiting.append(operand)
@@ -362,6 +368,9 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     size = float(_size(equation.invars[0].aval.shape))
     if name in _WINDOWS:
         return {"windows": root.size * math.prod(equation.params["window_dimensions"])}, 1
+    if name in _CHOOSING_WINDOWS:
+        windows = size if name == "select_and_scatter_add" else root.size
+        return {"choosing windows": windows * math.prod(equation.params["window_dimensions"])}, 1
     if name in _CUMULATIVE:
         axis = equation.params["axis"]
         levels = max(1, math.ceil(math.log2(max(2, equation.invars[0].aval.shape[axis]))))
@@ -371,7 +380,9 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
         indices = equation.invars[1].aval
         points = _size(indices.shape[:-1])
         return {"points": points, "updated": _size(equation.invars[2].aval.shape)}, 1
-    return {"sorted": size * math.log2(max(2, equation.invars[0].aval.shape[-1]))}, 1
+    if name == "top_k":
+        return {"selected": size}, 1
+    return {"sorted": size * math.log2(max(2, equation.invars[0].aval.shape[equation.params["dimension"]]))}, 1
 
 
 def _product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
@@ -433,7 +444,7 @@ def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
         kind = "deep convolution flops"
         amounts["deep convolutions"] = 1
     elif dilated:
-        kind = "dilated convolution flops"
+        kind = "dilated convolution flops" if inputs > 1 else "dilated convolution flops of a channel"
     else:
         kind = "convolution flops"
         amounts["patches"] = _size(out.shape) / max(1, out.shape[numbers.out_spec[1]]) * taps * inputs / threads

@@ -23,6 +23,9 @@ PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
 PreparedOp prepare_rows(const OpSpec& spec);
 PreparedOp prepare_scatter(const OpSpec& spec);
+PreparedOp prepare_select_and_gather_add(const OpSpec& spec);
+PreparedOp prepare_select_and_scatter_add(const OpSpec& spec);
+PreparedOp prepare_sort(const OpSpec& spec);
 PreparedOp prepare_strassen(const OpSpec& spec);
 PreparedOp prepare_strassen_rows(const OpSpec& spec);
 PreparedOp prepare_winograd(const OpSpec& spec);
@@ -50,6 +53,9 @@ std::span<const Kernel> kernels() {
       {"reduce", prepare_reduce},
       {"rows", prepare_rows},
       {"scatter", prepare_scatter},
+      {"select_and_gather_add", prepare_select_and_gather_add},
+      {"select_and_scatter_add", prepare_select_and_scatter_add},
+      {"sort", prepare_sort},
       {"strassen", prepare_strassen},
       {"strassen_rows", prepare_strassen_rows},
       {"winograd", prepare_winograd},

@@ -3,7 +3,7 @@
 //
 // A tile copies its box of x, unless the output lies where x does, and then walks all points of the indices, for a window may lie
 // anywhere; it lays down the part of each window that is inside its box. So no two tiles write one element, and points take
-// effect in their order.
+// effect in their order. Where each point has a row of adjacent elements, rows are laid down without more ado.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -32,6 +32,10 @@ struct Component {
 using CombineBox = void (*)(int rank, const int64_t* extents, const std::byte* from, const int64_t* from_strides, std::byte* to,
                             const int64_t* to_strides) noexcept;
 
+// Lays rows of `columns` elements of updates on rows of the output: update which[i] on row rows[which[i]].
+using LayRows = void (*)(const int64_t* rows, const int32_t* which, int64_t count, int64_t columns, const std::byte* from,
+                         int64_t from_stride, std::byte* to, int64_t to_stride) noexcept;
+
 struct ScatterState final : OpState {
   TensorView x;
   TensorView updates;
@@ -44,6 +48,7 @@ struct ScatterState final : OpState {
   bool is_x_dense = false;       // so that x is all there where the output begins at the same address
   bool drops = false;            // windows that do not fit; else they are moved to where they do
   CombineBox combine = nullptr;  // replaces if null
+  LayRows lay_rows = nullptr;    // where points have rows, along the last axes of the output
 };
 
 template <class T, Combine kCombine>
@@ -81,21 +86,58 @@ void combine_box(int rank, const int64_t* extents, const std::byte* from, const 
   });
 }
 
+template <class T, Combine kCombine>
+void lay_rows(const int64_t* rows, const int32_t* which, int64_t count, int64_t columns, const std::byte* from,
+              int64_t from_stride, std::byte* to, int64_t to_stride) noexcept {
+  const T* const updates = reinterpret_cast<const T*>(from);
+  T* const out = reinterpret_cast<T*>(to);
+  for (int64_t i = 0; i < count; ++i) {
+    T* const row = out + rows[which[i]] * to_stride;
+    const T* const update = updates + which[i] * from_stride;
+    if constexpr (kCombine == Combine::kReplace) {
+      std::copy_n(update, columns, row);
+    } else {
+      for (int64_t c = 0; c < columns; ++c) row[c] = combined<T, kCombine>(row[c], update[c]);
+    }
+  }
+}
+
+// Both ways to combine elements of this type.
+template <class T, Combine kCombine>
+void choose(ScatterState& state) {
+  if constexpr (kCombine != Combine::kReplace) state.combine = combine_box<T, kCombine>;
+  if (state.lay_rows != nullptr) state.lay_rows = lay_rows<T, kCombine>;
+}
 template <class T>
-CombineBox choose_combine(Combine combine) {
+void choose(ScatterState& state, Combine combine) {
   switch (combine) {
     case Combine::kReplace:
-      return nullptr;
+      return choose<T, Combine::kReplace>(state);
     case Combine::kAdd:
-      return combine_box<T, Combine::kAdd>;
+      return choose<T, Combine::kAdd>(state);
     case Combine::kMultiply:
-      return combine_box<T, Combine::kMultiply>;
+      return choose<T, Combine::kMultiply>(state);
     case Combine::kMin:
-      return combine_box<T, Combine::kMin>;
+      return choose<T, Combine::kMin>(state);
     case Combine::kMax:
-      return combine_box<T, Combine::kMax>;
+      return choose<T, Combine::kMax>(state);
   }
-  return nullptr;
+}
+
+// Whether there is one index for each point, which says on which row of the output the point's row lies, and both rows are
+// adjacent elements in the same order.
+bool has_rows(const ScatterState& state) {
+  const TensorView& output = state.output;
+  const TensorView& updates = state.updates;
+  if (state.components.size() != 1 || state.components[0].axis != 0 || state.walks[0] != -1) return false;
+  if (updates.rank != output.rank || !state.is_indexed[0]) return false;
+  int64_t stride = 1;
+  for (int axis = output.rank - 1; axis > 0; --axis) {
+    if (state.walks[axis] != axis || state.is_indexed[axis] || updates.shape[axis] != output.shape[axis]) return false;
+    if (updates.shape[axis] > 1 && (updates.strides[axis] != stride || output.strides[axis] != stride)) return false;
+    stride *= updates.shape[axis];
+  }
+  return true;
 }
 
 // Lays down the part of one window, which begins at `starts`, that is inside the tile. `point` is its place in the updates.
@@ -126,6 +168,41 @@ void lay(const ScatterState& state, const TileArgs& args, const int64_t* starts,
   }
 }
 
+// Whether the tile has all of its rows, or a stretch of them, so that they could be laid down as such.
+bool run_rows(const ScatterState& state, const TileArgs& args) {
+  const TensorView& output = state.output;
+  int64_t columns = 1, first = 0;
+  for (int axis = output.rank - 1; axis > 0; --axis) {
+    const int64_t extent = args.hi[axis] - args.lo[axis];
+    if (extent != output.shape[axis] && output.rank > 2) return false;
+    first += args.lo[axis] * columns;
+    columns *= extent;
+  }
+  const Component& component = state.components[0];
+  const int64_t bytes = size_of(output.dtype), count = state.updates.shape[0], last = output.shape[0] - 1;
+  for (int64_t begin = 0; begin < count; begin += kIndexChunk) {
+    const int64_t size = std::min(kIndexChunk, count - begin);
+    int64_t rows[kIndexChunk];
+    load_indices(component.dtype,
+                 static_cast<const std::byte*>(args.inputs[2]) + begin * component.strides[0] * size_of(component.dtype),
+                 component.strides[0], size, rows);
+    if (!state.drops) {
+      for (int64_t i = 0; i < size; ++i) rows[i] = std::clamp<int64_t>(rows[i], 0, last);
+    }
+    // Those of the tile, listed without a branch that nobody can foresee.
+    int32_t which[kIndexChunk];
+    int64_t found = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      which[found] = static_cast<int32_t>(i);
+      found += (rows[i] >= args.lo[0]) & (rows[i] < args.hi[0]);
+    }
+    state.lay_rows(rows, which, found, columns,
+                   static_cast<const std::byte*>(args.inputs[1]) + (begin * state.updates.strides[0] + first) * bytes,
+                   state.updates.strides[0], static_cast<std::byte*>(args.output) + first * bytes, output.strides[0]);
+  }
+  return true;
+}
+
 const char* run_scatter(const TileArgs& args) noexcept {
   const auto& state = *static_cast<const ScatterState*>(args.state);
   const TensorView& output = state.output;
@@ -141,6 +218,8 @@ const char* run_scatter(const TileArgs& args) noexcept {
     copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[0]) + from * bytes, state.x.strides,
              static_cast<std::byte*>(args.output) + to * bytes, output.strides);
   }
+
+  if (state.lay_rows != nullptr && run_rows(state, args)) return nullptr;
 
   // All points, but for those that walk an axis of the output only where they meet the tile.
   Odometer point = {.rank = state.updates.rank, .at = {}, .lo = {}, .hi = {}};
@@ -276,13 +355,16 @@ PreparedOp prepare_scatter(const OpSpec& spec) {
   for (int axis = 0; axis < updates.rank; ++axis) {
     if (!is_known[axis]) throw GraphError("axis " + std::to_string(axis) + " of scatter's updates walks nothing");
   }
+  if (has_rows(*state)) state->lay_rows = lay_rows<float, Combine::kReplace>;
   if (output.dtype == DType::kF32) {
-    state->combine = choose_combine<float>(combine);
+    choose<float>(*state, combine);
   } else if (output.dtype == DType::kI32) {
-    state->combine = choose_combine<int32_t>(combine);
+    choose<int32_t>(*state, combine);
   } else if (combine != Combine::kReplace) {
     throw GraphError("scatter combines no elements of dtype number " + std::to_string(static_cast<int>(output.dtype)) +
                      "; this kernel combines float32 and int32, leave others to XLA");
+  } else {
+    state->lay_rows = nullptr;
   }
   return {std::move(state), run_scatter, 0};
 }

@@ -27,6 +27,8 @@ from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
+from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD, SelectWindowsAttrs
+from aspen_jax.ops.sort import SORT, SortAttrs
 from aspen_jax.passes import attention, in_place, outputs
 from aspen_jax.program import Op, Operand, Program, Value
 from aspen_jax.view import View
@@ -99,7 +101,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 15)
+        kind = self.integer(0, 17)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -143,6 +145,12 @@ class _Author:
             return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
         if kind == 6:
             return self.gather()
+        if kind == 17:
+            x = self.operand(self.integer(1, 4))
+            axis = self.integer(0, x.view.rank - 1)
+            return self.op(SORT, SortAttrs(axis, self.integer(min(1, x.shape[axis]), x.shape[axis]), gives_order=False), [x])
+        if kind == 16:
+            return self.selecting_windows()
         if kind > 12:
             return self.update()
         if kind == 7:
@@ -165,6 +173,16 @@ class _Author:
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
         return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
+
+    def selecting_windows(self) -> Operand | None:
+        """Windows that choose elements of something, which give or get what is chosen."""
+        x = self.operand(self.integer(1, 4))
+        sizes, steps, low, high = (tuple(self.integer(a, b) for _ in x.shape) for a, b in ((1, 3), (1, 3), (0, 2), (0, 2)))
+        steps = tuple(map(min, sizes, steps))  # no gaps, so that what a box reads is one
+        attrs = SelectWindowsAttrs(self.integer(windows.MAX, windows.MIN), sizes, steps, low, high)
+        if self.integer(0, 1):
+            return self.op(SELECT_AND_GATHER_ADD, attrs, [self.input(x.shape), x])
+        return self.op(SELECT_AND_SCATTER_ADD, attrs, [self.input(attrs.windows(x.shape)), x])
 
     def gather(self) -> Operand | None:
         """Windows of something, at points of an index of rank 0 to 2."""
@@ -398,6 +416,30 @@ def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         yield position, ((dilated % base == 0) & (position >= 0) & (position < shape)).all(axis=0)
 
 
+def _selected_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    """Of select_and_gather_add: a window's elements, of which any may be chosen."""
+    attrs, shape = op.attrs, np.array(op.inputs[index].shape, int).reshape(-1, 1)
+    strides, low = (np.array(entries, int).reshape(-1, 1) for entries in (attrs.strides, attrs.padding_lo))
+    for offset in itertools.product(*map(range, attrs.window)):
+        position = at * strides - low + np.array(offset, int).reshape(-1, 1)
+        yield position, ((position >= 0) & (position < shape)).all(axis=0)
+
+
+def _scattering_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    """Of select_and_scatter_add: all windows that hold the element, and theirs of x."""
+    attrs, shape = op.attrs, np.array(op.inputs[0].shape, int).reshape(-1, 1)
+    strides, low = (np.array(entries, int).reshape(-1, 1) for entries in (attrs.strides, attrs.padding_lo))
+    for offset in itertools.product(*map(range, attrs.window)):
+        first = at + low - np.array(offset, int).reshape(-1, 1)
+        window = first // strides
+        holds = ((first % strides == 0) & (window >= 0) & (window < shape)).all(axis=0)
+        if index == 0:
+            yield window, holds
+        else:
+            for position, exists in _selected_elements(op, 1, window):
+                yield position, exists & holds
+
+
 def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     shape, axes = op.inputs[index].shape, op.attrs.axes
     for reduced in itertools.product(*(range(shape[axis]) for axis in axes)):
@@ -410,6 +452,13 @@ def _reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
 def _arg_reduce_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
     for along in range(op.inputs[index].shape[op.attrs.axis]):
         yield np.insert(at, op.attrs.axis, along, axis=0), np.ones(at.shape[1], bool)
+
+
+def _sort_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    for along in range(op.inputs[index].shape[op.attrs.axis]):
+        position = at.copy()
+        position[op.attrs.axis] = along
+        yield position, np.ones(at.shape[1], bool)
 
 
 def _rows_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
@@ -490,6 +539,8 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     MATMUL: _matmul_elements,
     MATMUL_PANELS: _matmul_panels_elements,
     POOL: _pool_elements,
+    SELECT_AND_SCATTER_ADD: _scattering_elements,
+    SELECT_AND_GATHER_ADD: _selected_elements,
     REDUCE: _reduce_elements,
     ARG_REDUCE: _arg_reduce_elements,
     ROWS: _rows_elements,
@@ -498,4 +549,5 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     GATHER: _gather_elements,
     SCATTER: _scatter_elements,
     CUMULATIVE: _cumulative_elements,
+    SORT: _sort_elements,
 }

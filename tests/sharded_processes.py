@@ -46,7 +46,7 @@ def attention(params, x):
 
 
 def with_fallback(params, x):
-    return jnp.tanh(jnp.sort(x @ params["w"], axis=-1) * 2)
+    return jnp.tanh(jax.lax.lgamma(x @ params["w"]) * 2)
 
 
 def looped(params, x):

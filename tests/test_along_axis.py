@@ -86,3 +86,69 @@ def test_transformations_of_cumulative_operations(function):
     np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(plain)(x), rtol=1e-4, atol=1e-5)
     mapped = jax.vmap(aspen_jax.aspen(lambda x: function(x, 0)))(x)
     np.testing.assert_allclose(mapped, jax.vmap(lambda x: function(x, 0))(x), rtol=1e-5)
+
+
+SORTED = [np.float32, np.float32, np.int32, np.uint32, np.int8, np.uint8, np.bool_, np.float16, jnp.bfloat16]
+
+
+def with_ties(rng, shape, dtype):
+    """Numbers of any sign, many of them equal; zeros of both signs, infinities and NaN among floats."""
+    x = (rng.standard_normal(shape) * 4).round().astype(dtype)
+    if jnp.issubdtype(dtype, np.floating):
+        for value, share in ((np.nan, 0.05), (-np.nan, 0.05), (np.inf, 0.05), (-np.inf, 0.05), (-0.0, 0.1)):
+            x[rng.random(shape) < share] = value
+    return x
+
+
+@st.composite
+def lines(draw):
+    """A shape and an axis: short and long ones."""
+    shape = [draw(st.integers(1, 7)) for _ in range(draw(st.integers(1, 3)))]
+    axis = draw(st.integers(0, len(shape) - 1))
+    shape[axis] = draw(st.sampled_from([1, 2, 40, 256, 257, 900]))
+    return tuple(shape), axis
+
+
+@settings(max_examples=100, deadline=None)
+@given(lines(), st.sampled_from(SORTED), st.integers(0, 2**31))
+def test_sort(line, dtype, seed):
+    shape, axis = line
+    x = with_ties(np.random.default_rng(seed), shape, dtype)
+    check_equal(lambda x: lax.sort(x, dimension=axis), x)
+    check_equal(lambda x: jnp.argsort(x.T, axis=axis if len(shape) == 1 else 0), x)
+    check_equal(lambda x: jnp.argsort(x, axis=axis, descending=True), x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines(), st.integers(1, 3), st.integers(0, 2**31))
+def test_sort_by_several_keys(line, num_keys, seed):
+    shape, axis = line
+    rng = np.random.default_rng(seed)
+    operands = [with_ties(rng, shape, SORTED[i]) for i in rng.integers(0, len(SORTED), num_keys)]
+    operands.append(rng.standard_normal(shape).astype(np.float32))
+    check_equal(lambda *xs: lax.sort(xs, dimension=axis, num_keys=num_keys, is_stable=True), *operands)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines(), st.sampled_from(SORTED), st.integers(1, 9), st.integers(0, 2**31))
+def test_top_k(line, dtype, k, seed):
+    shape, axis = line
+    x = np.moveaxis(with_ties(np.random.default_rng(seed), shape, dtype), axis, -1)
+    check_equal(lambda x: lax.top_k(x, min(k, shape[axis])), x)
+
+
+def test_sorts_that_tiles_do_not_do_fall_back():
+    x = jnp.ones(2**20 + 1)
+    (fallback,) = aspen_jax.aspen(jnp.sort).explain(x).fallbacks
+    assert "of 1048577 elements along an axis" in fallback.reason
+    keys = [jnp.ones(9)] * 5
+    (fallback,) = aspen_jax.aspen(lambda *keys: lax.sort(keys, num_keys=5)).explain(*keys).fallbacks
+    assert "by 5 keys" in fallback.reason
+
+
+def test_sorting_is_differentiated_and_mapped():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 400)), np.float32)
+    weights = jnp.arange(400.0)
+    gradient = jax.grad(aspen_jax.aspen(lambda x: (jnp.sort(x, axis=-1) * weights).sum()))(x)
+    np.testing.assert_allclose(gradient, np.argsort(np.argsort(x, axis=-1), axis=-1), rtol=1e-6)
+    np.testing.assert_array_equal(jax.vmap(aspen_jax.aspen(jnp.sort))(x), np.sort(x, axis=-1))

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import aspen, choice, frontend, xla_cost
+from aspen_jax import aspen, frontend, xla_cost
 from aspen_jax.apu import estimate
-from aspen_jax.choice import Evidence, Rates, rates
+from aspen_jax.choice import Evidence, Rates, of_machine, rates
 from aspen_jax.compile import Options, compile_jaxpr
 from aspen_jax.partition import Tileable
 from benchmarks.chooser.fit import fitted
@@ -53,7 +53,7 @@ def test_a_small_function_is_left_to_xla_and_says_why():
     assert [fallback.primitive for fallback in explanation.fallbacks] == ["tanh", "add"]
     assert all("XLA is as fast: about" in fallback.reason for fallback in explanation.fallbacks)
     assert "custom_call" not in jax.jit(small).lower(x).as_text()
-    np.testing.assert_allclose(small(x), np.tanh(x) + 1, rtol=1e-6)
+    np.testing.assert_allclose(small(x), np.tanh(x) + 1, rtol=1e-5)
 
 
 def test_a_network_is_tiled_as_a_whole():
@@ -69,14 +69,21 @@ def test_strict_graph_and_the_environment_make_no_choice(monkeypatch):
     x = normal(64)
     assert "aspen_run" in jax.jit(aspen(small, strict=True)).lower(x).as_text()
     assert len(aspen(small, strict=True).explain(x).parts) == 1
-    np.testing.assert_allclose(aspen(small).graph(x).run(x)[0], np.tanh(x) + 1, rtol=1e-6)
+    np.testing.assert_allclose(aspen(small).graph(x).run(x)[0], np.tanh(x) + 1, rtol=1e-5)
     monkeypatch.setenv("ASPEN_DISABLE_PASSES", "choice")
     assert "aspen_run" in jax.jit(aspen(small)).lower(x).as_text()
 
 
 def test_the_margin_decides():
     of_part = Evidence({"loops": 1.0}, {"tiles": 1.0})
-    for xla, tiles, is_chosen in ((1e5, 0.69e5, True), (1e5, 0.71e5, False), (1e7, 0.69e7, True), (1e7, 0.71e7, False)):
+    for xla, tiles, is_chosen in (
+        (1e4, 0.49e4, True),
+        (1e4, 0.51e4, False),
+        (1e5, 0.65e5, True),
+        (1e5, 0.72e5, False),
+        (1e7, 0.94e7, True),
+        (1e7, 0.96e7, False),
+    ):
         reason = of_part.why_left_to_xla(Rates({"loops": xla}, {"tiles": tiles}))
         assert (reason is None) == is_chosen
     assert of_part.why_left_to_xla(Rates({"loops": 2e6}, {"tiles": 3e3})) is None
@@ -87,11 +94,11 @@ def test_equations_around_a_fallback_are_decided_part_by_part():
     @aspen
     def mixed(x, kernel):
         y = convolutions(x, kernel)
-        return jnp.sort(y.sum((1, 2))) * 2
+        return lax.lgamma(y.sum((1, 2))) * 2
 
     explanation = mixed.explain(*IMAGES)
     assert len(explanation.parts) == 1
-    assert {fallback.primitive for fallback in explanation.fallbacks} >= {"sort", "mul"}
+    assert {fallback.primitive for fallback in explanation.fallbacks} >= {"lgamma", "mul"}
     expected = jax.jit(mixed.__wrapped__)(*IMAGES)
     np.testing.assert_allclose(mixed(*IMAGES), expected, rtol=1e-3, atol=1e-3)
 
@@ -138,9 +145,9 @@ def test_what_is_the_same_in_each_turn_stays_outside_of_the_call(kind, monkeypat
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     if kind == "scan":
         gradient = jax.grad(lambda w, x: aspen(loop)(w, x)[0].sum())(w, x)
-        np.testing.assert_allclose(gradient, jax.grad(lambda w, x: loop(w, x)[0].sum())(w, x), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(gradient, jax.grad(lambda w, x: loop(w, x)[0].sum())(w, x), rtol=1e-4, atol=1e-5)
         batch = jax.vmap(aspen(loop), (None, 0))(w, jnp.stack([x, x * 2]))[0]
-        np.testing.assert_allclose(batch[1], loop(w, x * 2)[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(batch[1], loop(w, x * 2)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_elements_are_one_loop():
@@ -154,11 +161,18 @@ def test_elements_are_one_loop():
 
 def test_a_dear_function_that_two_loops_read_is_one_of_its_own():
     x = normal(64, 32)
-    found = amounts(lambda x: (jnp.exp(x).sum(1), jnp.exp(x).max(0)), x)
+
+    def rows_and_columns(function):
+        def reduced(x):
+            y = function(x)
+            return y.sum(1), y.max(0)
+
+        return reduced
+
+    found = amounts(rows_and_columns(jnp.exp), x)
     assert found["loops"] == 3
     assert found["exp"] == x.size
-    cheap = amounts(lambda x: ((x + 1).sum(1), (x + 1).max(0)), x)
-    assert cheap["loops"] == 2
+    assert amounts(rows_and_columns(lambda x: x + 1), x)["loops"] == 2
 
 
 def test_sums_along_rows_are_one_by_one():
@@ -226,12 +240,18 @@ def test_a_fit_finds_the_rates_that_made_the_times():
         xla = {"calls": 1.0, "loops": float(random.integers(1, 9)), "bytes": float(random.integers(10**6))}
         tiles = {"calls": 1.0, "tiles": float(random.integers(1, 40))}
         xla_ns, tiles_ns = Evidence(xla, tiles).nanoseconds(true)
-        samples.append(Sample("made", number, 1, xla_ns, tiles_ns, xla, tiles, 0.0))
-    samples.append(Sample("disturbed", 60, 1, 1e9, 1e9, {"calls": 1.0}, {"calls": 1.0}, 0.0))
+        disturbed = 5 if number % 20 == 7 else 1
+        samples.append(Sample("made", number, 1, xla_ns * disturbed, tiles_ns * disturbed, xla, tiles, 0.0))
     found = fitted(samples)
     for ours, theirs in ((found.xla, true.xla), (found.tiles, true.tiles)):
-        assert ours == pytest.approx(theirs, rel=0.02)
+        assert ours == pytest.approx(theirs, rel=0.1)
 
 
-def test_rates_are_read_once():
-    assert choice.rates() is choice.rates()
+def test_rates_are_of_the_machine_or_of_the_first():
+    machines = {
+        "avx512": {"xla": {"loops": 1.0, "bytes": 2.0}, "tiles": {}},
+        "amx": {"xla": {"loops": 3.0}, "tiles": {"ops": 4.0}},
+    }
+    assert of_machine(machines, "amx") == Rates({"loops": 3.0, "bytes": 2.0}, {"ops": 4.0})
+    assert of_machine(machines, "avx2") == Rates({"loops": 1.0, "bytes": 2.0}, {})
+    assert rates() is rates()

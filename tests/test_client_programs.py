@@ -156,7 +156,7 @@ def test_the_choosers_figures(tmp_path, capsys):
     samples = [json.loads(line) for line in record.read_text().splitlines()]
     assert samples
     assert all(sample["xla_ns"] > 0 and sample["tiles_ns"] > 0 and sample["difference"] < 1e-2 for sample in samples)
-    fitted = json.loads(rates.read_text())
+    (fitted,) = json.loads(rates.read_text()).values()
     assert all(np.isfinite(rate) and rate >= 0 for side in ("xla", "tiles") for rate in fitted[side].values())
     assert f"| all | {len(samples)} |" in capsys.readouterr().out
     assert main(["chooser", "--parts", "0", "--record", str(record)]) == 0

@@ -41,7 +41,7 @@ def later(x):
 
 
 def differentiated(x):
-    return jax.grad(lambda x: jnp.sum(jnp.sort(earlier(x))))(x)
+    return jax.grad(lambda x: jnp.sum(jax.lax.lgamma(earlier(x))))(x)
 
 
 def test_sources_are_lines_of_the_caller_not_of_those_who_were_first():
@@ -55,11 +55,11 @@ def test_sources_are_lines_of_the_caller_not_of_those_who_were_first():
     assert line_of(earlier, "relu") in sources
     assert sources <= {line_of(later, "silu"), line_of(earlier, "relu")}
     explanation = aspen(differentiated).explain(x)
-    assert {item.source for item in explanation.fallbacks} == {line_of(differentiated, "sort")}
+    assert {item.source for item in explanation.fallbacks} == {line_of(differentiated, "lgamma")}
 
 
 def test_lines_of_libraries_are_named_where_there_is_no_other():
-    explanation = aspen(functools.partial(jnp.sort, axis=0)).explain(normal(N, N))
+    explanation = aspen(functools.partial(jnp.linalg.cholesky, upper=False)).explain(normal(N, N))
     assert explanation.fallbacks[0].source == "" or user_code.is_users(explanation.fallbacks[0].source)
     assert user_code.is_users(__file__)
     assert user_code.is_users("<stdin>")
@@ -69,7 +69,7 @@ def test_lines_of_libraries_are_named_where_there_is_no_other():
 def long_names(x, y):
     with jax.named_scope("an_encoder_with_a_very_long_name"), jax.named_scope("a_layer_of_it_with_another_long_name"):
         z = jax.nn.gelu(x @ x) + jax.nn.silu(x @ y)
-    parts = jax.lax.sort((z, z, z, z, z, z, z, z, z, z, z, z), num_keys=2)
+    parts = jax.lax.sort((z, z, z, z, z, z, z, z, z, z, z, z), num_keys=5)
     return jnp.concatenate(parts), jax.lax.reduce_precision(jnp.linalg.cholesky(z @ z.T), 5, 7)
 
 
@@ -122,7 +122,7 @@ def warnings(caplog):
 def test_a_function_that_falls_back_warns_once_with_the_biggest_reasons(warnings):
     def fun(x):
         y = jnp.linalg.qr(x)[0] + jnp.linalg.eigh(x @ x.T)[1]
-        return jnp.sort(y) + jnp.linalg.cholesky(y)
+        return jax.lax.lgamma(y) + jnp.linalg.cholesky(y)
 
     decorated = aspen(fun)
     decorated(normal(N, N))
@@ -176,7 +176,7 @@ def test_gradients_and_loops_warn_by_the_name_of_the_function(warnings):
 
 def test_no_warning_where_tiles_do_the_most_or_there_is_little_to_do(warnings):
     x = normal(N, N)
-    aspen(lambda x: x @ x + jnp.sort(x))(x)
+    aspen(lambda x: x @ x + jax.lax.lgamma(x))(x)
     aspen(lambda x: jnp.linalg.qr(x)[0])(x[:8, :8])
     aspen(lambda x: jax.lax.fori_loop(0, 10**6, lambda i, s: s + i, 0) + x)(x)
     aspen(lambda x: x)(x)

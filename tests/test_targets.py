@@ -18,6 +18,7 @@ KERNEL_TESTS = (
     "test_rows.py",
     "test_indexing.py",
     "test_along_axis.py",
+    "test_select_windows.py",
     "test_attention.py",
     "test_conv_pairs.py",
     "test_strassen.py",

@@ -16,8 +16,9 @@ from aspen_jax.tilegraph import TileGraph
 # Elements of the widest register.
 _LANES = 16
 
-# Arrays from here on do not stay in a core's own cache.
+# Arrays from here on do not stay in a core's own cache; if all together are larger than the second, not in a shared one either.
 _FAR_BYTES = 1 << 20
+_MEMORY_BYTES = 1 << 25
 
 # Kernels of products, whose registers hold so many columns.
 _COLUMNS = 32
@@ -48,6 +49,10 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
         share = 1.0 / max(1, min(num_workers, int(count)))
         for name, amount in _of_op(op, int(count)).items():
             found[name] += amount * share
+    made = {op.output for op in program.ops}
+    read = {operand.value for op in program.ops for operand in op.inputs} - made
+    if (total := float(sum(value.nbytes for value in read))) > _MEMORY_BYTES:
+        found["bytes of memory"] = total
     return dict(found)
 
 
@@ -77,10 +82,13 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
         found[f"sums of {kind}"] = size
         found[f"flops of sums of {kind}"] = own
     elif kernel == "scatter":
-        found["scatter points"] = num_tiles * float(math.prod(op.inputs[1].shape[:-1]))
+        points = float(max((math.prod(index.shape) for index in op.main_inputs[2:]), default=1))
+        found["scatter points"] = num_tiles * points
+        found["scattered"] = float(math.prod(op.inputs[1].shape))
     else:
         found[f"thin {kernel} rows" if kernel == "matmul" and columns < _THIN else f"{kernel} rows"] = rows
-        found[f"{narrow}{kernel} flops"] = own
+        if own:
+            found[f"{narrow}{kernel} flops"] = own
     if kernel in _PRODUCTS:
         found[f"{kernel} idle flops"] = own * (-columns % _COLUMNS) / columns
     if kernel == "matmul":

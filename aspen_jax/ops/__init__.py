@@ -21,6 +21,8 @@ from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
+from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD
+from aspen_jax.ops.sort import SORT
 from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS
 from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
@@ -33,6 +35,8 @@ _ALL = (
     MATMUL,
     MATMUL_PANELS,
     POOL,
+    SELECT_AND_SCATTER_ADD,
+    SELECT_AND_GATHER_ADD,
     REDUCE,
     ROWS,
     ATTENTION,
@@ -43,6 +47,7 @@ _ALL = (
     SCATTER,
     CUMULATIVE,
     ARG_REDUCE,
+    SORT,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
     STRASSEN,

@@ -32,8 +32,9 @@ _REFERENCES: tuple[Callable[..., jax.Array], ...] = (
     lax.scatter_max,
 )
 
-# A tile walks all points of the indices; where they are more than this, XLA's one walk over all is better.
-_MOST_POINTS = 1 << 14
+
+# Each tile loads all points and compares them with its box: measured, in bytes' worth.
+_BYTES_OF_POINT = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Scatter(OpFamily):
             own, read = Work(own.flops, laid), laid
         for k in range(2, len(op.inputs)):
             points = box_sizes(self.main_region(op, k, boxes))
-            read = read + points * 16  # each point is loaded and compared with the box
+            read = read + points * _BYTES_OF_POINT
         return Work(own.flops, own.bytes + read)
 
     def reference(self, attrs: ScatterAttrs, *inputs: jax.Array) -> jax.Array:
@@ -163,8 +164,6 @@ def _convert_scatter(build: Builder, equation: Equation, x: Operand, indices: Op
     if mode == lax.GatherScatterMode.ONE_HOT:
         raise Unsupported(f"{equation.primitive} by one-hot products")
     batch_shape = indices.shape[:-1]
-    if int(np.prod(batch_shape)) > _MOST_POINTS:
-        raise Unsupported(f"{equation.primitive} at {int(np.prod(batch_shape))} points; tiles walk up to {_MOST_POINTS}")
     rank = len(x.shape)
     index_axes = tuple(axis for axis in range(len(updates.shape)) if axis not in numbers.update_window_dims)
     kept = [axis for axis in range(rank) if axis not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]

@@ -70,7 +70,7 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
         parts: how many to generate.
         seed: which ones.
         record: a file of timed parts, a JSON object a line: those in it count too, and new ones are added.
-        fit: write the rates that fit all these times to this file; those of the package are aspen_jax/rates.json.
+        fit: write the rates that fit all these times to this file, as this machine's; the package has aspen_jax/rates.json.
 
     Returns:
         0, or 1 where results differ.
@@ -92,12 +92,19 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
     known = rates()
     if fit is not None:
         known = fitted(samples)
-        about = {name: value for name, value in machine().items() if name in ("cpu", "usable cores", "jax")}
-        fit.write_text(json.dumps({"machine": about, **dataclasses.asdict(known)}, indent=1, sort_keys=True) + "\n")
+        _write(fit, known)
     print(table(samples, known))
     for sample in wrong:
         print(f"WRONG: {sample.kind} {sample.number} of seed {seed} differs by {sample.difference:.1g}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _write(file: Path, known: Rates) -> None:
+    """Put rates into a file of several machines', in the place of those of one with the same instructions."""
+    machines = json.loads(file.read_text()) if file.exists() else {}
+    about = {name: value for name, value in machine().items() if name in ("cpu", "usable cores", "jax")}
+    machines[machine()["cpu target in use"]] = {"machine": about, **dataclasses.asdict(known)}
+    file.write_text(json.dumps(machines, indent=1) + "\n")
 
 
 def table(samples: Sequence[Sample], known: Rates) -> str:

@@ -520,6 +520,65 @@ def _images(draw: Draw) -> GeneratedPart:
     )
 
 
+def _sorts(draw: Draw) -> GeneratedPart:
+    x = draw.array(draw.size(1, 400), draw.size(10, 3000))
+    k = min(x.shape[1], draw.size(1, 60))
+    return GeneratedPart(
+        "sorts",
+        *draw.one_of(
+            (lambda x: jnp.sort(x, -1), (x,)),
+            (lambda x: jnp.sort(x, 0), (x,)),
+            (lambda x: jnp.argsort(x, -1), (x,)),
+            (lambda x: lax.top_k(x, k), (x,)),
+            (lambda x: jnp.median(x, -1), (x,)),
+        ),
+    )
+
+
+def _pool_gradients(draw: Draw) -> GeneratedPart:
+    batch, side, channels = draw.size(1, 8), draw.round_size(8, 96), draw.one_of(3, 8, 32, 64)
+    window, is_last = draw.one_of(2, 3), draw.chance(0.6)
+    windows, strides = ((1, window, window, 1), (1, 2, 2, 1)) if is_last else ((1, 1, window, window), (1, 1, 2, 2))
+
+    def pool(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, windows, strides, "SAME")
+
+    x = draw.array(batch, side, side, channels) if is_last else draw.array(batch, channels, side, side)
+    forward, backward = (lambda x, t: jax.jvp(pool, (x,), (t,))), (lambda x, t: jax.vjp(pool, x)[1](t)[0])
+    if draw.chance(0.7):
+        return GeneratedPart("pool gradients", backward, (x, pool(x)))
+    return GeneratedPart("pool gradients", forward, (x, x[::-1]))
+
+
+def _scatters(draw: Draw) -> GeneratedPart:
+    rows, points, columns = draw.size(16, 20_000), draw.size(100, 60_000), draw.one_of(1, 1, 4, 16, 64)
+    shape = (columns,) if columns > 1 else ()
+    x, updates, index = draw.array(rows, *shape), draw.array(points, *shape), draw.integers(rows, points)
+    return GeneratedPart(
+        "scatters",
+        *draw.one_of(
+            (lambda u, i: jax.ops.segment_sum(u, i, rows), (updates, index)),
+            (lambda u, i: jax.ops.segment_max(u, i, rows), (updates, index)),
+            (lambda x, i, u: x.at[i].set(u), (x, index, updates)),
+            (lambda x, i, u: x.at[i].add(jnp.tanh(u)), (x, index, updates)),
+        ),
+    )
+
+
+def _weights(draw: Draw) -> GeneratedPart:
+    """Few rows through many weights, which come from memory each time."""
+    rows, width = draw.one_of(1, 1, 2, 8), draw.round_size(256, 2048)
+    total = draw.size(1e7, 6e7)
+    weights = tuple(draw.weights(width, width) for _ in range(max(2, min(200, total // width**2))))
+
+    def function(x: Any, *weights: Any) -> Any:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return x
+
+    return GeneratedPart("weights", function, (draw.array(rows, width), *weights))
+
+
 GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "small": _small,
     "trailing": _trailing,
@@ -535,6 +594,10 @@ GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "state spaces": _states,
     "cumulative": _cumulative,
     "long": _long,
+    "sorts": _sorts,
+    "pool gradients": _pool_gradients,
+    "scatters": _scatters,
+    "weights": _weights,
 }
 # Those that the paragraph on losses names come more often.
 _OFTEN = ("small", "trailing", "loop", "loop", "updates")

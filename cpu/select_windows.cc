@@ -1,0 +1,297 @@
+// The kernels "select_and_scatter_add" and "select_and_gather_add": the derivatives of pooling by a maximum or a minimum.
+//
+// A window of x chooses one of its elements: it walks them in order and takes the next one unless the one it has is at least as
+// large (or as small). So the first of equal ones is chosen, and what follows a NaN. "select_and_scatter_add" adds the window's
+// element of a second tensor to where the chosen one lies; "select_and_gather_add" gives the second tensor's element there, or 0
+// where no element is larger than minus infinity (or smaller than infinity).
+//
+// Where the last axis takes no part in the window and its elements are adjacent (channels, in NHWC), a vector of channels
+// chooses at once. Otherwise each window is walked by itself.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aspen_jax/engine/words.h"
+#include "box.h"
+#include "shapes.h"
+#include "vec.h"
+
+namespace aspen::cpu::ASPEN_TARGET {
+
+PreparedOp prepare_select_and_scatter_add(const OpSpec& spec);
+PreparedOp prepare_select_and_gather_add(const OpSpec& spec);
+
+namespace {
+
+// An element of a window, as offsets from the window's first one; nowhere in x where it is padding, and nowhere in what is
+// scattered to where it is outside of the box.
+struct Tap {
+  int64_t x;
+  int64_t other;
+};
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::min();
+
+// One axis: of x, of the tensor of x's shape that is scattered to or gathered from ("other"), and of the windows.
+struct Axis {
+  int64_t extent;
+  int64_t x_stride;
+  int64_t other_stride;
+  int64_t windows;
+  int64_t windows_stride;
+  int64_t window;
+  int64_t step;
+  int64_t lo;  // padding
+};
+
+struct SelectState final : OpState {
+  int rank = 0;
+  Axis axes[kMaxRank] = {};
+  bool over_channels = false;
+  std::vector<Tap> taps;  // of a window without padding
+};
+
+// The taps of the window whose first element is `begin`; `outside(axis, position)` says what is nowhere in "other".
+template <class Outside>
+void list_taps(const SelectState& state, const int64_t* begin, Outside outside, Tap* taps) {
+  Odometer tap = {.rank = state.rank, .at = {}, .lo = {}, .hi = {}};
+  for (int axis = 0; axis < state.rank; ++axis) tap.hi[axis] = state.axes[axis].window;
+  tap.begin();
+  do {
+    Tap offsets = {0, 0};
+    bool is_padding = false, is_outside = false;
+    for (int d = 0; d < state.rank; ++d) {
+      const Axis& axis = state.axes[d];
+      const int64_t position = begin[d] + tap.at[d];
+      is_padding |= position < 0 || position >= axis.extent;
+      is_outside |= outside(d, position);
+      offsets.x += tap.at[d] * axis.x_stride;
+      offsets.other += tap.at[d] * axis.other_stride;
+    }
+    *taps++ = {is_padding ? kNowhere : offsets.x, is_padding || is_outside ? kNowhere : offsets.other};
+  } while (tap.next());
+}
+
+template <bool kIsMax>
+constexpr float kPadding = kIsMax ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
+
+// The number of the tap that a window chooses. If `kMayHaveNone`, it is -1 where no element is better than padding.
+template <bool kIsMax, bool kMayHaveNone>
+ASPEN_INLINE int64_t chosen(const std::vector<Tap>& whole, const Tap* taps, const float* x) {
+  const int64_t count = static_cast<int64_t>(whole.size());
+  const auto element = [&](int64_t t) { return taps[t].x == kNowhere ? kPadding<kIsMax> : x[taps[t].x]; };
+  int64_t best_tap = kMayHaveNone ? -1 : 0;
+  float best = kMayHaveNone ? kPadding<kIsMax> : element(0);
+  for (int64_t t = kMayHaveNone ? 0 : 1; t < count; ++t) {
+    const float next = element(t);
+    const bool stays = kIsMax ? best >= next : best <= next;
+    best = stays ? best : next;
+    best_tap = stays ? best_tap : t;
+  }
+  return best_tap;
+}
+
+// The same for `lanes` windows whose elements are adjacent.
+template <bool kIsMax, bool kMayHaveNone>
+ASPEN_INLINE Ints chosen(const std::vector<Tap>& whole, const Tap* taps, const float* x, int lanes) {
+  const int32_t count = static_cast<int32_t>(whole.size());
+  const auto elements = [&](int32_t t) __attribute__((always_inline)) {
+    if (taps[t].x == kNowhere) return broadcast(kPadding<kIsMax>);
+    return lanes == kLanes ? load(x + taps[t].x) : load_partial(x + taps[t].x, lanes);
+  };
+  Ints best_tap = broadcast(kMayHaveNone ? -1 : 0);
+  Floats best = kMayHaveNone ? broadcast(kPadding<kIsMax>) : elements(0);
+  for (int32_t t = kMayHaveNone ? 0 : 1; t < count; ++t) {
+    const Floats next = elements(t);
+    const Ints stays = kIsMax ? best >= next : best <= next;
+    best = stays ? best : next;
+    best_tap = stays ? best_tap : broadcast(t);
+  }
+  return best_tap;
+}
+
+// Calls visit(taps, offsets of the window's first element in x and in "other", offset of the window) for each window of
+// `windows`, or for the first channel of those that share a place.
+template <class Outside, class Visitor>
+ASPEN_INLINE void for_each_window(const SelectState& state, Odometer& windows, Outside outside, Tap* scratch, Visitor visit) {
+  windows.begin();
+  do {
+    int64_t begin[kMaxRank];
+    int64_t x = 0, other = 0, window = 0;
+    bool is_whole = true;
+    for (int d = 0; d < state.rank; ++d) {
+      const Axis& axis = state.axes[d];
+      begin[d] = windows.at[d] * axis.step - axis.lo;
+      const int64_t last = begin[d] + axis.window - 1;
+      is_whole &= begin[d] >= 0 && last < axis.extent && !outside(d, begin[d]) && !outside(d, last);
+      x += begin[d] * axis.x_stride;
+      other += begin[d] * axis.other_stride;
+      window += windows.at[d] * axis.windows_stride;
+    }
+    if (!is_whole) list_taps(state, begin, outside, scratch);
+    visit(is_whole ? state.taps.data() : scratch, x, other, window);
+  } while (windows.next());
+}
+
+template <bool kIsMax>
+const char* run_scatter(const TileArgs& args) noexcept {
+  const auto& state = *static_cast<const SelectState*>(args.state);
+  const auto* const source = static_cast<const float*>(args.inputs[0]);
+  const auto* const x = static_cast<const float*>(args.inputs[1]);
+  auto* const out = static_cast<float*>(args.output);
+  const int last = state.rank - 1;
+  Odometer row = {.rank = state.rank, .at = {}, .lo = {}, .hi = {}};
+  Odometer windows = row;
+  for (int d = 0; d < state.rank; ++d) {
+    const Axis& axis = state.axes[d];
+    if (args.lo[d] >= args.hi[d]) return nullptr;
+    row.lo[d] = args.lo[d];
+    row.hi[d] = d == last ? args.lo[d] + 1 : args.hi[d];
+    // The windows that reach into the box.
+    const int64_t first = args.lo[d] + axis.lo - axis.window + 1;
+    windows.lo[d] = first <= 0 ? 0 : (first + axis.step - 1) / axis.step;
+    windows.hi[d] = args.hi[d] - 1 + axis.lo < 0 ? 0 : std::min(axis.windows, (args.hi[d] - 1 + axis.lo) / axis.step + 1);
+  }
+  row.begin();
+  do {
+    int64_t to = 0;
+    for (int d = 0; d < state.rank; ++d) to += row.at[d] * state.axes[d].other_stride;
+    std::fill_n(out + to, args.hi[last] - args.lo[last], 0.0f);
+  } while (row.next());
+  const int64_t channels = state.over_channels ? windows.hi[last] - windows.lo[last] : 1;
+  if (state.over_channels) windows.hi[last] = std::min(windows.hi[last], windows.lo[last] + 1);
+  if (windows.empty()) return nullptr;
+  const auto outside = [&](int axis, int64_t position) { return position < args.lo[axis] || position >= args.hi[axis]; };
+  const auto count = static_cast<int32_t>(state.taps.size());
+  for_each_window(state, windows, outside, reinterpret_cast<Tap*>(args.scratch),
+                  [&](const Tap* taps, int64_t from_x, int64_t to, int64_t window) {
+                    if (!state.over_channels) {
+                      const Tap& tap = taps[chosen<kIsMax, false>(state.taps, taps, x + from_x)];
+                      if (tap.other != kNowhere) out[to + tap.other] += source[window];
+                      return;
+                    }
+                    for (int64_t c = 0; c < channels; c += kLanes) {
+                      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
+                      const Ints best = chosen<kIsMax, false>(state.taps, taps, x + from_x + c, lanes);
+                      const Floats given = load_partial(source + window + c, lanes);
+                      for (int32_t t = 0; t < count; ++t) {
+                        if (taps[t].other == kNowhere) continue;
+                        float* const place = out + to + taps[t].other + c;
+                        store_partial(place, load_partial(place, lanes) + (best == t ? given : Floats{}), lanes);
+                      }
+                    }
+                  });
+  return nullptr;
+}
+
+template <bool kIsMax>
+const char* run_gather(const TileArgs& args) noexcept {
+  const auto& state = *static_cast<const SelectState*>(args.state);
+  const auto* const other = static_cast<const float*>(args.inputs[0]);
+  const auto* const x = static_cast<const float*>(args.inputs[1]);
+  auto* const out = static_cast<float*>(args.output);
+  const int last = state.rank - 1;
+  Odometer windows = {.rank = state.rank, .at = {}, .lo = {}, .hi = {}};
+  for (int d = 0; d < state.rank; ++d) {
+    if (args.lo[d] >= args.hi[d]) return nullptr;
+    windows.lo[d] = args.lo[d];
+    windows.hi[d] = state.over_channels && d == last ? args.lo[d] + 1 : args.hi[d];
+  }
+  const int64_t channels = state.over_channels ? args.hi[last] - args.lo[last] : 1;
+  const auto count = static_cast<int32_t>(state.taps.size());
+  for_each_window(state, windows, [](int, int64_t) { return false; }, reinterpret_cast<Tap*>(args.scratch),
+                  [&](const Tap* taps, int64_t from_x, int64_t from, int64_t window) {
+                    if (!state.over_channels) {
+                      const int64_t best = chosen<kIsMax, true>(state.taps, taps, x + from_x);
+                      out[window] = best < 0 || taps[best].other == kNowhere ? 0.0f : other[from + taps[best].other];
+                      return;
+                    }
+                    for (int64_t c = 0; c < channels; c += kLanes) {
+                      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
+                      const Ints best = chosen<kIsMax, true>(state.taps, taps, x + from_x + c, lanes);
+                      Floats result = {};
+                      for (int32_t t = 0; t < count; ++t) {
+                        if (taps[t].other == kNowhere) continue;
+                        result = best == t ? load_partial(other + from + taps[t].other + c, lanes) : result;
+                      }
+                      store_partial(out + window + c, result, lanes);
+                    }
+                  });
+  return nullptr;
+}
+
+// A window of more elements than this falls back: its taps are listed.
+constexpr int64_t kMostTaps = 4096;
+
+// Reads the parameters, where `windows` has an element a window, and x and "other" have one shape.
+std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& name, const TensorView& x, const TensorView& other,
+                                      const TensorView& windows, bool* is_max) {
+  auto state = std::make_unique<SelectState>();
+  check_rank(x, windows.rank, name.c_str());
+  check_rank(other, windows.rank, name.c_str());
+  check_rank(windows, windows.rank, name.c_str());
+  for (const TensorView* view : {&x, &other, &windows}) check_float32(*view, name.c_str());
+  check_dense(spec.output, name.c_str());
+  if (x.rank == 0) throw GraphError(name + " needs at least one axis");
+  state->rank = x.rank;
+  const auto rank = static_cast<size_t>(x.rank);
+  WordReader words(spec.params);
+  *is_max = words.integer(1, 2, "the kind of choice") == 1;
+  const auto window = words.list(rank, "the window");
+  const auto strides = words.list(rank, "the strides");
+  const auto padding_lo = words.list(rank, "padding_lo");
+  const auto padding_hi = words.list(rank, "padding_hi");
+  words.integer(0, 0, "the mark for an epilogue (there cannot be one)");
+  if (!words.done()) throw GraphError("there are words after " + name + "'s parameters");
+  int64_t count = 1;
+  for (size_t i = 0; i < rank; ++i) {
+    const auto d = static_cast<int>(i);
+    const auto in_range = [](int64_t value, int64_t lo) { return lo <= value && value <= kMaxExtent; };
+    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(padding_lo[i], 0) || !in_range(padding_hi[i], 0)) {
+      throw GraphError(name + " has a window, stride or padding out of range along axis " + std::to_string(i));
+    }
+    if (window[i] > kMostTaps / count) throw GraphError(name + " has a window of more than 4096 elements");
+    count *= window[i];
+    if (x.shape[d] != other.shape[d]) throw GraphError(name + "'s operands " + describe(x) + " and " + describe(other) + " differ");
+    const int64_t padded = x.shape[d] + padding_lo[i] + padding_hi[i];
+    const int64_t extent = padded < window[i] ? 0 : (padded - window[i]) / strides[i] + 1;
+    if (extent != windows.shape[d]) {
+      throw GraphError(name + " has " + std::to_string(windows.shape[d]) + " windows along axis " + std::to_string(i) +
+                       " where its parameters give " + std::to_string(extent));
+    }
+    state->axes[i] = {x.shape[d],  used_stride(x, d), used_stride(other, d), extent, used_stride(windows, d),
+                      window[i],   strides[i],        padding_lo[i]};
+  }
+  const Axis& channels = state->axes[rank - 1];
+  state->over_channels = channels.window == 1 && channels.step == 1 && channels.lo == 0 && channels.extent == channels.windows &&
+                         channels.extent > 1 && channels.x_stride == 1 && channels.other_stride == 1 &&
+                         channels.windows_stride == 1;
+  state->taps.resize(static_cast<size_t>(count));
+  // As in the middle of an x without end.
+  const int64_t begin[kMaxRank] = {};
+  list_taps(*state, begin, [](int, int64_t) { return false; }, state->taps.data());
+  return state;
+}
+
+}  // namespace
+
+PreparedOp prepare_select_and_scatter_add(const OpSpec& spec) {
+  if (spec.inputs.size() != 2) throw GraphError("select_and_scatter_add has two inputs");
+  bool is_max = false;
+  auto state = prepared(spec, "select_and_scatter_add", spec.inputs[1], spec.output, spec.inputs[0], &is_max);
+  const size_t scratch = state->taps.size() * sizeof(Tap);
+  return {std::move(state), is_max ? run_scatter<true> : run_scatter<false>, scratch};
+}
+
+PreparedOp prepare_select_and_gather_add(const OpSpec& spec) {
+  if (spec.inputs.size() != 2) throw GraphError("select_and_gather_add has two inputs");
+  bool is_max = false;
+  auto state = prepared(spec, "select_and_gather_add", spec.inputs[1], spec.inputs[0], spec.output, &is_max);
+  const size_t scratch = state->taps.size() * sizeof(Tap);
+  return {std::move(state), is_max ? run_gather<true> : run_gather<false>, scratch};
+}
+
+}  // namespace aspen::cpu::ASPEN_TARGET

@@ -1,0 +1,124 @@
+"""Whatever reads a jaxpr sees into a decorated function as into one of jax.jit, wherever the function stands.
+
+Each reader meets each place: results, errors and refusals are those of the undecorated function.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.experimental import checkify, jet
+from jax.extend import core
+
+from aspen_jax import aspen
+from aspen_jax.runtime import CUSTOM_CALL_TARGET
+
+ROWS, COLUMNS = 16, 32
+_RANDOM = np.random.default_rng(0)
+X, TANGENT = (jnp.asarray(_RANDOM.standard_normal((ROWS, COLUMNS)), np.float32) for _ in range(2))
+W = jnp.asarray(_RANDOM.standard_normal((COLUMNS, COLUMNS)) * COLUMNS**-0.5, np.float32)
+
+
+def layer(x):
+    return jnp.tanh(x @ W) / (1 + x * x) + jnp.sin(x)
+
+
+def looped(f, x):
+    return lax.while_loop(lambda state: state[0] < 2, lambda state: (state[0] + 1, f(state[1])), (0, x))[1]
+
+
+def with_derivative(f, x):
+    @jax.custom_jvp
+    def inner(x):
+        return f(x)
+
+    inner.defjvp(lambda primals, tangents: (inner(*primals), 2 * f(primals[0]) * tangents[0]))
+    return inner(x)
+
+
+PLACES = {
+    "bare": lambda f, x: f(x),
+    "within jit": lambda f, x: jax.jit(f)(x),
+    "twice": lambda f, x: f(f(x)),
+    "scan": lambda f, x: lax.scan(lambda c, _: (f(c), c.sum()), x, None, length=2),
+    "while_loop": looped,
+    "cond": lambda f, x: lax.cond(x.sum() > 0, f, lambda x: x * 2, x),
+    "vmap": lambda f, x: jax.vmap(f)(x[:, None]),
+    "map": lambda f, x: lax.map(f, x[:4]),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+    "checkpoint in scan": lambda f, x: lax.scan(lambda c, _: (jax.checkpoint(f)(c), None), x, None, length=2)[0],
+    "custom_jvp": with_derivative,
+    "gradient": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+}
+
+
+def total(place):
+    return lambda x: sum(leaf.sum() for leaf in jax.tree.leaves(place(x)))
+
+
+def checked(place):
+    """The values, and what the checks say of a NaN."""
+
+    def read(x):
+        error, values = checkify.checkify(place, errors=checkify.nan_checks)(x)
+        return values, error.get() is None
+
+    return read(X), read(X.at[0, 0].set(jnp.nan))[1]
+
+
+def without_dead_code(place):
+    """Half of what is computed is dropped, by JAX's own pass."""
+    jaxpr = jax.make_jaxpr(lambda x: (total(place)(x), total(place)(x * 2)))(X)
+    alive = jax.jit(lambda x: core.jaxpr_as_fun(jaxpr)(x)[1])
+    return alive(X)
+
+
+def exported(place):
+    unchecked = [export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)]
+    return export.deserialize(export.export(jax.jit(place), disabled_checks=unchecked)(X).serialize()).call(X)
+
+
+def mapped_over_devices(place):
+    mesh = jax.make_mesh((1,), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    return jax.shard_map(lambda x: total(place)(x)[None], mesh=mesh, in_specs=spec, out_specs=spec)(X)
+
+
+READERS = {
+    "call": lambda place: place(X),
+    "jit": lambda place: jax.jit(place)(X),
+    "eval_shape": lambda place: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(place, X)),
+    "jvp": lambda place: jax.jvp(place, (X,), (TANGENT,)),
+    "linearize": lambda place: jax.linearize(place, X)[1](TANGENT),
+    "grad": lambda place: jax.grad(total(place))(X),
+    "value_and_grad in jit": lambda place: jax.jit(jax.value_and_grad(total(place)))(X),
+    "second derivative": lambda place: jax.jvp(jax.grad(total(place)), (X,), (TANGENT,)),
+    "vmap": lambda place: jax.vmap(place)(jnp.stack([X, TANGENT])),
+    "evaluation": lambda place: core.jaxpr_as_fun(jax.make_jaxpr(place)(X))(X),
+    "dead code": without_dead_code,
+    "checkify": checked,
+    "export": exported,
+    "shard_map": mapped_over_devices,
+    "jet": lambda place: jet.jet(place, (X,), ((TANGENT, TANGENT * 0),)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_sees_in(reader, place):
+    read = READERS[reader]
+    try:
+        expected = read(functools.partial(PLACES[place], layer))
+    except (NotImplementedError, ValueError, TypeError, KeyError) as refusal:
+        with pytest.raises(type(refusal)):
+            read(functools.partial(PLACES[place], aspen(layer)))
+        return
+    ours = read(functools.partial(PLACES[place], aspen(layer)))
+    assert jax.tree.structure(ours) == jax.tree.structure(expected)
+    for mine, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
