@@ -17,6 +17,7 @@ from aspen_jax.partition import Tileable
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import GENERATORS, Draw, generated
 from benchmarks.chooser.timing import Sample, evidence_of
+from tests.random_functions import random_function
 
 pytestmark = pytest.mark.usefixtures("choosing")
 
@@ -148,6 +149,13 @@ def test_what_is_the_same_in_each_turn_stays_outside_of_the_call(kind, monkeypat
         np.testing.assert_allclose(gradient, jax.grad(lambda w, x: loop(w, x)[0].sum())(w, x), rtol=1e-4, atol=1e-5)
         batch = jax.vmap(aspen(loop), (None, 0))(w, jnp.stack([x, x * 2]))[0]
         np.testing.assert_allclose(batch[1], loop(w, x * 2)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_functions_agree_whatever_is_chosen(seed):
+    function, arguments = random_function(7000 + seed)
+    for ours, theirs in zip(jax.jit(aspen(function))(*arguments), jax.jit(function)(*arguments), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_elements_are_one_loop():

@@ -73,7 +73,7 @@ def products_by_4x4(batch: int) -> Program:
     return lambda x, w: jnp.tanh(x @ w), (normal(10, 10_000 * batch, 4, 4), normal(11, 10_000 * batch, 4, 4))
 
 
-@client(is_faster=True)
+@client()
 def roll_stencil(batch: int) -> Program:
     def diffuse(x: Any) -> Any:
         for _ in range(4):
