@@ -202,24 +202,25 @@ const char* run_gather(const TileArgs& args) noexcept {
   }
   const int64_t channels = state.over_channels ? args.hi[last] - args.lo[last] : 1;
   const auto count = static_cast<int32_t>(state.taps.size());
-  for_each_window(state, windows, [](int, int64_t) { return false; }, reinterpret_cast<Tap*>(args.scratch),
-                  [&](const Tap* taps, int64_t from_x, int64_t from, int64_t window) {
-                    if (!state.over_channels) {
-                      const int64_t best = chosen<kIsMax, true>(state.taps, taps, x + from_x);
-                      out[window] = best < 0 || taps[best].other == kNowhere ? 0.0f : other[from + taps[best].other];
-                      return;
-                    }
-                    for (int64_t c = 0; c < channels; c += kLanes) {
-                      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
-                      const Ints best = chosen<kIsMax, true>(state.taps, taps, x + from_x + c, lanes);
-                      Floats result = {};
-                      for (int32_t t = 0; t < count; ++t) {
-                        if (taps[t].other == kNowhere) continue;
-                        result = best == t ? load_partial(other + from + taps[t].other + c, lanes) : result;
-                      }
-                      store_partial(out + window + c, result, lanes);
-                    }
-                  });
+  for_each_window(
+      state, windows, [](int, int64_t) { return false; }, reinterpret_cast<Tap*>(args.scratch),
+      [&](const Tap* taps, int64_t from_x, int64_t from, int64_t window) {
+        if (!state.over_channels) {
+          const int64_t best = chosen<kIsMax, true>(state.taps, taps, x + from_x);
+          out[window] = best < 0 || taps[best].other == kNowhere ? 0.0f : other[from + taps[best].other];
+          return;
+        }
+        for (int64_t c = 0; c < channels; c += kLanes) {
+          const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
+          const Ints best = chosen<kIsMax, true>(state.taps, taps, x + from_x + c, lanes);
+          Floats result = {};
+          for (int32_t t = 0; t < count; ++t) {
+            if (taps[t].other == kNowhere) continue;
+            result = best == t ? load_partial(other + from + taps[t].other + c, lanes) : result;
+          }
+          store_partial(out + window + c, result, lanes);
+        }
+      });
   return nullptr;
 }
 
@@ -255,15 +256,16 @@ std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& nam
     }
     if (window[i] > kMostTaps / count) throw GraphError(name + " has a window of more than 4096 elements");
     count *= window[i];
-    if (x.shape[d] != other.shape[d]) throw GraphError(name + "'s operands " + describe(x) + " and " + describe(other) + " differ");
+    if (x.shape[d] != other.shape[d])
+      throw GraphError(name + "'s operands " + describe(x) + " and " + describe(other) + " differ");
     const int64_t padded = x.shape[d] + padding_lo[i] + padding_hi[i];
     const int64_t extent = padded < window[i] ? 0 : (padded - window[i]) / strides[i] + 1;
     if (extent != windows.shape[d]) {
       throw GraphError(name + " has " + std::to_string(windows.shape[d]) + " windows along axis " + std::to_string(i) +
                        " where its parameters give " + std::to_string(extent));
     }
-    state->axes[i] = {x.shape[d],  used_stride(x, d), used_stride(other, d), extent, used_stride(windows, d),
-                      window[i],   strides[i],        padding_lo[i]};
+    state->axes[i] = {x.shape[d], used_stride(x, d), used_stride(other, d), extent, used_stride(windows, d),
+                      window[i],  strides[i],        padding_lo[i]};
   }
   const Axis& channels = state->axes[rank - 1];
   state->over_channels = channels.window == 1 && channels.step == 1 && channels.lo == 0 && channels.extent == channels.windows &&

@@ -25,8 +25,8 @@ namespace {
 
 struct SortState;
 // Writes pairs[p] = key of element order[p] << 32 | p for all elements from `first` on, `stride` elements apart.
-using ReadKeys = void (*)(const std::byte* first, int64_t stride, const uint32_t* order, int64_t extent, uint32_t flip, bool total,
-                          uint64_t* pairs);
+using ReadKeys = void (*)(const std::byte* first, int64_t stride, const uint32_t* order, int64_t extent, uint32_t flip,
+                          bool total, uint64_t* pairs);
 // Writes elements order[0], order[1], ... `count` of them.
 using WriteElements = void (*)(const std::byte* first, int64_t stride, const uint32_t* order, int64_t count, std::byte* to,
                                int64_t to_stride);
@@ -94,8 +94,8 @@ constexpr int kDigitBits = 8;
 constexpr int kDigits = 32 / kDigitBits;
 constexpr int kValues = 1 << kDigitBits;
 
-// Sorts pairs by all their bits; those of equal keys already follow each other by their lower halves. Returns where they are then:
-// `pairs` or `other`.
+// Sorts pairs by all their bits; those of equal keys already follow each other by their lower halves. Returns where they are
+// then: `pairs` or `other`.
 uint64_t* sort_by_digits(uint64_t* pairs, uint64_t* other, int64_t count) {
   std::array<std::array<uint32_t, kValues>, kDigits> counts = {};
   const auto digit = [](uint64_t pair, int d) __attribute__((always_inline)) {
