@@ -69,11 +69,21 @@ def conflicts(graph: TileGraph) -> Pairs:
         buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
         places[op.output] = (buffer, offset, touched(op.output, *tiles[number]).moved(offset))
     reading = {value: [read for read in reads if read.value is value] for value in places}
+    made_by = {op.output: op for op in program.ops}
+
+    def lies_in(value: Value, earlier: Value) -> bool:
+        """Whether ops in place have made the value of an earlier one. What they read orders them, byte by byte."""
+        op = made_by.get(value)
+        if op is None or not op.in_place:
+            return False
+        before = op.inputs[op.family.rewrites].value
+        return before is earlier or lies_in(before, earlier)
+
     for op in program.ops:
         buffer, offset, writes = places[op.output]
         for other, (other_buffer, other_offset, other_writes) in places.items():
             apart = other_offset >= offset + op.output.nbytes or offset >= other_offset + other.nbytes
-            if other is op.output or other_buffer != buffer or apart:
+            if other is op.output or other_buffer != buffer or apart or lies_in(other, op.output):
                 continue
             users = [touched(other, read.tiles, read.boxes).moved(other_offset) for read in reading[other]]
             if op.in_place and op.inputs[op.family.rewrites].value is other:
