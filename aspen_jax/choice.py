@@ -96,7 +96,7 @@ class Evidence:
         xla, tiles = self.nanoseconds(rates)
         if tiles < xla * margin(xla):
             return None
-        return f"XLA is as fast: about {_text(xla)}, and {_text(tiles)} in tiles"
+        return f"tiles would not clearly win: about {_text(tiles)}, and {_text(xla)} in XLA"
 
 
 def margin(xla: float) -> float:
@@ -107,7 +107,7 @@ def margin(xla: float) -> float:
 
 @functools.cache
 def rates() -> Rates:
-    """The rates that come with the package, of a machine with this one's instructions where rates.json has one."""
+    """The rates that come with the package: of a machine with this one's instructions, or else of the first in rates.json."""
     machines = json.loads(resources.files("aspen_jax").joinpath("rates.json").read_text())
     return of_machine(machines, _engine.cpu_target())
 

@@ -16,13 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from aspen_jax.apu.estimate import FAR_BYTES, MEMORY_BYTES
 from aspen_jax.cost import TRANSCENDENTAL, of_equation
 from aspen_jax.partition import Converted
 from aspen_jax.program import Value
-
-# Arrays from here on do not stay in a core's own cache; if all together are larger than the second, not in a shared one either.
-FAR_BYTES = 1 << 20
-MEMORY_BYTES = 1 << 25
 
 
 def _words(text: str) -> frozenset[str]:

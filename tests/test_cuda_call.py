@@ -109,6 +109,20 @@ def test_what_has_no_cuda_code_stays_with_xla_and_the_rest_does_not():
     assert {item.equation.primitive.name for item in compiled.fallbacks} >= {"concatenate", "rev", "reduce_sum"}
 
 
+def test_sorts_and_scatters_of_many_points_stay_with_xla():
+    def left(function, *shapes):
+        compiled = compile_jaxpr(jax.make_jaxpr(function)(*shapes), cuda_options(Choices()))
+        return [item.equation.primitive.name for item in compiled.fallbacks]
+
+    def scattered(x, index):
+        return x.at[index].add(1)
+
+    x, few, many = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((512, 16), (1 << 14,), ((1 << 14) + 1,)))
+    assert left(scattered, x, few) == []
+    assert left(scattered, x, many) == ["scatter-add"]
+    assert left(jnp.sort, x) == ["sort"]
+
+
 def test_a_function_for_cuda_does_not_run_on_the_cpu():
     with pytest.raises(AspenError, match="device='cuda', but this call is for the CPU; put its arguments on a GPU, or decorate"):
         aspen(network, device="cuda")(*(jnp.zeros(shape.shape) for shape in SHAPES))

@@ -16,9 +16,10 @@ from aspen_jax.tilegraph import TileGraph
 # Elements of the widest register.
 _LANES = 16
 
-# Arrays from here on do not stay in a core's own cache; if all together are larger than the second, not in a shared one either.
-_FAR_BYTES = 1 << 20
-_MEMORY_BYTES = 1 << 25
+# A larger array does not stay in a core's own cache.
+FAR_BYTES = 1 << 20
+# If all arrays together are larger, they do not stay in a shared cache.
+MEMORY_BYTES = 1 << 25
 
 # Kernels of products, whose registers hold so many columns.
 _COLUMNS = 32
@@ -51,7 +52,7 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
             found[name] += amount * share
     made = {op.output for op in program.ops}
     read = {operand.value for op in program.ops for operand in op.inputs} - made
-    if (total := float(sum(value.nbytes for value in read))) > _MEMORY_BYTES:
+    if (total := float(sum(value.nbytes for value in read))) > MEMORY_BYTES:
         found["bytes of memory"] = total
     return dict(found)
 
@@ -99,7 +100,7 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
             for name, amount in _of_operand(op, operand).items():
                 found[name] += amount
     written = 0 if op.in_place else op.output.nbytes
-    found["far bytes" if written > _FAR_BYTES else "bytes"] += written
+    found["far bytes" if written > FAR_BYTES else "bytes"] += written
     return found
 
 
@@ -155,7 +156,7 @@ def _of_operand(op: Op, operand: Operand) -> Amounts:
     nbytes = min(operand.value.nbytes, math.prod(operand.shape) * operand.dtype.itemsize)
     if op.in_place and operand == op.family.rewritten(op):
         return {}
-    found = {"far bytes" if operand.value.nbytes > _FAR_BYTES else "bytes": float(nbytes)}
+    found = {"far bytes" if operand.value.nbytes > FAR_BYTES else "bytes": float(nbytes)}
     strides = [stride for stride, extent in zip(operand.view.strides(), operand.shape, strict=True) if extent > 1]
     if strides and strides[-1] not in (0, 1):
         found[f"strided {op.family.kernel}" if op.family.kernel == "block" else "strided"] = float(math.prod(operand.shape))

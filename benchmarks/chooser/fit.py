@@ -14,9 +14,10 @@ from benchmarks.chooser.timing import Sample
 # A factor that is so far off, as a logarithm, counts no longer with its square: some times were disturbed.
 _OUTLIER = 0.3
 
-# An error for which tiles would be chosen wrongly counts so often: XLA's time that is predicted too long. JAX may or may not wait
-# for another thread in such a call, so that the same part takes 9 or 30 microseconds.
+# Where XLA's time is predicted too long, tiles may be chosen wrongly. That error counts so many times as much. The same small
+# part takes XLA 9 or 30 microseconds, as JAX waits for another thread or not.
 _WRONG = 1.3
+# Each fit says which times it predicts too long; the next one weighs them.
 _PASSES = 6
 
 

@@ -87,7 +87,7 @@ def _recurrent(cell: str, batch: int) -> Program:
     return model.apply, (model.init(jax.random.key(1), tokens), tokens)
 
 
-add(Client("lstm-language-model", functools.partial(_recurrent, "OptimizedLSTMCell"), ("flax",)))
+add(Client("lstm-language-model", functools.partial(_recurrent, "OptimizedLSTMCell"), ("flax",), is_faster=True))
 add(Client("gru-language-model", functools.partial(_recurrent, "GRUCell"), ("flax",)))
 
 
@@ -112,7 +112,7 @@ def deep_mlp(batch: int) -> Program:
     return apply, ([weights(20 + i, 128, 128) * 1.4 for i in range(500)], normal(19, 32 * batch, 128))
 
 
-@client("equinox")
+@client("equinox", is_faster=True)
 def decoding(batch: int) -> Program:
     """Greedy decoding of 64 tokens by a small transformer with a cache of keys and values."""
     eqx = library("equinox")
