@@ -102,25 +102,25 @@ void lay_rows(const int64_t* rows, const int32_t* which, int64_t count, int64_t 
   }
 }
 
-// Both ways to combine elements of this type.
+// How elements of this type are combined in boxes and, where points have rows, in those.
 template <class T, Combine kCombine>
-void choose(ScatterState& state) {
+void choose(ScatterState& state, bool with_rows) {
   if constexpr (kCombine != Combine::kReplace) state.combine = combine_box<T, kCombine>;
-  if (state.lay_rows != nullptr) state.lay_rows = lay_rows<T, kCombine>;
+  if (with_rows) state.lay_rows = lay_rows<T, kCombine>;
 }
 template <class T>
-void choose(ScatterState& state, Combine combine) {
+void choose(ScatterState& state, Combine combine, bool with_rows) {
   switch (combine) {
     case Combine::kReplace:
-      return choose<T, Combine::kReplace>(state);
+      return choose<T, Combine::kReplace>(state, with_rows);
     case Combine::kAdd:
-      return choose<T, Combine::kAdd>(state);
+      return choose<T, Combine::kAdd>(state, with_rows);
     case Combine::kMultiply:
-      return choose<T, Combine::kMultiply>(state);
+      return choose<T, Combine::kMultiply>(state, with_rows);
     case Combine::kMin:
-      return choose<T, Combine::kMin>(state);
+      return choose<T, Combine::kMin>(state, with_rows);
     case Combine::kMax:
-      return choose<T, Combine::kMax>(state);
+      return choose<T, Combine::kMax>(state, with_rows);
   }
 }
 
@@ -168,7 +168,7 @@ void lay(const ScatterState& state, const TileArgs& args, const int64_t* starts,
   }
 }
 
-// Whether the tile has all of its rows, or a stretch of them, so that they could be laid down as such.
+// Lays rows down, if what the tile has of a row is adjacent. Returns whether it is.
 bool run_rows(const ScatterState& state, const TileArgs& args) {
   const TensorView& output = state.output;
   int64_t columns = 1, first = 0;
@@ -355,16 +355,13 @@ PreparedOp prepare_scatter(const OpSpec& spec) {
   for (int axis = 0; axis < updates.rank; ++axis) {
     if (!is_known[axis]) throw GraphError("axis " + std::to_string(axis) + " of scatter's updates walks nothing");
   }
-  if (has_rows(*state)) state->lay_rows = lay_rows<float, Combine::kReplace>;
   if (output.dtype == DType::kF32) {
-    choose<float>(*state, combine);
+    choose<float>(*state, combine, has_rows(*state));
   } else if (output.dtype == DType::kI32) {
-    choose<int32_t>(*state, combine);
+    choose<int32_t>(*state, combine, has_rows(*state));
   } else if (combine != Combine::kReplace) {
     throw GraphError("scatter combines no elements of dtype number " + std::to_string(static_cast<int>(output.dtype)) +
                      "; this kernel combines float32 and int32, leave others to XLA");
-  } else {
-    state->lay_rows = nullptr;
   }
   return {std::move(state), run_scatter, 0};
 }

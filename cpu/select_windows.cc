@@ -50,6 +50,7 @@ struct Axis {
 struct SelectState final : OpState {
   int rank = 0;
   Axis axes[kMaxRank] = {};
+  bool is_max = false;
   bool over_channels = false;
   std::vector<Tap> taps;  // of a window without padding
 };
@@ -80,12 +81,11 @@ constexpr float kPadding = kIsMax ? -std::numeric_limits<float>::infinity() : st
 
 // The number of the tap that a window chooses. If `kMayHaveNone`, it is -1 where no element is better than padding.
 template <bool kIsMax, bool kMayHaveNone>
-ASPEN_INLINE int64_t chosen(const std::vector<Tap>& whole, const Tap* taps, const float* x) {
-  const int64_t count = static_cast<int64_t>(whole.size());
-  const auto element = [&](int64_t t) { return taps[t].x == kNowhere ? kPadding<kIsMax> : x[taps[t].x]; };
-  int64_t best_tap = kMayHaveNone ? -1 : 0;
+ASPEN_INLINE int32_t chosen(const Tap* taps, int32_t count, const float* x) {
+  const auto element = [&](int32_t t) { return taps[t].x == kNowhere ? kPadding<kIsMax> : x[taps[t].x]; };
+  int32_t best_tap = kMayHaveNone ? -1 : 0;
   float best = kMayHaveNone ? kPadding<kIsMax> : element(0);
-  for (int64_t t = kMayHaveNone ? 0 : 1; t < count; ++t) {
+  for (int32_t t = kMayHaveNone ? 0 : 1; t < count; ++t) {
     const float next = element(t);
     const bool stays = kIsMax ? best >= next : best <= next;
     best = stays ? best : next;
@@ -96,8 +96,7 @@ ASPEN_INLINE int64_t chosen(const std::vector<Tap>& whole, const Tap* taps, cons
 
 // The same for `lanes` windows whose elements are adjacent.
 template <bool kIsMax, bool kMayHaveNone>
-ASPEN_INLINE Ints chosen(const std::vector<Tap>& whole, const Tap* taps, const float* x, int lanes) {
-  const int32_t count = static_cast<int32_t>(whole.size());
+ASPEN_INLINE Ints chosen(const Tap* taps, int32_t count, const float* x, int lanes) {
   const auto elements = [&](int32_t t) __attribute__((always_inline)) {
     if (taps[t].x == kNowhere) return broadcast(kPadding<kIsMax>);
     return lanes == kLanes ? load(x + taps[t].x) : load_partial(x + taps[t].x, lanes);
@@ -169,13 +168,13 @@ const char* run_scatter(const TileArgs& args) noexcept {
   for_each_window(state, windows, outside, reinterpret_cast<Tap*>(args.scratch),
                   [&](const Tap* taps, int64_t from_x, int64_t to, int64_t window) {
                     if (!state.over_channels) {
-                      const Tap& tap = taps[chosen<kIsMax, false>(state.taps, taps, x + from_x)];
+                      const Tap& tap = taps[chosen<kIsMax, false>(taps, count, x + from_x)];
                       if (tap.other != kNowhere) out[to + tap.other] += source[window];
                       return;
                     }
                     for (int64_t c = 0; c < channels; c += kLanes) {
                       const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
-                      const Ints best = chosen<kIsMax, false>(state.taps, taps, x + from_x + c, lanes);
+                      const Ints best = chosen<kIsMax, false>(taps, count, x + from_x + c, lanes);
                       const Floats given = load_partial(source + window + c, lanes);
                       for (int32_t t = 0; t < count; ++t) {
                         if (taps[t].other == kNowhere) continue;
@@ -206,13 +205,13 @@ const char* run_gather(const TileArgs& args) noexcept {
       state, windows, [](int, int64_t) { return false; }, reinterpret_cast<Tap*>(args.scratch),
       [&](const Tap* taps, int64_t from_x, int64_t from, int64_t window) {
         if (!state.over_channels) {
-          const int64_t best = chosen<kIsMax, true>(state.taps, taps, x + from_x);
+          const int32_t best = chosen<kIsMax, true>(taps, count, x + from_x);
           out[window] = best < 0 || taps[best].other == kNowhere ? 0.0f : other[from + taps[best].other];
           return;
         }
         for (int64_t c = 0; c < channels; c += kLanes) {
           const int lanes = static_cast<int>(std::min<int64_t>(kLanes, channels - c));
-          const Ints best = chosen<kIsMax, true>(state.taps, taps, x + from_x + c, lanes);
+          const Ints best = chosen<kIsMax, true>(taps, count, x + from_x + c, lanes);
           Floats result = {};
           for (int32_t t = 0; t < count; ++t) {
             if (taps[t].other == kNowhere) continue;
@@ -229,7 +228,7 @@ constexpr int64_t kMostTaps = 4096;
 
 // Reads the parameters, where `windows` has an element a window, and x and "other" have one shape.
 std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& name, const TensorView& x, const TensorView& other,
-                                      const TensorView& windows, bool* is_max) {
+                                      const TensorView& windows) {
   auto state = std::make_unique<SelectState>();
   check_rank(x, windows.rank, name.c_str());
   check_rank(other, windows.rank, name.c_str());
@@ -240,7 +239,7 @@ std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& nam
   state->rank = x.rank;
   const auto rank = static_cast<size_t>(x.rank);
   WordReader words(spec.params);
-  *is_max = words.integer(1, 2, "the kind of choice") == 1;
+  state->is_max = words.integer(1, 2, "the kind of choice") == 1;
   const auto window = words.list(rank, "the window");
   const auto strides = words.list(rank, "the strides");
   const auto padding_lo = words.list(rank, "padding_lo");
@@ -256,8 +255,9 @@ std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& nam
     }
     if (window[i] > kMostTaps / count) throw GraphError(name + " has a window of more than 4096 elements");
     count *= window[i];
-    if (x.shape[d] != other.shape[d])
+    if (x.shape[d] != other.shape[d]) {
       throw GraphError(name + "'s operands " + describe(x) + " and " + describe(other) + " differ");
+    }
     const int64_t padded = x.shape[d] + padding_lo[i] + padding_hi[i];
     const int64_t extent = padded < window[i] ? 0 : (padded - window[i]) / strides[i] + 1;
     if (extent != windows.shape[d]) {
@@ -282,18 +282,18 @@ std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& nam
 
 PreparedOp prepare_select_and_scatter_add(const OpSpec& spec) {
   if (spec.inputs.size() != 2) throw GraphError("select_and_scatter_add has two inputs");
-  bool is_max = false;
-  auto state = prepared(spec, "select_and_scatter_add", spec.inputs[1], spec.output, spec.inputs[0], &is_max);
+  auto state = prepared(spec, "select_and_scatter_add", spec.inputs[1], spec.output, spec.inputs[0]);
   const size_t scratch = state->taps.size() * sizeof(Tap);
-  return {std::move(state), is_max ? run_scatter<true> : run_scatter<false>, scratch};
+  const RunTile run = state->is_max ? run_scatter<true> : run_scatter<false>;
+  return {std::move(state), run, scratch};
 }
 
 PreparedOp prepare_select_and_gather_add(const OpSpec& spec) {
   if (spec.inputs.size() != 2) throw GraphError("select_and_gather_add has two inputs");
-  bool is_max = false;
-  auto state = prepared(spec, "select_and_gather_add", spec.inputs[1], spec.inputs[0], spec.output, &is_max);
+  auto state = prepared(spec, "select_and_gather_add", spec.inputs[1], spec.inputs[0], spec.output);
   const size_t scratch = state->taps.size() * sizeof(Tap);
-  return {std::move(state), is_max ? run_gather<true> : run_gather<false>, scratch};
+  const RunTile run = state->is_max ? run_gather<true> : run_gather<false>;
+  return {std::move(state), run, scratch};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

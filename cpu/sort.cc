@@ -23,7 +23,6 @@ PreparedOp prepare_sort(const OpSpec& spec);
 
 namespace {
 
-struct SortState;
 // Writes pairs[p] = key of element order[p] << 32 | p for all elements from `first` on, `stride` elements apart.
 using ReadKeys = void (*)(const std::byte* first, int64_t stride, const uint32_t* order, int64_t extent, uint32_t flip,
                           bool total, uint64_t* pairs);
@@ -94,8 +93,7 @@ constexpr int kDigitBits = 8;
 constexpr int kDigits = 32 / kDigitBits;
 constexpr int kValues = 1 << kDigitBits;
 
-// Sorts pairs by all their bits; those of equal keys already follow each other by their lower halves. Returns where they are
-// then: `pairs` or `other`.
+// Sorts pairs by their keys and leaves those of equal keys in order. Returns where the sorted ones are: `pairs` or `other`.
 uint64_t* sort_by_digits(uint64_t* pairs, uint64_t* other, int64_t count) {
   std::array<std::array<uint32_t, kValues>, kDigits> counts = {};
   const auto digit = [](uint64_t pair, int d) __attribute__((always_inline)) {
@@ -159,35 +157,30 @@ const char* run_sort(const TileArgs& args) noexcept {
   line.begin();
   do {
     for (int64_t p = 0; p < extent; ++p) order[p] = static_cast<uint32_t>(p);
+    const std::byte* first = nullptr;  // of the line, in the key
     for (int k = state.num_keys - 1; k >= 0; --k) {
       const Key& key = state.keys[k];
       int64_t from = 0;
       for (int d = 0; d < output.rank; ++d) from += d == axis ? 0 : line.at[d] * key.strides[d];
-      const std::byte* const first = static_cast<const std::byte*>(args.inputs[k]) + from * key.element_bytes;
+      first = static_cast<const std::byte*>(args.inputs[k]) + from * key.element_bytes;
       key.read(first, key.strides[axis], order, extent, state.flip, state.total, pairs);
-      const uint64_t* const sorted = sort_pairs(pairs, other, extent, k == 0 ? args.hi[axis] : extent);
       const int64_t count = k == 0 ? args.hi[axis] : extent;
+      const uint64_t* const sorted = sort_pairs(pairs, other, extent, count);
       for (int64_t p = 0; p < count; ++p) next[p] = order[static_cast<uint32_t>(sorted[p])];
       std::swap(order, next);
     }
     int64_t to = 0;
     for (int d = 0; d < output.rank; ++d) to += line.at[d] * output.strides[d];
     std::byte* const out = static_cast<std::byte*>(args.output) + to * element_bytes;
-    const uint32_t* const from = order + args.lo[axis];
+    const uint32_t* const found = order + args.lo[axis];
     if (state.write == nullptr) {
-      for (int64_t p = 0; p < wanted; ++p) reinterpret_cast<int32_t*>(out)[p * out_stride] = static_cast<int32_t>(from[p]);
+      for (int64_t p = 0; p < wanted; ++p) reinterpret_cast<int32_t*>(out)[p * out_stride] = static_cast<int32_t>(found[p]);
     } else {
-      const Key& key = state.keys[0];
-      int64_t at = 0;
-      for (int d = 0; d < output.rank; ++d) at += d == axis ? 0 : line.at[d] * key.strides[d];
-      state.write(static_cast<const std::byte*>(args.inputs[0]) + at * key.element_bytes, key.strides[axis], from, wanted, out,
-                  out_stride);
+      state.write(first, state.keys[0].strides[axis], found, wanted, out, out_stride);
     }
   } while (line.next());
   return nullptr;
 }
-
-bool is_short(DType dtype) { return size_of(dtype) <= 4; }
 
 }  // namespace
 
@@ -213,7 +206,7 @@ PreparedOp prepare_sort(const OpSpec& spec) {
   for (int k = 0; k < state->num_keys; ++k) {
     const TensorView& key = spec.inputs[static_cast<size_t>(k)];
     check_rank(key, output.rank, "sort's key");
-    if (!is_short(key.dtype)) throw GraphError("sort takes keys of up to 32 bits, leave others to XLA");
+    if (size_of(key.dtype) > 4) throw GraphError("sort takes keys of up to 32 bits, leave others to XLA");
     for (int d = 0; d < output.rank; ++d) {
       const int64_t extent = d == state->axis ? state->extent : output.shape[d];
       if (key.shape[d] != extent) throw GraphError("sort's key " + describe(key) + " does not fit " + describe(output));
