@@ -1,9 +1,9 @@
 """aspen_jax: a JAX function as one graph of tiles, run without barriers between operators."""
 
-from aspen_jax.api import aspen
+from aspen_jax.api.decorator import aspen
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError, UnsupportedError
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.runtime import CUSTOM_CALL_TARGET, num_workers, set_num_workers
-from aspen_jax.tilegraph import TileGraph
 
 __version__ = "0.1.0"
 

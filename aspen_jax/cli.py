@@ -69,7 +69,7 @@ def explain(function: Function, /, shape: Shapes = (), args: Maker = None) -> in
         shape: a positional argument, such as f32[1,224,224,3].
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
     """
-    from aspen_jax.user_function import blaming
+    from aspen_jax.api.user_function import blaming
 
     decorated, positional, keywords = _decorated(function, shape, args)
     with blaming(f"tracing {function.rpartition(':')[2]}"):
@@ -101,10 +101,10 @@ def bench(
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
+    from aspen_jax.api.user_function import example_arguments, filled, load
     from aspen_jax.report.comparison import compare
     from aspen_jax.report.cores import share_cores
     from aspen_jax.report.record import write_record
-    from aspen_jax.user_function import example_arguments, filled, load
 
     share_cores(workers)  # before the user's module may make JAX start its threads
     module, found = load(function)
@@ -128,8 +128,8 @@ def tune(function: Function, /, shape: Shapes = (), args: Maker = None, workers:
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
         workers: cores to tune for; all usable ones by default.
     """
+    from aspen_jax.api.user_function import blaming
     from aspen_jax.report.cores import share_cores
-    from aspen_jax.user_function import blaming
 
     share_cores(workers)
     decorated, positional, keywords = _decorated(function, shape, args)
@@ -142,8 +142,8 @@ def tune(function: Function, /, shape: Shapes = (), args: Maker = None, workers:
 def _decorated(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The function named on the command line, decorated, and arguments for it."""
     from aspen_jax import aspen
-    from aspen_jax.api import AspenFunction, BoundAspenFunction
-    from aspen_jax.user_function import example_arguments, load
+    from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction
+    from aspen_jax.api.user_function import example_arguments, load
 
     module, found = load(function)
     positional, keywords = example_arguments(module, function.rpartition(":")[2], args, shape)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from aspen_jax import _engine, apu, frontend
-from aspen_jax.compile import Options, compile_jaxpr
+from aspen_jax import _engine, apu
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.passes import run_passes
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import Timing, aligned, check_rounds, duration

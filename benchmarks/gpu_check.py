@@ -25,27 +25,27 @@ from jax.extend.core import ClosedJaxpr
 from tqdm import tqdm
 
 from aspen_jax import apu
-from aspen_jax.choices import Choices
-from aspen_jax.compile import Part, compile_jaxpr
-from aspen_jax.cuda import times
-from aspen_jax.cuda.call import architecture, cuda_options
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import compile_ops, distinct
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
-from aspen_jax.cuda.tuning import gpu as gpu_device
-from aspen_jax.cuda.tuning import sides
 from aspen_jax.errors import AspenError, InputError
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.lowering import cuda_times as times
+from aspen_jax.lowering.compile import Part, compile_jaxpr
+from aspen_jax.lowering.cuda_call import architecture, cuda_options
+from aspen_jax.lowering.cuda_tuning import gpu as gpu_device
+from aspen_jax.lowering.cuda_tuning import sides
+from aspen_jax.lowering.tuning import random_array
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing
+from aspen_jax.ops.reference import evaluate, op_inputs, result_of
 from aspen_jax.ops.rows import RowsAttrs
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.reference import evaluate, op_inputs, result_of
+from aspen_jax.primitive.choices import Choices
 from aspen_jax.report.record import write_record
 from aspen_jax.report.timing import interleaved
-from aspen_jax.tuning import random_array
 from benchmarks.child import measure_in_child
 from benchmarks.gpu_tables import kernels_table, models_table
 from benchmarks.in_float64 import in_float64

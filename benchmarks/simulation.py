@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.tilegraph import TileGraph
 
 COLUMNS = 63
 """Columns of the Ready Pool, kColumns in aspen_jax/engine/policy.h."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.errors import GraphFormatError
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ops.family import OpFamily
-from aspen_jax.tilegraph import TileGraph
 
 FAR = (-(1 << 63), -(1 << 40), 1 << 40, (1 << 63) - 1)
 

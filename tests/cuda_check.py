@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aspen_jax import apu, frontend
+from aspen_jax import apu
 from aspen_jax.cuda import unfused
-from aspen_jax.cuda.call import LEFT_OUT
 from aspen_jax.cuda.machine import Gpu
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Op, Program, Value
+from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.passes import run_passes
-from aspen_jax.program import Op, Program, Value
 from tests import cuda_host
 from tests.tiled import TINY_TILES
 

@@ -17,8 +17,8 @@ import numpy as np
 from aspen_jax import _engine
 from aspen_jax.apu import pack
 from aspen_jax.cuda import HEADERS, translation_unit
-from aspen_jax.program import Op, Program
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Op, Program
 from tests.vector_clocks import LAUNCH, RECORD, WAIT
 
 ROOT = Path(__file__).parents[1]

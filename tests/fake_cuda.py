@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from aspen_jax.cuda.image import Code, distinct
-from aspen_jax.program import Program
+from aspen_jax.ir.program import Program
 from tests import cuda_host
 
 

@@ -100,7 +100,9 @@ def _lines(variable: str) -> Sequence[str]:
 @functools.cache
 def _aspen() -> Function:
     """The decorator, which leaves nothing to XLA for its size: the arrays of JAX's tests are small."""
-    from aspen_jax import aspen, compile, cost
+    from aspen_jax import aspen
+    from aspen_jax.cost import equations as cost
+    from aspen_jax.lowering import compile
 
     assert hasattr(cost, "_LEAST_WORK")
     setattr(cost, "_LEAST_WORK", 1)  # noqa: B010

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops import windows
 from aspen_jax.ops.arg_reduce import ARG_REDUCE, ArgReduceAttrs
 from aspen_jax.ops.attention import ATTENTION, parts_of
@@ -30,8 +32,6 @@ from aspen_jax.ops.scatter import SCATTER, ScatterAttrs
 from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD, SelectWindowsAttrs
 from aspen_jax.ops.sort import SORT, SortAttrs
 from aspen_jax.passes import attention, in_place, outputs
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.view import View
 
 _LARGEST = 240
 _FLOAT = np.dtype(np.float32)

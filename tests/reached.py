@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 def reached(op: Op, index: int, box: np.ndarray) -> np.ndarray:

@@ -15,6 +15,8 @@ from aspen_jax.apu import Machine, build
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping
 from aspen_jax.apu.tiling import cut_points
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops import windows
 from aspen_jax.ops.arg_reduce import ARG_REDUCE
 from aspen_jax.ops.attention import ATTENTION
@@ -32,8 +34,6 @@ from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD
 from aspen_jax.ops.sort import SORT
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import elements_read, random_program
 from tests.tile_graphs import build_with_random_tiles, numbers_of
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from aspen_jax import aspen, frontend
+from aspen_jax import aspen
+from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.passes import attention, run_passes
 from tests.changed_words import most_are_refused

@@ -12,16 +12,16 @@ import pytest
 
 from aspen_jax import apu
 from aspen_jax.apu.tiling import cheapest
-from aspen_jax.cuda.call import LEFT_OUT
 from aspen_jax.cuda.machine import Gpu
+from aspen_jax.ir.program import Value
+from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.ops.attention import ATTENTION
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.block_program import BlockProgram
+from aspen_jax.ops.reference import evaluate
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.passes import run_passes
 from aspen_jax.passes.attention_slices import sliced
-from aspen_jax.program import Value
-from aspen_jax.reference import evaluate
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
 from tests.cuda_check import exactly, ops_of, random, trace_of

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import _engine, apu, frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax import _engine, apu
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Operand, Program, Value
 from aspen_jax.ops.bf16x6 import BF16X6, BF16X6_WEIGHTS, Bf16x6Attrs, from_parts, parts_shape, to_parts
 from aspen_jax.ops.builder import Builder
 from aspen_jax.passes import bf16x6, run_passes
-from aspen_jax.program import Operand, Program, Value
 from tests.changed_words import most_are_refused
 from tests.reached import regions_hold_what_is_reached
 from tests.tiled import TINY_TILES

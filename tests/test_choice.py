@@ -9,11 +9,13 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import aspen, frontend, xla_cost
-from aspen_jax.apu import estimate
-from aspen_jax.choice import Evidence, Rates, of_machine, rates
-from aspen_jax.compile import Options, compile_jaxpr
-from aspen_jax.partition import Tileable
+from aspen_jax import aspen
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.frontend.partition import Tileable
+from aspen_jax.lowering import tile_cost as estimate
+from aspen_jax.lowering import xla_cost
+from aspen_jax.lowering.choice import Evidence, Rates, of_machine, rates
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import GENERATORS, Draw, generated
 from benchmarks.chooser.timing import Sample, evidence_of

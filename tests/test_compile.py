@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from aspen_jax.choices import Choices
-from aspen_jax.compile import Options, compile_jaxpr
 from aspen_jax.errors import UnsupportedError
+from aspen_jax.lowering.compile import Options, compile_jaxpr
+from aspen_jax.primitive.choices import Choices
 
 
 def closed(function, *arguments) -> core.ClosedJaxpr:

@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import aspen, frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax import aspen
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops.conv_pair import CONV2D_PAIR
 from aspen_jax.passes import conv_pairs, run_passes
 from tests.changed_words import most_are_refused

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import aspen, frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax import aspen
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.passes import run_passes, winograd

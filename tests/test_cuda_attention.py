@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu
+from aspen_jax.ir.program import Operand, Program
 from aspen_jax.ops.attention import ATTENTION
-from aspen_jax.program import Operand, Program
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
 from tests.test_attention import MASKS, masked

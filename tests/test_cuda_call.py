@@ -13,14 +13,15 @@ import pytest
 from jax import export, lax
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
-from aspen_jax.choices import Choices
-from aspen_jax.compile import compile_jaxpr
-from aspen_jax.cuda import image, times
-from aspen_jax.cuda.call import ARCHITECTURE_VARIABLE, cuda_options
+from aspen_jax.cache.disk_cache import CACHE_VARIABLE
+from aspen_jax.cuda import image
 from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
-from aspen_jax.cuda.tuning import time_executors
-from aspen_jax.disk_cache import CACHE_VARIABLE
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.lowering import cuda_times as times
+from aspen_jax.lowering.compile import compile_jaxpr
+from aspen_jax.lowering.cuda_call import ARCHITECTURE_VARIABLE, cuda_options
+from aspen_jax.lowering.cuda_tuning import time_executors
+from aspen_jax.primitive.choices import Choices
 
 pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
 

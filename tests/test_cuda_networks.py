@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from aspen_jax.cuda import UnsupportedOp, translation_unit, unfused
-from aspen_jax.reference import evaluate
+from aspen_jax.ops.reference import evaluate
 from benchmarks.models import zoo
 from benchmarks.network.in_jax import in_jax
 from tests import cuda_host

@@ -17,17 +17,18 @@ import pytest
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import apu, aspen, frontend
+from aspen_jax import apu, aspen
 from aspen_jax.cuda import conv, products
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.errors import EngineError, InputError
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.tilegraph import TileGraph
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared
 from tests.tile_graphs import small_net
@@ -354,7 +355,7 @@ from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import EngineError
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.tilegraph import TileGraph
 import numpy as np
 import sys
 graph = TileGraph.load(sys.argv[1])

@@ -18,14 +18,14 @@ from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping, touches
-from aspen_jax.choices import Choices
-from aspen_jax.compile import compile_jaxpr
-from aspen_jax.cuda.call import cuda_options
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.dag import expand, unique
 from aspen_jax.errors import GraphFormatError, InputError
-from aspen_jax.program import Value
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.dag import expand, unique
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Value
+from aspen_jax.lowering.compile import compile_jaxpr
+from aspen_jax.lowering.cuda_call import cuda_options
+from aspen_jax.primitive.choices import Choices
 from benchmarks.models import gpt2, zoo
 from benchmarks.models.transformer import Config
 from benchmarks.network.in_jax import in_jax

@@ -13,10 +13,11 @@ import pytest
 from jax import lax
 
 import aspen_jax
-from aspen_jax import _engine, apu, aspen, frontend
+from aspen_jax import _engine, apu, aspen
 from aspen_jax.apu import Machine
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.passes import run_passes
-from aspen_jax.tilegraph import TileGraph
 from tests.random_functions import random_function
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aspen_jax import disk_cache
-from aspen_jax.apu import measured
+from aspen_jax.cache import disk_cache
+from aspen_jax.cache.measurement_file import MeasurementFile
+from aspen_jax.cost import measured
 from aspen_jax.cuda import image
-from aspen_jax.measurement_file import MeasurementFile
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from aspen_jax import aspen, user_code
+from aspen_jax import aspen
+from aspen_jax.frontend import user_code
 from aspen_jax.report import share
 
 N = 256

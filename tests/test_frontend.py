@@ -13,10 +13,13 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import closed_call_p
 
-from aspen_jax import aspen, control_flow, frontend, left_to_xla
+from aspen_jax import aspen
+from aspen_jax.frontend import left_to_xla
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Value
 from aspen_jax.ops import CONVERTERS
-from aspen_jax.program import Value
-from aspen_jax.reference import evaluate
+from aspen_jax.ops.reference import evaluate
+from aspen_jax.primitive import control_flow
 from tests.random_functions import random_function
 
 

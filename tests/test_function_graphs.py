@@ -9,7 +9,7 @@ import pytest
 
 from aspen_jax import aspen
 from aspen_jax.errors import InputError, UnsupportedError
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.tilegraph import TileGraph
 
 RNG = np.random.default_rng()
 

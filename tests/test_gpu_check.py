@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax import frontend
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.errors import AspenError
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Program
 from aspen_jax.ops.block_program import BlockProgram, Instruction, single
-from aspen_jax.program import Program
 from benchmarks import gpu_check, gpu_peers, gpu_tables
 from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import KernelCase

@@ -10,15 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from aspen_jax import _engine, graph_format, runtime
+from aspen_jax import _engine, runtime
 from aspen_jax.apu import build, pack
-from aspen_jax.dtypes import DTYPES
 from aspen_jax.errors import GraphFormatError
+from aspen_jax.graph import graph_format
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.dtypes import DTYPES
+from aspen_jax.ir.program import Operand, Program, Value
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.cumulative import CUMULATIVE, CumulativeAttrs
-from aspen_jax.program import Operand, Program, Value
-from aspen_jax.tilegraph import TileGraph
 from tests.tile_graphs import FLOAT, random_graph, small_net
 
 

@@ -13,8 +13,8 @@ from jax import lax
 from aspen_jax import apu, aspen, runtime
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.ops import FAMILIES
+from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import run_passes
-from aspen_jax.reference import evaluate
 from tests.random_programs import random_program
 from tests.tile_graphs import FINE, build_with_random_tiles, changed
 from tests.tracing import traced

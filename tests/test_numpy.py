@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend import core
 
 import aspen_jax
-from aspen_jax import frontend
+from aspen_jax.frontend import trace as frontend
 
 _rng = np.random.default_rng(0)
 X = _rng.standard_normal((3, 5), np.float32)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import apu, frontend, storage
-from aspen_jax.apu.machine import Machine
+from aspen_jax import apu
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES
-from aspen_jax.passes import bf16x6, run_passes, winograd
+from aspen_jax.passes import bf16x6, run_passes, storage, winograd
 from tests.tiled import TINY_TILES
 
 # Of what an output would be if all of its products had one sign; pixels may lie 2^12 apart before they are taken out.

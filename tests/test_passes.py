@@ -10,9 +10,9 @@ from jax import lax
 
 from aspen_jax import apu
 from aspen_jax.errors import InputError
+from aspen_jax.ir.program import Program
+from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import PASSES, disabled_by_environment, run_passes
-from aspen_jax.program import Program
-from aspen_jax.reference import evaluate
 from tests.random_functions import random_function
 from tests.tracing import traced
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.passes import run_passes
 from tests.tiled import NARROW, check, check_narrow, run_tiled

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from aspen_jax import aspen
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
 from aspen_jax.ops.row_program import ROW
 from aspen_jax.passes import run_passes
 from tests.test_passes import kinds, traced

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from aspen_jax import _engine, graph_format, runtime
-from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax import _engine, runtime
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError
+from aspen_jax.graph import graph_format
+from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops.block_program import BlockProgram, Instruction
 
 SUM = BlockProgram(2, (), (Instruction("add_f", (0, 1)),), 2)

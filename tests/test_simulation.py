@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aspen_jax.dag import Dag
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
 from benchmarks.simulation import COLUMNS, simulated_span, span, times_with_scheduling
 
 

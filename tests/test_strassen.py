@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
 
-from aspen_jax import apu, frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax import apu
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Operand, Program, Value
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS, StrassenAttrs, StrassenRowsAttrs, right_factors, right_shape
 from aspen_jax.passes import run_passes
-from aspen_jax.program import Operand, Program, Value
 from tests.changed_words import most_are_refused
 from tests.reached import regions_hold_what_is_reached
 from tests.tiled import TINY_TILES, run_tiled

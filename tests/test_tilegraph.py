@@ -9,14 +9,15 @@ import zlib
 import numpy as np
 import pytest
 
-from aspen_jax import graph_format, set_num_workers
+from aspen_jax import set_num_workers
 from aspen_jax.apu import build
 from aspen_jax.apu.memory import touches
-from aspen_jax.dag import Dag
 from aspen_jax.errors import InputError
-from aspen_jax.program import Value
-from aspen_jax.reference import evaluate
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph import graph_format
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Value
+from aspen_jax.ops.reference import evaluate
 from tests.random_programs import random_program
 from tests.tile_graphs import build_with_random_tiles, random_graph, small_net
 

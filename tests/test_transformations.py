@@ -17,7 +17,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.test_util import check_grads
 
 from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
-from aspen_jax.primitive import aspen_call_p
+from aspen_jax.primitive.primitive import aspen_call_p
 
 
 def normal(seed, *shape):

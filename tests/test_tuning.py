@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu, aspen, cli, num_workers
-from aspen_jax.apu import measured
-from aspen_jax.apu.measured import Measured, Measurements
 from aspen_jax.apu.tiling import by_price, cut_points
-from aspen_jax.compile import Options
-from aspen_jax.disk_cache import CACHE_VARIABLE
+from aspen_jax.cache.disk_cache import CACHE_VARIABLE
+from aspen_jax.cost import measured
+from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.errors import UnsupportedError
+from aspen_jax.lowering.compile import Options
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import run_passes, winograd
 from tests.tracing import traced
@@ -156,7 +156,7 @@ def test_what_cannot_be_written_serves_this_process(directory):
 def test_entries_of_two_processes_are_joined(directory):
     measured.remember(WORKERS, {"a": Measured((1,), 1.0)})
     code = (
-        "from aspen_jax.apu import measured; from aspen_jax.apu.measured import Measured\n"
+        "from aspen_jax.apu import measured; from aspen_jax.cost.measured import Measured\n"
         f"measured.remember({WORKERS}, {{'b': Measured((2,), 2.0)}})"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=directory)

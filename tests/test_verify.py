@@ -9,14 +9,14 @@ import pytest
 
 from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import reads_of
-from aspen_jax.dag import Dag
+from aspen_jax.apu.verify_reuse import check_reuse
 from aspen_jax.errors import GraphFormatError
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Operand, Program, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
-from aspen_jax.program import Operand, Program, Value
-from aspen_jax.tilegraph import TileGraph
-from aspen_jax.verify_reuse import check_reuse
-from aspen_jax.view import View
 from tests.random_programs import random_program
 from tests.tile_graphs import FINE, FLOAT, build_with_random_tiles, changed, numbers_of, random_graph, small_net
 

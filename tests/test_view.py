@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aspen_jax.view import View, ViewDim
+from aspen_jax.ir.view import View, ViewDim
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6]), max_size=4).map(tuple)
 

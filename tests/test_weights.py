@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from aspen_jax import InputError, aspen
-from aspen_jax import weights as prepared_weights
-from aspen_jax.compile import Options, compile_jaxpr
-from aspen_jax.weights import PreparedArray
+from aspen_jax.api import weights as prepared_weights
+from aspen_jax.api.weights import PreparedArray
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 
 
 def normal(seed, *shape):

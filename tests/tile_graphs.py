@@ -9,13 +9,13 @@ import numpy as np
 
 from aspen_jax.apu import Machine, build
 from aspen_jax.apu import memory as apu_memory
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Operand, Program, Value
 from aspen_jax.ops.attention import ATTENTION, weight_labels
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.rows import ROWS
-from aspen_jax.program import Operand, Program, Value
-from aspen_jax.tilegraph import TileGraph
 from tests.random_programs import random_program
 
 FLOAT = np.dtype(np.float32)

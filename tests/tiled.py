@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aspen_jax import apu, frontend
-from aspen_jax.apu.machine import Machine
+from aspen_jax import apu
+from aspen_jax.cost.machine import Machine
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Value
 from aspen_jax.passes import run_passes
-from aspen_jax.program import Value
 
 # Tiles as small as the grains allow, so that boxes begin and end everywhere.
 TINY_TILES = Machine(tile_ns=0.0, shortest_tile_ns=1.0, tiles_per_worker=16)

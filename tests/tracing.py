@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aspen_jax import frontend
-from aspen_jax.program import Program
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.ir.program import Program
 
 
 def traced(function, *arguments) -> tuple[Program, list[np.ndarray]]:

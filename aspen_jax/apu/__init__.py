@@ -4,8 +4,8 @@ Each op's output is cut into tiles (`tiling`), a tile depends on those whose box
 placed in memory with the edges that its reuse needs (`memory`). Small constants share an operand (`packing`).
 """
 
-from aspen_jax.apu.machine import Machine
 from aspen_jax.apu.packing import pack
 from aspen_jax.apu.pipeline import build
+from aspen_jax.cost.machine import Machine
 
 __all__ = ["Machine", "build", "pack"]

@@ -9,10 +9,10 @@ import numpy as np
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Memory
 from aspen_jax.apu.packing import pack
-from aspen_jax.dag import Dag
-from aspen_jax.dtypes import DTYPE_NUMBERS
-from aspen_jax.program import Program, Value
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.dtypes import DTYPE_NUMBERS
+from aspen_jax.ir.program import Program, Value
 
 
 def assemble(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aspen_jax.apu.grid import Grid
-from aspen_jax.program import Op, Value
+from aspen_jax.ir.program import Op, Value
 
 
 class Read(NamedTuple):

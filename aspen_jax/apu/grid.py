@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax.dag import expand
+from aspen_jax.graph.dag import expand
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

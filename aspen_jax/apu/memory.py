@@ -17,8 +17,8 @@ import numpy as np
 
 from aspen_jax.apu.dependencies import Read
 from aspen_jax.apu.grid import Grid
-from aspen_jax.dag import Dag, expand, unique
-from aspen_jax.program import Op, Program, Value
+from aspen_jax.graph.dag import Dag, expand, unique
+from aspen_jax.ir.program import Op, Program, Value
 
 ALIGNMENT = 64
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aspen_jax.apu.memory import ALIGNMENT
-from aspen_jax.program import Value
+from aspen_jax.ir.program import Value
 
 # Larger ones are not worth a copy.
 _LARGEST_BYTES = 1 << 20

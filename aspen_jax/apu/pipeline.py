@@ -7,12 +7,12 @@ import numpy as np
 from aspen_jax.apu.assemble import assemble
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
-from aspen_jax.apu.machine import Machine
 from aspen_jax.apu.memory import place, result_chains
 from aspen_jax.apu.tiling import cut_points
-from aspen_jax.dag import Dag
-from aspen_jax.program import Program, Value
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.cost.machine import Machine
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Program, Value
 
 
 def build(program: Program, num_workers: int, machine: Machine | None = None, reuse: bool = True) -> TileGraph:

@@ -13,8 +13,8 @@ import operator
 
 import numpy as np
 
-from aspen_jax.apu.machine import Machine
-from aspen_jax.program import Op
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op
 
 _PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 

@@ -9,11 +9,11 @@ from aspen_jax.cuda.lanes import load, statements
 from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
 from aspen_jax.cuda.source import writes
 from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
+from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import NUMBERS, attention_of
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.softmax import softmax_of
-from aspen_jax.program import Op, Program
 
 # Of shared memory, which compute capability 8.0 has and later data-centre devices too.
 _MOST_BYTES = 160 << 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 # Of an H100 or H200.
 MULTIPROCESSORS = 132

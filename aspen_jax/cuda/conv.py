@@ -10,8 +10,8 @@ from aspen_jax.cuda.products import block_core, columns_of, core, either, tile
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.cuda.vectors import ELEMENTS, vector
+from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
-from aspen_jax.program import Op, Operand
 
 # With fewer channels a group, in or out, most of what tensor cores multiply would be nothing.
 FEWEST_CHANNELS = 4

@@ -14,8 +14,8 @@ from aspen_jax.cuda.blocks import block, whole
 from aspen_jax.cuda.products import COPIED_IN_BOXES, block_core, tile
 from aspen_jax.cuda.tensor_maps import LINE, MOST_BOX, MOST_STEP, Tensor, is_allowed
 from aspen_jax.cuda.vectors import vector
+from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
-from aspen_jax.program import Op
 
 # Boxes may leave lines of a block empty, and chunks may end with a tap, before they are full: for up to a third more
 # multiplications threads are spared the copies. Not measured.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 # Pixels that share the inputs which their windows have in common, and bytes of adjacent channels.
 _PIXELS = 4

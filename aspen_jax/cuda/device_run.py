@@ -11,7 +11,7 @@ from aspen_jax import _engine
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
 from aspen_jax.errors import InputError
-from aspen_jax.tilegraph import TileGraph
+from aspen_jax.graph.tilegraph import TileGraph
 
 
 class RunTimes(NamedTuple):

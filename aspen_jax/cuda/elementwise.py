@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aspen_jax.cuda.runs import is_run, per_run, run_length
 from aspen_jax.cuda.source import per_element, writes
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 @writes("block")

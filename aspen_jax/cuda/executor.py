@@ -6,8 +6,8 @@ import enum
 import os
 from collections.abc import Callable
 
-from aspen_jax.choices import Choices
 from aspen_jax.errors import InputError
+from aspen_jax.primitive.choices import Choices
 
 EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
 

@@ -8,7 +8,7 @@ from aspen_jax.cuda.indices import start
 from aspen_jax.cuda.lanes import lane_bits, load
 from aspen_jax.cuda.runs import Read, is_run, per_run, read, run_length
 from aspen_jax.cuda.source import own, per_element, writes
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 @writes("gather")

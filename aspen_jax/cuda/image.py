@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aspen_jax.cache.disk_cache import CACHE_VARIABLE, cache_folder, read, write
 from aspen_jax.cuda.source import kernels, translation_unit
-from aspen_jax.disk_cache import CACHE_VARIABLE, cache_folder, read, write
 from aspen_jax.errors import AspenError
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 # The part of the standard library that the headers use, which NVRTC does not bring.
 _STANDARD = {

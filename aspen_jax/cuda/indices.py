@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aspen_jax.cuda.lanes import load
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 def start(op: Op, number: int, coordinates: Sequence[str], axis: int, last: int, outside: str | None) -> list[str]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax.ir.program import Op
+from aspen_jax.ir.view import View
 from aspen_jax.ops.opcodes import lane_of
-from aspen_jax.program import Op
-from aspen_jax.view import View
 
 if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram

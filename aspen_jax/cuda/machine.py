@@ -12,9 +12,9 @@ from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW, box_of_pixels
 from aspen_jax.cuda.products import FEW_ROWS
 from aspen_jax.cuda.source import why_no_code
+from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
-from aspen_jax.program import Op
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
 

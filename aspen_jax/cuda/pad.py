@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.source import own, per_element, writes
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 @writes("pad")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.rows import combination
 from aspen_jax.cuda.source import per_element, writes
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 
 def _walk(combine: str, start: str, loops: Sequence[str], skip: str, read: str) -> str:

@@ -15,8 +15,8 @@ from aspen_jax.cuda.runs import Read, run_function, run_length
 from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.tensor_maps import Tensor, tensors
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
+from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ops.matmul import MatmulAttrs
-from aspen_jax.program import Op, Operand
 
 # So few rows are no work beside reading the columns.
 FEW_ROWS = 8

@@ -14,11 +14,11 @@ import numpy as np
 
 from aspen_jax.cuda.lanes import load, statements, used_inputs
 from aspen_jax.cuda.source import writes
+from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
 from aspen_jax.ops.block_program import COPY, BlockProgram
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.row_program import ROW
-from aspen_jax.program import Op
 
 THREADS = 256
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from aspen_jax.cuda.lanes import element, load, place, statements
-from aspen_jax.program import Op
-from aspen_jax.view import View
+from aspen_jax.ir.program import Op
+from aspen_jax.ir.view import View
 
 # Of a run: more would take registers that hide latency better as other threads.
 _MOST_ELEMENTS = 8

@@ -12,8 +12,8 @@ import math
 from aspen_jax.cuda.indices import start
 from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.source import writes
+from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
-from aspen_jax.program import Op
 
 # By the number of a combination (ops/scatter.py); 0 replaces.
 _COMBINE = (None, "add", "mul", "min", "max")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from aspen_jax.cuda.lanes import element, finish
 from aspen_jax.cuda.tensor_maps import Tensor
+from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
-from aspen_jax.program import Op
 
 Write = Callable[[Op], str | None]
 

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from aspen_jax.cuda.blocks import block
-from aspen_jax.program import Op
+from aspen_jax.ir.program import Op
 
 if TYPE_CHECKING:
     from aspen_jax.cuda.products import Matrices

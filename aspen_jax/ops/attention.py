@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aspen_jax.dtypes import DTYPES
+from aspen_jax.ir.dtypes import DTYPES
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.matmul import MATMUL
@@ -18,7 +18,7 @@ from aspen_jax.ops.rows import ROWS
 if TYPE_CHECKING:
     import jax
 
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # Fewer rows of queries are not worth a tile of their own.
 _ROWS = 32
@@ -179,7 +179,7 @@ def _check_attrs(op: Op) -> None:
 
 def parts_of(op: Op) -> tuple[Op, Op, Op]:
     """The three ops, with values between them."""
-    from aspen_jax.program import Op, Operand, Value
+    from aspen_jax.ir.program import Op, Operand, Value
 
     attrs: AttentionAttrs = op.attrs
     between = [Value(attrs.shape, DTYPES[number]) for number in (attrs.scores_dtype, attrs.weights_dtype)]

@@ -19,7 +19,7 @@ from aspen_jax.ops.row_program import ROW
 from aspen_jax.ops.rows import ROWS
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # Slices begin at multiples of so many keys: what a GPU takes at once.
 _CHUNK = 64
@@ -133,7 +133,7 @@ ATTENTION_SLICES = AttentionSlices()
 
 def attention_of(op: Op) -> Op:
     """The attention whose keys were cut, with logits in place of its weights, and its sums as they are."""
-    from aspen_jax.program import Value
+    from aspen_jax.ir.program import Value
 
     attrs = AttentionAttrs(**{field.name: getattr(op.attrs, field.name) for field in dataclasses.fields(AttentionAttrs)})
     *outer, columns = op.output.shape[1:]

@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.family import OpFamily, Work
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 PARTS = 3
 DEPTH = 32  # channels of a step

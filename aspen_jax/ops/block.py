@@ -12,7 +12,7 @@ from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.family import OpFamily, Work
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # What an instruction costs beside an addition, measured on the vector math of cpu/vmath.h.
 _FLOPS_OF_TRANSCENDENTAL = 12

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from aspen_jax.ir.program import Op, Operand, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY, BlockProgram
 from aspen_jax.ops.family import OpFamily
-from aspen_jax.program import Op, Operand, Value
 
 
 class Builder:

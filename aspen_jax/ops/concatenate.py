@@ -10,15 +10,15 @@ import jax
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.layout import reshaped
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 @dataclasses.dataclass(frozen=True)

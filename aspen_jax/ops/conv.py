@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
@@ -21,10 +22,9 @@ from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.ops.pad import PAD, PadAttrs
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 @dataclasses.dataclass(frozen=True)

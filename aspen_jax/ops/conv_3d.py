@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.converters import Builder, Unsupported
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.layout import reshaped, transposed, viewed
 from aspen_jax.ops.pad import PAD, PadAttrs
-from aspen_jax.program import Operand
 
 # Of the window's depth: beyond them, as in gradients of weights, the copies of the input would be more than the memory they save.
 MOST_TAPS = 16

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.block_program import BlockBuilder
 from aspen_jax.ops.converters import Builder
 from aspen_jax.ops.layout import reshaped, transposed
-from aspen_jax.program import Operand
 
 # Of output channels: beyond them lanes are used well enough. Of input channels: fewer have a way of their own, by which lanes are
 # taps. Of taps of a row: two or one leave too little to gain, and a sum of more operands no longer pays.

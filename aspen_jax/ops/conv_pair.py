@@ -16,8 +16,8 @@ from aspen_jax.ops.family import OpFamily, Work
 if TYPE_CHECKING:
     import jax
 
+    from aspen_jax.ir.program import Op
     from aspen_jax.ops.block_program import BlockProgram
-    from aspen_jax.program import Op
 
 BETWEEN_FLOATS = 96 * 1024
 """What the kernel keeps of the value between (cpu/conv2d_pair.cc)."""
@@ -120,7 +120,7 @@ def _parsed(attrs: Conv2DPairAttrs) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 def parts_of(op: Op) -> tuple[Op, Op]:
     """The two ops, with a value between them."""
-    from aspen_jax.program import Op, Operand, Value
+    from aspen_jax.ir.program import Op, Operand, Value
 
     attrs: Conv2DPairAttrs = op.attrs
     (first, first_program), (second, second_program) = _parsed(attrs)

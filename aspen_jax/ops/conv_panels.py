@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.conv import CONV2D, Conv2D, ConvAttrs
 from aspen_jax.ops.matmul import PANEL, to_panels
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 @dataclasses.dataclass(frozen=True)

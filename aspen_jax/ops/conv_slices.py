@@ -16,7 +16,7 @@ from aspen_jax.ops.conv import CONV2D, Conv2D, ConvAttrs
 from aspen_jax.ops.family import PRODUCT_COLUMNS, Work
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 @dataclasses.dataclass(frozen=True)

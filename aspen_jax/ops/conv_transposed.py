@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.converters import Builder
 from aspen_jax.ops.elementwise import fill
 from aspen_jax.ops.layout import reshaped, transposed, viewed
-from aspen_jax.program import Operand
 
 
 def by_phases(

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.builder import Builder
-from aspen_jax.program import Operand
 
 
 class Unsupported(Exception):

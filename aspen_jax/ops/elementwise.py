@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
+from aspen_jax.ir.view import View
 from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
 from aspen_jax.ops.opcodes import FLOATS, INTS, OPCODES, lane_of, narrowing
-from aspen_jax.program import Operand
-from aspen_jax.view import View
 
 _FLOAT_NAMES = {
     "add": "add_f", "add_any": "add_f", "sub": "sub_f", "mul": "mul_f", "div": "div_f", "max": "max_f", "min": "min_f",

@@ -15,7 +15,7 @@ from aspen_jax.ops.opcodes import lane_of
 if TYPE_CHECKING:
     from jax import Array
 
-    from aspen_jax.program import Op, Operand
+    from aspen_jax.ir.program import Op, Operand
 
 
 # Dimensions that kernels take.

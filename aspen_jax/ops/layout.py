@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax.ir.program import Operand
+from aspen_jax.ir.view import View
 from aspen_jax.ops.block_program import BlockBuilder
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.program import Operand
-from aspen_jax.view import View
 
 
 def viewed(build: Builder, operand: Operand, view: View) -> Operand:

@@ -11,16 +11,16 @@ import jax
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
 from aspen_jax.ops.family import OpFamily, Work, unpermuted
 from aspen_jax.ops.opcodes import FLOATS
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 # What a gap between the elements that a tile reads costs: channels of a pixel that are read apart from their neighbours take

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
@@ -17,10 +18,9 @@ from aspen_jax.ops.block_program import BlockBuilder, BlockProgram, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.opcodes import FLOATS, INTS, narrowing
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aspen_jax.dtypes import DTYPE_NUMBERS, DTYPES
+from aspen_jax.ir.dtypes import DTYPE_NUMBERS, DTYPES
 from aspen_jax.ops import windows
 from aspen_jax.ops.block_program import BlockProgram
 

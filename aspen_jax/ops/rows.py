@@ -15,7 +15,7 @@ from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # What streaming a vector through an instruction of the block interpreter costs beside an addition in registers.
 _FLOPS_OF_STREAMING = 3

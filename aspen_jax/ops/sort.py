@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.gather import GATHER, GatherAttrs
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # A worker holds 24 bytes for each element that is sorted together.
 _MOST_ELEMENTS = 1 << 20

@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import OpFamily, Work
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 PRODUCTS = 7
 FACTORS = 8  # the eighth is the quarter that no other factor is

@@ -26,14 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.toom_cook import weight_transform
-from aspen_jax.program import Operand
 
 if TYPE_CHECKING:
-    from aspen_jax.program import Op
+    from aspen_jax.ir.program import Op
 
 # By window: outputs of a patch, down and across; a patch has as many inputs as these and the window together, less one.
 TILES: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {

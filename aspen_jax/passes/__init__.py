@@ -9,8 +9,9 @@ import functools
 import os
 from collections.abc import Callable, Collection
 
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
 from aspen_jax.errors import InputError
+from aspen_jax.ir.program import Program
 from aspen_jax.passes import (
     affine,
     attention,
@@ -31,7 +32,6 @@ from aspen_jax.passes import (
     strassen,
     winograd,
 )
-from aspen_jax.program import Program
 
 PASSES: dict[str, Callable[[Program], Program]] = {
     "simplify": simplify.run,
@@ -66,7 +66,7 @@ _CHOOSING = {
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
-# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/choice.py).
+# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/lowering/choice.py).
 CHOICE = "choice"
 
 

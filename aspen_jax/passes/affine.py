@@ -11,14 +11,14 @@ import dataclasses
 
 import numpy as np
 
-from aspen_jax import storage
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import ViewDim
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.matmul import MATMUL
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.view import ViewDim
+from aspen_jax.passes import storage
 
 _FLOAT = np.dtype(np.float32)
 # Scales beyond these could take weights, or what is left of a result, out of float32's range.

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aspen_jax.apu.machine import Machine
-from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.dtypes import DTYPE_NUMBERS
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
 from aspen_jax.ops.family import unpermuted
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
@@ -26,7 +27,6 @@ from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.passes.layout import permutation_of
 from aspen_jax.passes.reach import reach_of
-from aspen_jax.program import Op, Operand, Program, Value
 
 # Longer rows would not leave the cache anyway.
 MAX_LENGTH = 1 << 20

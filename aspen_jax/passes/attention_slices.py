@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aspen_jax.dtypes import DTYPE_NUMBERS
+from aspen_jax.ir.dtypes import DTYPE_NUMBERS
+from aspen_jax.ir.program import Op, Operand, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, NUMBERS, AttentionSlicesAttrs
@@ -21,8 +23,6 @@ from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.ops.softmax import softmax_of
-from aspen_jax.program import Op, Operand, Value
-from aspen_jax.view import View
 
 _FLOAT = np.dtype(np.float32)
 

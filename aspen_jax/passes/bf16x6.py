@@ -11,13 +11,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from aspen_jax import storage
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.bf16x6 import BF16X6, BF16X6_WEIGHTS, Bf16x6Attrs, parts_shape, to_parts
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D
-from aspen_jax.passes import matrices
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.passes import matrices, storage
 
 # With fewer, splitting and finishing take as long as multiplying.
 _FEWEST_CHANNELS, _FEWEST_COLUMNS = 128, 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_jax import storage
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.passes import storage
 
 
 def run(program: Program) -> Program:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_pair import BETWEEN_FLOATS, CONV2D_PAIR, Conv2DPairAttrs
-from aspen_jax.program import Op, Program, Value
 
 # A smaller value is still in the L2 caches when it is read.
 _SMALLEST_BETWEEN = 1 << 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_jax import storage
+from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS, ConvPanelsAttrs, kernel_to_panels
 from aspen_jax.ops.matmul import PANEL
-from aspen_jax.program import Op, Program
+from aspen_jax.passes import storage
 
 # The missing columns of the last panel are read too: at most so many for each that is there.
 _MOST_MISSING = 1.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import BlockBuilder
-from aspen_jax.program import Op, Operand, Program, Value
 
 # An epilogue's inputs compete with the kernel's own blocks for L1.
 MAX_EXTRA_INPUTS = 12

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import BlockBuilder, Ref
-from aspen_jax.program import Op, Operand, Program, Value
 
 # Beyond this a block's registers no longer fit L1 (inputs), or one program no longer pays (instructions).
 MAX_INPUTS = 24

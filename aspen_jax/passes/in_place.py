@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from aspen_jax.program import Program, Value
+from aspen_jax.ir.program import Program, Value
 
 
 def run(program: Program) -> Program:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 
-from aspen_jax import storage
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.family import MAX_RANK, unpermuted
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.view import View
+from aspen_jax.passes import storage
 
 
 def run(program: Program) -> Program:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ops.matmul import MATMUL
-from aspen_jax.program import Op, Operand
 
 
 class Matrices(NamedTuple):

@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from aspen_jax import storage
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops.matmul import (
     MATMUL,
     MATMUL_PANELS,
@@ -21,8 +22,7 @@ from aspen_jax.ops.matmul import (
     panels_suit,
     to_panels,
 )
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.view import View
+from aspen_jax.passes import storage
 
 # Missing columns of the last panel are multiplied too: at most so many for each that is there.
 _MOST_MISSING = 0.25

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from aspen_jax.ir.program import Op, Operand, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.opcodes import OPCODES, lane_of
 from aspen_jax.ops.row_program import NUMBER, ROW, Stage
 from aspen_jax.ops.windows import MAX, SUM
-from aspen_jax.program import Op, Operand, Value
 
 # Binary exponents of the largest score that may be assumed, the best first: masks that are added are often -1e9 or -1e4.
 _EXPONENTS = (24, 12)

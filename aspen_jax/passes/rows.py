@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import View
 from aspen_jax.ops.block import BLOCK, program_flops
 from aspen_jax.ops.block_program import COPY, BlockBuilder, BlockProgram, single
 from aspen_jax.ops.opcodes import LANE_DTYPES, OPCODES, lane_of
@@ -24,8 +26,6 @@ from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
 from aspen_jax.passes.fuse import with_producer
-from aspen_jax.program import Op, Operand, Program, Value
-from aspen_jax.view import View
 
 # Beyond these a block of all inputs no longer fits L1, or one program no longer pays.
 MAX_INPUTS = 24

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.bf16x6 import BF16X6
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
-from aspen_jax.program import Op, Operand, Program, Value
 
 _SCALING = (CONV2D_PANELS, BF16X6)
 

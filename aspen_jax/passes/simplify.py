@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
@@ -18,7 +19,6 @@ from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.reduce import REDUCE
-from aspen_jax.program import Op, Operand, Program, Value
 
 _WIDENING = (CONV2D, MATMUL, POOL, REDUCE)
 # Of a concatenation: each tile waits for those of all pieces.

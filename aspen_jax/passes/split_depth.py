@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax.apu.machine import Machine
 from aspen_jax.apu.tiling import cheapest
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.conv import CONV2D
@@ -29,7 +30,6 @@ from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.passes.attention_slices import sliced
-from aspen_jax.program import Op, Operand, Program, Value
 
 _APART = 0  # the number of slices of attention that is taken apart
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax import storage
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.strassen import (
@@ -25,7 +25,7 @@ from aspen_jax.ops.strassen import (
     right_factors,
     right_shape,
 )
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.passes import storage
 
 # Missing columns of the last pair of panels are multiplied too: at most so many for each that is there.
 _MOST_MISSING = 0.05

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax import storage
-from aspen_jax.apu.machine import Machine
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
 from aspen_jax.ops.winograd import (
@@ -25,7 +25,7 @@ from aspen_jax.ops.winograd import (
     transform_weights,
     with_taps,
 )
-from aspen_jax.program import Op, Operand, Program, Value
+from aspen_jax.passes import storage
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable

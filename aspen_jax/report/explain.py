@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aspen_jax import cost
-from aspen_jax.control_flow import is_control_flow
-from aspen_jax.cost import Cost
+from aspen_jax.cost import equations as cost
+from aspen_jax.cost.equations import Cost
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.primitive.control_flow import is_control_flow
 from aspen_jax.report.share import in_tiles
 
 if TYPE_CHECKING:
     from jax.extend import core
 
-    from aspen_jax.compile import Compiled, Part
-    from aspen_jax.frontend import Fallback
-    from aspen_jax.tilegraph import TileGraph
+    from aspen_jax.frontend.trace import Fallback
+    from aspen_jax.graph.tilegraph import TileGraph
+    from aspen_jax.lowering.compile import Compiled, Part
 
 _WIDTH = 120
 

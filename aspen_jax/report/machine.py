@@ -11,7 +11,7 @@ import jax
 
 import aspen_jax
 from aspen_jax import _engine, runtime
-from aspen_jax.apu.measured import processor
+from aspen_jax.cost.measured import processor
 from aspen_jax.passes import disabled_by_environment
 
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aspen_jax import cost
-from aspen_jax.choices import Choices
+from aspen_jax.cost import equations as cost
+from aspen_jax.primitive.choices import Choices
 
 if TYPE_CHECKING:
     from jax.extend import core
 
-    from aspen_jax.compile import Compiled
-    from aspen_jax.partition import Fallback
-    from aspen_jax.program import Op
+    from aspen_jax.frontend.partition import Fallback
+    from aspen_jax.ir.program import Op
+    from aspen_jax.lowering.compile import Compiled
 
 logger = logging.getLogger("aspen_jax")
 
@@ -53,7 +53,7 @@ class Share:
     @classmethod
     def of(cls, jaxpr: core.Jaxpr, compiled: Compiled, turns: float = 1) -> Share:
         """Of a function, or of a body that runs as often as `turns` says."""
-        from aspen_jax.control_flow import is_control_flow
+        from aspen_jax.primitive.control_flow import is_control_flow
 
         # What is computed when tracing, or by nobody, is in neither.
         rest = cost.executed(jaxpr.eqns) - sum(cost.executed([fallback.equation]) for fallback in compiled.fallbacks)
@@ -90,7 +90,7 @@ def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
 
     What runs in XLA because tiles would not be faster does not count.
     """
-    from aspen_jax.control_flow import is_control_flow
+    from aspen_jax.primitive.control_flow import is_control_flow
 
     function = compiled.options.choices.function
     if not function or function in _warned or not compiled.fallbacks:

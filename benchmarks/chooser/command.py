@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from aspen_jax.choice import Rates, rates
+from aspen_jax.lowering.choice import Rates, rates
 from aspen_jax.report.machine import machine
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import generated
@@ -70,7 +70,7 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
         parts: how many to generate.
         seed: which ones.
         record: a file of timed parts, a JSON object a line: those in it count too, and new ones are added.
-        fit: write the rates that fit all these times to this file, as this machine's; the package has aspen_jax/rates.json.
+        fit: write the rates that fit all these times to this file, as this machine's. The package's is rates.json in lowering/.
 
     Returns:
         0, or 1 where results differ.

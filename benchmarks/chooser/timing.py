@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.choice import Evidence
-from aspen_jax.compile import Compiled, Options, Part, compile_jaxpr
-from aspen_jax.partition import Tileable
+from aspen_jax.frontend.partition import Tileable
+from aspen_jax.lowering.choice import Evidence
+from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
 from aspen_jax.report.difference import largest_difference
 from benchmarks.chooser.parts import GeneratedPart

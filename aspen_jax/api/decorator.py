@@ -1,0 +1,585 @@
+"""The decorator `aspen`: what the user holds in hand."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import inspect
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+from jax.extend import source_info_util
+
+from aspen_jax.api import arguments, nnx_state
+from aspen_jax.api.weights import Layouts, restore
+from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.primitive import experimental, primitive
+from aspen_jax.primitive.choices import DEVICES, Choices
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from aspen_jax.graph.tilegraph import TileGraph
+    from aspen_jax.lowering.compile import Compiled, Options
+    from aspen_jax.lowering.cuda_tuning import ExecutorTimes
+    from aspen_jax.lowering.tuning import Tuning
+    from aspen_jax.report.explain import Explanation
+
+# What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
+for _file in (__file__, arguments.__file__, nnx_state.__file__, primitive.__file__):
+    source_info_util.register_exclusion(_file)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def aspen(
+    fun: Callable[P, R], *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+) -> AspenFunction[P, R]: ...
+
+
+@overload
+def aspen(
+    *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+) -> Callable[[Callable[P, R]], AspenFunction[P, R]]: ...
+
+
+def aspen(
+    fun: Callable[..., Any] | None = None,
+    *,
+    weights: int | str | Sequence[int | str] = (),
+    device: str = "auto",
+    strict: bool = False,
+    **options: Any,
+) -> Any:
+    """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
+
+    The result is called, jitted, vmapped and differentiated like `fun`, and returns the same pytree, shapes, dtypes and weak
+    types. What cannot be tiled is left to XLA. Called outside `jax.jit` it is compiled once for each structure, shape and dtype
+    of its arguments, as `jax.jit` would.
+
+    Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are
+    static: a new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is
+    once tracing with an abstract one has failed. What a function changes in modules, optimizers and random streams of flax nnx
+    that it is given is changed in them behind the call, as by `nnx.jit`. As with `jax.jit`, what the function reads from
+    elsewhere, such as globals, or attributes of an object that is no pytree, is read when it is traced.
+
+    Args:
+        fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
+        weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
+            store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
+        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/gpu.md) and is an error in a call for the CPU;
+            or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if it were not
+            decorated.
+        strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
+        **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
+
+    Returns:
+        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/fallback.md).
+
+    Raises:
+        InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
+            array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
+        TypeError: an option is neither one of those above nor of `jax.jit`.
+    """
+    _refuse_options(options)
+    if fun is None:
+        return functools.partial(aspen, weights=weights, device=device, strict=strict)
+    if isinstance(fun, staticmethod | classmethod):
+        raise InputError(f"aspen cannot decorate a {type(fun).__name__}; put @aspen below @{type(fun).__name__}")
+    if not callable(fun):
+        raise InputError(f"aspen decorates callables, not {fun!r}; options are keywords, as in @aspen(strict=True)")
+    if device not in DEVICES:
+        raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
+    if not isinstance(strict, bool):
+        raise InputError(f"strict={strict!r} is not a bool; pass True or False")
+    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
+    marks = _check_weights(fun, weights)
+    method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
+    if nnx_state.is_object(instance):  # it may change, so it is an argument
+        marks = tuple(mark + 1 if isinstance(mark, int) and mark >= 0 else mark for mark in marks)
+        return AspenFunction(method, weights=marks, choices=choices).__get__(instance)
+    return AspenFunction(fun, weights=marks, choices=choices)
+
+
+class AspenFunction(Generic[P, R]):
+    """A function that runs as a graph of tiles; made by `aspen`."""
+
+    __wrapped__: Callable[P, R]
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, fun: Callable[P, R], *, weights: tuple[int | str, ...], choices: Choices):
+        functools.update_wrapper(self, fun, updated=())
+        if inspect.isfunction(fun):  # a callable object's attributes are its own
+            vars(self).update((name, value) for name, value in vars(fun).items() if not hasattr(self, name))
+        named = fun.func if isinstance(fun, functools.partial) else fun
+        self.__name__ = getattr(fun, "__name__", getattr(named, "__name__", type(named).__name__))
+        self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+        self._weights = weights
+        self._choices = choices._replace(function=_described(fun, self.__name__))
+        self._jitted = self._shared_jit()
+        self._layouts = Layouts(fun, self.__name__, weights)
+        self._scalars_static: set[Any] = set()
+        self._holds_objects: dict[Any, bool] = {}
+        self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if primitive.flag("jax_disable_jit"):
+            undecorated: Callable[..., Any] = self.__wrapped__
+            return undecorated(*restore(args), **restore(kwargs))
+        try:
+            return nnx_state.call(self._call, args, kwargs, self._holds_objects)
+        except (RuntimeError, ValueError) as error:
+            clearer = arguments.explained(error, self.__wrapped__, self.__name__, args, kwargs)
+            if clearer is None:
+                raise
+            raise clearer from error
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._weights and self._is_for_cpu():
+            args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
+        return self._on_arguments(self._jitted, args, kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights, stored once in the order in which the function's products and convolutions read them.
+
+        Calls outside `jax.jit` do this by themselves for arguments marked as weights. Inside one, weights are tracers; pass what
+        this returns instead. It holds each array once, so the weights themselves may be dropped.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array that is no weight. Where the function
+                was called with such weights before, the weights alone will do.
+            **kwargs: likewise.
+
+        Returns:
+            The argument marked as weights, or a tuple where several are, with a `PreparedArray` for each array that gains.
+
+        Raises:
+            InputError: no argument is marked as weights, or the weights alone do not tell enough.
+        """
+        return self._layouts.prepare(self._jaxpr, args, kwargs)
+
+    def _is_for_cpu(self) -> bool:
+        """Whether weights are worth storing in another order, which only the CPU's kernels ask for."""
+        return self._choices.device == "cpu" or (self._choices.device == "auto" and jax.default_backend() == "cpu")
+
+    def _shared_jit(self) -> Any:
+        """The function under `jax.jit`, as it is for whoever else decorated it so.
+
+        `aspen(f)` in a function that is called often compiles once, as `jax.jit(f)` there does.
+        """
+        if not inspect.isfunction(self.__wrapped__):
+            return self._new_jit()
+        known = _jitted_functions.setdefault(self.__wrapped__, {})
+        key = self.__name__, self._choices
+        if key not in known:
+            known[key] = self._new_jit()
+        return known[key]
+
+    def _forget_traces(self) -> None:
+        """What is traced from now on, also by whoever decorates the function anew, is compiled with what was tuned."""
+        if inspect.isfunction(self.__wrapped__):
+            _jitted_functions.pop(self.__wrapped__, None)
+        self._jitted = self._shared_jit()
+
+    def _new_jit(self) -> Any:
+        """The function under `jax.jit`, with nothing compiled yet."""
+        fun = self.__wrapped__
+        held = weakref.ref(fun) if inspect.isfunction(fun) else lambda: fun
+        return jax.jit(_traceable(held, self.__name__, self._choices), static_argnums=0)
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
+        return self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True)
+
+    def _jaxpr(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
+        """The jaxpr of a call and which leaf of (args, kwargs) each of its inputs is."""
+        jaxpr = self._traced(args, kwargs).jaxpr.jaxpr
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        structure, _ = arguments.split(leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=True)
+        static = {index for index, _ in structure.static}
+        return jaxpr, [index for index in range(len(leaves)) if index not in static]
+
+    def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
+        """The graph of tiles for arguments of these shapes.
+
+        Its inputs are the arrays of the arguments, in order, whether the function reads them or not, and its results all arrays
+        that the function returns: `graph.run(*args)` gives what the leaves of `f(*args)` are. Static arguments are left out.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Raises:
+            UnsupportedError: the function is not one graph: parts of it were left to XLA, or it returns an argument or a constant
+                of a kind that tiles cannot hold.
+        """
+        from aspen_jax.lowering.compile import compile_jaxpr, whole_graph
+
+        explanation = self._explain(args, kwargs, chooses=False)
+        if len(explanation.parts) != 1 or explanation.fallbacks:
+            left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
+            raise UnsupportedError(
+                f"{self.__name__} as a whole is not one graph of tiles; it has {len(explanation.parts)}; left to XLA: {left}; "
+                "explain() with the same arguments says where and why"
+            )
+        jaxpr, (call,) = self._calls(args, kwargs)
+        return whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What becomes of the function for arguments of these shapes: ops, tiles, what is left to XLA and why. Prints as a table.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+        """
+        return self._explain(args, kwargs)
+
+    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, chooses: bool = True) -> Explanation:
+        """What becomes of the function, with or without leaving to XLA what that does as fast."""
+        from aspen_jax.report.explain import Explanation
+
+        jaxpr, compiled = self._compiled(args, kwargs, chooses=chooses)
+        return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
+        """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
+
+        With device="cuda", and with "auto" where JAX's default is a GPU, it is timed by XLA and by each executor instead, and
+        kept for this kind of GPU; device="auto" then takes the fastest.
+
+        What is found is kept on disk (ASPEN_CACHE_DIR, by default in the user's cache directory) for this processor, this build
+        and this number of workers, and serves every function with the same layers that is traced from then on. Functions of
+        `jax.jit` around this one that were compiled before keep what they have. The machine should be idle meanwhile.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Raises:
+            UnsupportedError: nothing of the function is tiled.
+            AspenError: it is for a GPU, and there is none.
+        """
+        from aspen_jax.lowering import tuning
+
+        if not self._is_for_cpu():
+            return self._tune_on_gpu(args, kwargs)
+        _, compiled = self._compiled(args, kwargs)
+        parts = [part for _, item in compiled for function in (item, *item.bodies) for part in function.parts]
+        if not parts:
+            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
+        found = tuning.tune([part.traced for part in parts], parts[0].options)
+        self._forget_traces()
+        return found
+
+    def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
+        from aspen_jax.lowering.cuda_tuning import gpu, time_executors
+
+        device = gpu()
+        _, calls = self._calls(args, kwargs)
+        if not calls:
+            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
+        found = time_executors(calls, self._choices._replace(strict=False), device)
+        self._forget_traces()
+        return found
+
+    def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """What the function costs, what is left to XLA included, as `cost_analysis` of the undecorated one would count.
+
+        XLA cannot see inside a custom call. Like XLA this counts a loop as one iteration and a choice as its dearest branch, a
+        multiply-add as two, and nothing that is multiplied with padding.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Returns:
+            "flops"; "transcendentals", the elements of exp, log, tanh and the like; "bytes accessed" by tiles and by what is
+            left to XLA.
+        """
+        return self.explain(*args, **kwargs).cost()
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `jax.jit(self).trace`: the function traced for arguments of these shapes.
+
+        What is compiled from it is called as the function is, with arrays and numbers: static arguments are left out, as with
+        `jax.jit`, and static leaves of other arguments are None.
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+        """
+        return self._staged("trace", args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `jax.jit(self).lower`: the function lowered for arguments of these shapes; `lower(...).compile()` compiles it.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("lower", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(self).eval_shape`: a `jax.ShapeDtypeStruct` for each array of the result.
+
+        Args:
+            *args: as `trace` takes them.
+            **kwargs: likewise.
+        """
+        return self._staged("eval_shape", args, kwargs)
+
+    def _staged(self, stage: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What this method of the function under `jax.jit` gives, its static arguments left out."""
+
+        def do(structure: arguments.Structure, traced: list[Any]) -> Any:
+            def on_kept(*kept: Any, **named: Any) -> R:
+                args, kwargs = structure.whole(jax.tree.leaves((kept, named)))
+                return self(*args, **kwargs)
+
+            def is_kept(argument: Any, original: Any) -> bool:
+                return bool(jax.tree.leaves(argument)) or not jax.tree.leaves(original)
+
+            on_kept.__name__ = on_kept.__qualname__ = self.__name__
+            of_args, of_kwargs = structure.traced(traced)
+            kept = [item for item, original in zip(of_args, args, strict=True) if is_kept(item, original)]
+            named = {name: item for name, item in of_kwargs.items() if is_kept(item, kwargs[name])}
+            if len(kept) == len(args):
+                vars(on_kept)["__wrapped__"] = self.__wrapped__  # its signature names the arguments
+            return getattr(jax.jit(on_kept), stage)(*kept, **named)
+
+        return self._on_arguments(do, args, kwargs, shapes_traced=True)
+
+    def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
+        """The jaxpr of a call, and each function in it that is to be tiled."""
+        jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
+        return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
+
+    def _compiled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, chooses: bool = True
+    ) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
+        """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
+        from aspen_jax.lowering.compile import compile_jaxpr
+
+        jaxpr, calls = self._calls(args, kwargs)
+        return jaxpr, [(call, compile_jaxpr(call, self._options(chooses=chooses))) for call in calls]
+
+    def _options(self, *, chooses: bool = True) -> Options:
+        """How its calls are compiled, whatever of them is left to XLA; by `chooses`, also what XLA does as fast."""
+        from aspen_jax.lowering.compile import Options
+        from aspen_jax.lowering.cuda_call import cuda_options
+
+        choices = self._choices._replace(strict=False)
+        return (
+            cuda_options(choices) if choices.device == "cuda" else Options(choices, chooses=chooses and not self._choices.strict)
+        )
+
+    def _on_arguments(
+        self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
+    ) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        try:
+            structure, traced = arguments.split(
+                leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=shapes_traced
+            )
+            if not structure.has_scalars:
+                return do(structure, traced)
+            try:
+                return do(structure, traced)
+            except (AspenError, jax.errors.JaxRuntimeError):
+                raise
+            except Exception:  # whatever it is, the function may yet work with numbers in place of tracers
+                pass
+            structure, traced = arguments.split(leaves, tree, scalars_static=True, shapes_traced=shapes_traced)
+            result = do(structure, traced)
+        except arguments.UnhashableLeaf as error:
+            raise arguments.refuse(self.__wrapped__, self.__name__, args, kwargs, error.args[0]) from None
+        self._scalars_static.add(tree)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or not hasattr(self.__wrapped__, "__get__"):
+            return self
+        is_leaf = jax.tree_util.all_leaves([instance]) and not nnx_state.is_object(instance)
+        if is_leaf and type(instance).__weakrefoffset__:
+            return BoundAspenFunction(self._for_instance(instance), self.__wrapped__, instance, ())
+        return BoundAspenFunction(self, self.__wrapped__, instance, (instance,))
+
+    def _for_instance(self, instance: Any) -> AspenFunction[..., Any]:
+        """A function of its own for an object that is no pytree: traces and the arrays in them go when the object goes."""
+        key = id(instance)
+        functions = self._of_instance
+        if key not in functions:
+            marks = tuple(mark if isinstance(mark, str) or mark < 0 else mark - 1 for mark in self._weights if mark != 0)
+            method = AspenFunction(_method(self.__wrapped__, instance), weights=marks, choices=self._choices)
+            functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
+        return functions[key][1]
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value,
+        # as another process has another one; its pickler is in C, so the frame that called this is cloudpickle's own.
+        by_cloudpickle = "cloudpickle" in sys._getframe(1).f_globals.get("__name__", "")
+        if self._is_importable() and not (by_cloudpickle and self.__module__ == "__main__"):
+            return self.__qualname__
+        # The function comes in the state, which may hold this object again: a local function that calls itself.
+        return copyreg.__newobj__, (type(self),), (self.__wrapped__, self._weights, self._choices)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: tuple[Callable[P, R], tuple[int | str, ...], Choices]) -> None:
+        fun, weights, choices = state
+        self.__init__(fun, weights=weights, choices=choices)
+
+    def __copy__(self) -> AspenFunction[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> AspenFunction[P, R]:
+        return self
+
+    def _is_importable(self) -> bool:
+        try:
+            return operator.attrgetter(self.__qualname__)(sys.modules[self.__module__]) is self
+        except (AttributeError, KeyError):
+            return False
+
+    def __repr__(self) -> str:
+        return f"<aspen of {self.__wrapped__!r}>"
+
+
+class BoundAspenFunction:
+    """An `AspenFunction` that was read from an object: a method. It holds the object."""
+
+    __wrapped__: Callable[..., Any]
+    __name__: str
+
+    def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
+        functools.update_wrapper(self, original.__get__(instance), updated=())
+        self.__self__ = instance
+        self._function = function
+        self._first = first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*self._first, *args, **kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
+        """As `AspenFunction.graph`."""
+        return self._function.graph(*self._first, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """As `AspenFunction.explain`."""
+        return self._function.explain(*self._first, *args, **kwargs)
+
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
+        """As `AspenFunction.tune`."""
+        return self._function.tune(*self._first, *args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As `AspenFunction.prepare`."""
+        return self._function.prepare(*self._first, *args, **kwargs)
+
+    def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As `AspenFunction.cost_analysis`."""
+        return self._function.cost_analysis(*self._first, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `AspenFunction.trace`; the object is part of what is traced."""
+        return self._with_object().trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `AspenFunction.lower`; the object is part of what is lowered."""
+        return self._with_object().lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `AspenFunction.eval_shape`."""
+        return self._with_object().eval_shape(*args, **kwargs)
+
+    def _with_object(self) -> AspenFunction[..., Any]:
+        """The function of the arguments without the object, whose arrays are constants, as in `jax.jit` of the method."""
+        if not self._first:
+            return self._function
+        return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(getattr(type(self.__self__), self.__name__, None), AspenFunction):
+            return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
+        return self._function.__get__, (self.__self__,)
+
+    def __repr__(self) -> str:
+        return f"<aspen of {self.__wrapped__!r}>"
+
+
+# Of each function its traces, which go when the function goes. So nothing in here holds the function.
+_jitted_functions: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _traceable(held: Callable[[], Any], name: str, choices: Choices) -> Callable[..., Any]:
+    """What `held` gives as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
+
+    def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
+        fun = held()
+
+        @functools.wraps(fun, updated=())
+        def on_traced(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
+            return nnx_state.traced(fun, args, kwargs)
+
+        experimental.register_loaded()
+        args, kwargs = structure.traced(leaves)
+        return primitive.call(on_traced, args, kwargs, choices=choices)
+
+    traceable.__name__ = traceable.__qualname__ = name
+    return traceable
+
+
+def _described(fun: Callable[..., Any], name: str) -> str:
+    """The function's name and line."""
+    code = getattr(inspect.unwrap(fun.func if isinstance(fun, functools.partial) else fun), "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _method(fun: Any, instance: Any) -> Callable[..., Any]:
+    """The method of an object, not holding the object."""
+    reference = weakref.ref(instance)
+
+    @functools.wraps(fun)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return fun.__get__(reference())(*args, **kwargs)
+
+    vars(method)["__signature__"] = inspect.signature(fun.__get__(instance))
+    return method
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Says of the options of `jax.jit` where they belong, and refuses any other as a function would."""
+    for name, value in options.items():
+        if name not in inspect.signature(jax.jit).parameters:
+            raise TypeError(f"aspen() got an unexpected keyword argument {name!r}")
+        around = f"give it to jax.jit around the decorated function: jax.jit(aspen(f), {name}={value!r})"
+        if name in ("static_argnums", "static_argnames"):
+            around = f"leave it out, as hashable arguments that are no arrays are static by themselves, or {around}"
+        raise InputError(f"{name} is no option of aspen; {around}")
+
+
+def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ...]:
+    """The weights option as a tuple, checked against the function's parameters."""
+    marks = (weights,) if isinstance(weights, int | str) else weights
+    if not isinstance(marks, Sequence) or not all(isinstance(mark, int | str) and not isinstance(mark, bool) for mark in marks):
+        raise InputError(f"weights={weights!r} is not a position, a name or a sequence of those; pass 0 or 'params', say")
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # some callables tell nothing about themselves
+        return tuple(marks)
+    kinds = {parameter.kind for parameter in parameters}
+    positional = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    named = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    for mark in marks:
+        if isinstance(mark, str):
+            fits = mark in named or inspect.Parameter.VAR_KEYWORD in kinds
+        else:
+            fits = -len(positional) <= mark < len(positional) or (mark >= 0 and inspect.Parameter.VAR_POSITIONAL in kinds)
+        if not fits:
+            raise InputError(f"weights={mark!r} is no argument of {fun!r}, which takes {', '.join(p.name for p in parameters)}")
+    return tuple(marks)

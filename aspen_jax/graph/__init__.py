@@ -1,0 +1,4 @@
+"""Graphs of tiles: arrays, their bytes and files.
+
+Knows ir. Begin at `tilegraph.py`.
+"""

@@ -1,0 +1,429 @@
+"""TileGraph: the dataflow graph of tiles as plain arrays, what the engine runs and what a graph file holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from aspen_jax.errors import GraphFormatError, InputError
+from aspen_jax.graph import graph_file, graph_format
+from aspen_jax.graph.dag import Dag
+from aspen_jax.ir.dtypes import DTYPES
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import View, ViewDim
+
+if TYPE_CHECKING:
+    from aspen_jax.ops.family import OpFamily
+
+_NUM_ARRAYS = 14
+
+# The kind of an input that stands for an argument which no tile could hold and none reads: `run` takes anything for it.
+_UNREAD = ((0,), np.dtype(np.uint8))
+
+_REMEDY = "save the graph again, or trace the function again"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TileGraph:
+    """Ops, their tiles and the edges between tiles; see docs/graph_format.md for what each array means.
+
+    Attributes:
+        kernels: the names of the kernels used.
+        op_names: a name for each op, for reports and errors.
+        values: int64 [V, 4]: buffer, byte offset, dtype number, rank.
+        value_shapes: int64, the values' shapes one after the other.
+        operands: int64, the value of each operand of the call: inputs, then constants. Ops read it, or values that lie in it.
+        results: int64, the value of each result of the call; an op writes it, or another value in the same buffer. A result may
+            lie in an operand, whose memory the call may be given for both.
+        ops: int64 [O, 5]: kernel, output value, number of inputs, number of parameter words, depth.
+        inputs: int64, for each op input: value, ranks of R and of the view, R, starts, (source, step, extent) per dimension.
+        params: int64, the ops' parameter words one after the other.
+        tile_ops: int64 [T], the op of each tile.
+        tile_boxes: int64, lo then hi of each tile.
+        child_counts: int64 [T].
+        children: int64, the tiles' children one after the other.
+        costs: int64 [T], estimated nanoseconds.
+        workspace_bytes: size of the workspace.
+        max_depth: the largest depth of an op.
+        constants: an array for each of the last operands; `run` appends them, and they are saved with the graph.
+    """
+
+    kernels: tuple[str, ...]
+    op_names: tuple[str, ...]
+    values: np.ndarray
+    value_shapes: np.ndarray
+    operands: np.ndarray
+    results: np.ndarray
+    ops: np.ndarray
+    inputs: np.ndarray
+    params: np.ndarray
+    tile_ops: np.ndarray
+    tile_boxes: np.ndarray
+    child_counts: np.ndarray
+    children: np.ndarray
+    costs: np.ndarray
+    workspace_bytes: int
+    max_depth: int
+    constants: tuple[np.ndarray, ...] = ()
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.tile_ops)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.children)
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.ops)
+
+    @functools.cached_property
+    def dag(self) -> Dag:
+        """The tiles and their edges."""
+        return Dag(self.child_counts, self.children)
+
+    @property
+    def parent_counts(self) -> np.ndarray:
+        """How many tiles each tile waits for."""
+        return self.dag.parent_counts()
+
+    @functools.cached_property
+    def shared_memory(self) -> dict[int, int]:
+        """The operands that ops rewrite in place, and for each of them the result that may be given the same memory."""
+        buffers = self.values[self.results, 0].tolist()
+        return {buffer: result for result, buffer in enumerate(buffers) if buffer < len(self.operands)}
+
+    def value(self, number: int) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of a value."""
+        start = self._shape_starts[number]
+        rank = self.values[number, 3]
+        return tuple(self.value_shapes[start : start + rank].tolist()), DTYPES[self.values[number, 2]]
+
+    def tiles_of(self, op: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tiles of an op, ascending, and their boxes [n, rank, 2]."""
+        first, last = np.searchsorted(self.tile_ops, [op, op + 1], sorter=self._by_op)
+        tiles = self._by_op[first:last]
+        rank = int(self.values[self.ops[op, 1], 3])
+        flat = self.tile_boxes[self._box_starts[tiles][:, None] + np.arange(2 * rank)]
+        return tiles, flat.reshape(len(tiles), 2, rank).swapaxes(1, 2)
+
+    def program(self, families: Mapping[str, OpFamily] | None = None) -> Program:
+        """The program that this graph tiles, without the users' source lines.
+
+        Args:
+            families: op families by kernel name; those of `aspen_jax.ops` if None.
+
+        Raises:
+            GraphFormatError: a kernel is unknown or its parameters are not its family's.
+        """
+        if families is None:
+            from aspen_jax.ops import FAMILIES as families
+        values = [Value(*self.value(number)) for number in range(len(self.values))]
+        inputs, params = self.inputs.tolist(), self.params.tolist()
+        next_input = next_param = 0
+        ops: list[Op] = []
+        for number, (kernel, output, num_inputs, num_params, _) in enumerate(self.ops.tolist()):
+            operands, places = [], {}
+            for _ in range(num_inputs):
+                value, view, next_input = read_input(inputs, next_input)
+                operands.append(Operand(values[value], view))
+                places[values[value]] = self.values[value, :2].tolist()
+            words = params[next_param : next_param + num_params]
+            next_param += num_params
+            family = families.get(self.kernels[kernel])
+            if family is None:
+                raise GraphFormatError(
+                    f"op {number} ({self.op_names[number]}) needs kernel {self.kernels[kernel]!r}, which this aspen_jax does not "
+                    f"have; it has {', '.join(sorted(families))}; {_REMEDY}"
+                )
+            try:
+                attrs, block = family.parse(words)
+            except (ValueError, OverflowError) as error:
+                raise GraphFormatError(
+                    f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}; {_REMEDY}"
+                ) from error
+            op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number])
+            operand = family.rewritten(op)
+            is_there = operand is not None and places[operand.value] == self.values[output, :2].tolist()
+            ops.append(op.replace(in_place=is_there))
+        given = self.given_values()
+        num_inputs = len(self.operands) - len(self.constants)
+        written = {int(self.values[output, 0]): values[output] for output in self.ops[:, 1]}
+        results = [(values[number], int(self.values[number, 0])) for number in self.results]
+
+        def known(number: int, buffer: int, offset: int) -> np.ndarray:
+            value = values[number]
+            start = offset // value.dtype.itemsize
+            return self.constants[buffer - num_inputs].reshape(-1)[start : start + value.size].reshape(value.shape)
+
+        return Program(
+            inputs=tuple(values[number] for number, buffer, _ in given if buffer < num_inputs),
+            constants=tuple((values[item[0]], known(*item)) for item in given if item[1] >= num_inputs),
+            ops=tuple(ops),
+            outputs=tuple(Operand(written.get(buffer, value), View.identity(value.shape)) for value, buffer in results),
+        )
+
+    def given_values(self) -> list[tuple[int, int, int]]:
+        """What ops read of the operands, in their order: number of the value, operand, byte at which it begins there.
+
+        These are the inputs and the constants of `program`, in that order.
+        """
+        own = set(self.operands.tolist())
+        written = {*self.results.tolist(), *self.ops[:, 1].tolist()} - own
+        inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(self.values[:, :2].tolist())]
+        inside = [item for item in inside if item[1] < len(self.operands) and item[0] not in written]
+        parted = {buffer for number, buffer, _ in inside if number not in own}
+        return sorted((item for item in inside if item[0] not in own or item[1] not in parted), key=lambda item: item[1])
+
+    def verify(self) -> None:
+        """Check everything: each index, view and box, each output element written once, each read after its write.
+
+        Raises:
+            GraphFormatError: something is wrong; the message says what and where.
+        """
+        from aspen_jax.apu.verify import verify
+
+        verify(self)
+
+    def run(self, *inputs: Any) -> list[np.ndarray]:
+        """Run the graph in the engine.
+
+        Args:
+            *inputs: an array or a Python number for each input, or pytrees of these; constants are known. For the graph of a
+                decorated function these are its arguments, without the static ones.
+
+        Returns:
+            an array for each result; for the graph of a decorated function each that it returns.
+
+        Raises:
+            InputError: the inputs do not fit.
+            EngineError: the run failed.
+        """
+        return self._plan.run(self._operands(inputs))
+
+    def timeline(self, *inputs: Any) -> np.ndarray:
+        """Run the graph in the engine as `run` does, and say where and when each tile ran.
+
+        Args:
+            *inputs: as `run` takes them.
+
+        Returns:
+            int64 [T, 3], of each tile: the worker, or -1 where the calling thread walked a small graph itself; when it began, and
+            when it ended, in nanoseconds of a steady clock.
+
+        Raises:
+            InputError: the inputs do not fit.
+            EngineError: the run failed.
+        """
+        return self._plan.timeline(self._operands(inputs))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and estimates.
+
+        Returns:
+            ops, tiles, edges, kernels (tiles of each), flops, bytes (moved by all tiles), workspace_bytes, constant_bytes,
+            graph_bytes, work_ns (of all tiles), critical_path_ns, and parallelism, the quotient of the two.
+        """
+        flops = moved = 0.0
+        kernels = dict.fromkeys(self.kernels, 0)
+        for number, op in enumerate(self.program().ops):
+            tiles, boxes = self.tiles_of(number)
+            work = op.family.work(op, boxes)
+            flops += float(work.flops.sum())
+            moved += float(work.bytes.sum())
+            kernels[op.family.kernel] += len(tiles)
+        critical = int(self.dag.finish_times(self.costs).max(initial=0))
+        total = int(self.costs.sum())
+        return {
+            "ops": self.num_ops,
+            "tiles": self.num_tiles,
+            "edges": self.num_edges,
+            "kernels": kernels,
+            "flops": flops,
+            "bytes": moved,
+            "workspace_bytes": self.workspace_bytes,
+            "constant_bytes": sum(array.nbytes for array in self.constants),
+            "graph_bytes": len(self.to_bytes()),
+            "work_ns": total,
+            "critical_path_ns": critical,
+            "parallelism": total / max(critical, 1),
+        }
+
+    def to_bytes(self) -> bytes:
+        """The graph without its constants: what the custom call carries."""
+        return self._bytes
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TileGraph:
+        """The graph that `to_bytes` wrote. Its layout is checked; `verify` checks the rest.
+
+        Raises:
+            GraphFormatError: the bytes are truncated, damaged, of another version, or no graph.
+        """
+        from aspen_jax.apu.verify import check_layout
+
+        arrays = graph_format.decode(data, _NUM_ARRAYS)
+        names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = arrays
+        if counts.size != 8 or values.size % 4 or ops.size % 5:
+            raise GraphFormatError(f"the counts, the table of values or that of ops hold part of a row; {_REMEDY}")
+        num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()
+        strings = _strings(names)
+        graph = cls(
+            tuple(strings[:num_kernels]), tuple(strings[num_kernels:]), values.reshape(-1, 4), value_shapes, operands, results,
+            ops.reshape(-1, 5), inputs, params, *tiles, workspace_bytes=workspace_bytes, max_depth=max_depth,
+        )  # fmt: skip
+        counted = (num_kernels, num_operands, num_results, num_values, num_ops, num_tiles)
+        held = (len(graph.kernels), len(operands), len(results), len(graph.values), graph.num_ops, graph.num_tiles)
+        if counted != held:
+            raise GraphFormatError(
+                "the graph's counts of kernels, operands, results, values, ops and tiles are "
+                f"{', '.join(map(str, counted))} and its arrays hold {', '.join(map(str, held))}; {_REMEDY}"
+            )
+        check_layout(graph)
+        return graph
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write graph and constants to a file, which appears whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        graph_file.write(path, self.to_bytes(), self.constants)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TileGraph:
+        """Read what `save` wrote, and verify it.
+
+        Raises:
+            GraphFormatError: the file is truncated, damaged, of another version, or describes an impossible graph.
+            OSError: the file cannot be read.
+        """
+        try:
+            file = graph_file.read(path)
+            graph = cls.from_bytes(file.graph)
+            if file.num_constants > len(graph.operands):
+                raise GraphFormatError(f"{file.num_constants} constants for {len(graph.operands)} operands; {_REMEDY}")
+            known = graph.operands[len(graph.operands) - file.num_constants :]
+            graph = dataclasses.replace(graph, constants=file.constants([graph.value(number) for number in known]))
+            graph.verify()
+        except GraphFormatError as error:
+            raise GraphFormatError(f"{os.fspath(path)}: {error}") from None
+        return graph
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TileGraph):
+            return NotImplemented
+        return (
+            self.to_bytes() == other.to_bytes()
+            and len(self.constants) == len(other.constants)
+            and all(a.tobytes() == b.tobytes() for a, b in zip(self.constants, other.constants, strict=True))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def __repr__(self) -> str:
+        return (
+            f"TileGraph({self.num_ops} ops, {self.num_tiles} tiles, {self.num_edges} edges, "
+            f"{self.workspace_bytes / 2**20:.1f} MiB workspace)"
+        )
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode(errors="replace")
+        counts = [len(self.kernels), len(self.operands), len(self.results), len(self.values), self.num_ops, self.num_tiles]
+        box_widths = {2 * int(rank) for rank in self.values[self.ops[:, 1], 3]} - {0}
+        return graph_format.encode(
+            [
+                (np.frombuffer(names, np.uint8), (0,)),
+                (np.array([*counts, self.workspace_bytes, self.max_depth]), (0,)),
+                (self.values, (0, 4)),
+                (self.value_shapes, (0, 4)),
+                (self.operands, (0, 1)),
+                (self.results, (0, 1)),
+                (self.ops, (0, 5)),
+                (self.inputs, (0,)),
+                (self.params, (0,)),
+                (self.tile_ops, (1,)),
+                (self.tile_boxes, (0, *sorted(box_widths))),
+                (self.child_counts, (0, 1)),
+                (self.children, (1,)),
+                (self.costs, (0, 1)),
+            ]
+        )
+
+    @functools.cached_property
+    def _shape_starts(self) -> np.ndarray:
+        return np.cumsum(self.values[:, 3]) - self.values[:, 3]
+
+    @functools.cached_property
+    def _box_starts(self) -> np.ndarray:
+        widths = 2 * self.values[self.ops[self.tile_ops, 1], 3]
+        return np.cumsum(widths) - widths
+
+    @functools.cached_property
+    def _by_op(self) -> np.ndarray:
+        return np.argsort(self.tile_ops, kind="stable")
+
+    def _operands(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        given = jax.tree.leaves(inputs)
+        num_inputs = len(self.operands) - len(self.constants)
+        if len(given) != num_inputs:
+            raise InputError(f"the graph takes {num_inputs} inputs and got {len(given)}; pass one array for each")
+        arrays = [_as_input(item, *self.value(number)) for item, number in zip(given, self.operands[:num_inputs], strict=True)]
+        for index, array in enumerate(arrays):
+            shape, dtype = self.value(self.operands[index])
+            if array.shape != shape or array.dtype != dtype:
+                raise InputError(
+                    f"input {index} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
+                    "pass that, or build a graph for these inputs"
+                )
+        return [*arrays, *self.constants]
+
+    @functools.cached_property
+    def _plan(self) -> Any:
+        from aspen_jax import _engine
+
+        return _engine.Plan(self.to_bytes())
+
+
+def read_input(words: list[int], position: int) -> tuple[int, View, int]:
+    """An op input from `TileGraph.inputs`: value, view and where the next one begins.
+
+    Raises:
+        GraphFormatError: the words end early.
+    """
+    value, base_rank, rank = words[position : position + 3] if position + 3 <= len(words) else (0, -1, -1)
+    end = position + 3 + 2 * base_rank + 3 * rank
+    if base_rank < 0 or rank < 0 or end > len(words):
+        raise GraphFormatError(f"the op inputs of the graph end in the middle of a view; {_REMEDY}")
+    base, starts = words[position + 3 : position + 3 + base_rank], words[position + 3 + base_rank : end - 3 * rank]
+    dims = words[end - 3 * rank : end]
+    return value, View(tuple(base), tuple(starts), tuple(ViewDim(*dims[d : d + 3]) for d in range(0, 3 * rank, 3))), end
+
+
+def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array for an input of this kind, which it need not fit."""
+    if (shape, dtype) == _UNREAD:
+        return np.zeros(*_UNREAD)
+    if isinstance(given, bool | int | float) and not isinstance(given, np.generic):
+        with contextlib.suppress(OverflowError):
+            return np.asarray(given, dtype)
+    return np.ascontiguousarray(given).reshape(np.shape(given))
+
+
+def _strings(data: np.ndarray) -> list[str]:
+    try:
+        if not ((data >= 0) & (data < 256)).all() or (data.size and data[-1] != 0):
+            raise ValueError
+        return data.astype(np.uint8).tobytes().decode().split("\0")[:-1]
+    except ValueError:
+        raise GraphFormatError(f"the graph's names are no UTF-8 text ended by a zero byte; {_REMEDY}") from None

@@ -1,0 +1,324 @@
+"""jaxpr -> what a lowering calls: one custom call for each tileable part, ordinary JAX for the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core, source_info_util
+
+from aspen_jax import apu, runtime
+from aspen_jax.errors import UnsupportedError
+from aspen_jax.frontend import trace as frontend
+from aspen_jax.frontend.partition import Tileable
+from aspen_jax.frontend.trace import Fallback
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Operand, Program, Value
+from aspen_jax.lowering import choice
+from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
+from aspen_jax.primitive import control_flow, sharding
+from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive.primitive import expanded, prune
+
+_LONGEST_SCOPE = 120
+
+
+def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
+    """The part as a custom call of the CPU."""
+    nothing = [runtime.NOTHING] if len(results) > 1 else []
+    shared = part.graph.shared_memory
+    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands, shared_memory=shared)[: len(results)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What changes how a function is compiled.
+
+    Attributes:
+        choices: what the decorator was told.
+        disabled_passes: passes that are left out, by name.
+        num_workers: how many DSEs tiles are shaped for.
+        machine: the cost model, with what was measured for so many; that of this machine if None.
+        refuses: says why the device has no kernel for an op, so that XLA computes it, or None where it has.
+        fit: rewrites a program for the device after all passes.
+        chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
+        call: gives a part to a device: called with the part, the shapes of its results, and its operands.
+    """
+
+    choices: Choices = Choices()  # noqa: RUF009 - immutable
+    disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
+    num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
+    machine: apu.Machine | None = None
+    refuses: frontend.Refuses = frontend.refuses_none
+    fit: Callable[[Program], Program] | None = None
+    chooses: bool = True
+    call: Callable[..., list[Any]] = call_engine
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chooses", self.chooses and not self.choices.strict and CHOICE not in self.disabled_passes)
+        if self.machine is None:
+            object.__setattr__(self, "machine", apu.Machine.here(self.num_workers))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A tileable part of a function.
+
+    Attributes:
+        inputs: the values that it reads, in the order of the custom call's operands; constants follow them.
+        outputs: the values that it gives, in the order of the custom call's results.
+        program: its program after all passes.
+        graph: its tile graph.
+        graph_bytes: the graph as the custom call's attribute.
+        traced: its program before all passes.
+        options: how it was built.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    program: Program
+    graph: TileGraph
+    graph_bytes: np.ndarray
+    traced: Program
+    options: Options
+
+    @classmethod
+    def build(cls, traced: Program, options: Options) -> Part:
+        """Rewrite, tile and encode one part of a trace."""
+        program = run_passes(traced, options.disabled_passes, options.machine)
+        if options.fit is not None:
+            program = options.fit(program)
+        # What has been packed is held once.
+        program = program.replace(constants=apu.pack(program.constants).constants)
+        graph = apu.build(program, options.num_workers, options.machine)
+        outputs = tuple(operand.value for operand in traced.outputs)
+        runtime.trust(graph.to_bytes())
+        return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)
+
+    def call(self, *operands: Any) -> list[Any]:
+        """The custom call."""
+        results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
+        with jax.named_scope(self.scope):
+            return self.options.call(self, results, *operands, *self.graph.constants)
+
+    def call_partitionable(self, *operands: Any) -> list[Any]:
+        """The custom call where more than one device shares the work: each runs its own entries of the batch, if that can be."""
+
+        def run(program: Program, operands: Sequence[Any]) -> list[Any]:
+            return Part.build(program, self.options).call(*operands)
+
+        operation = sharding.partitionable(self.traced, run)
+        return self.call(*operands) if operation is None else operation(*operands)
+
+    @property
+    def scope(self) -> str:
+        """The outermost named scopes of its ops, for XLA's metadata of the custom call and so for profiles."""
+        scopes = dict.fromkeys(op.name.partition("/")[0] for op in self.program.ops if "/" in op.name)
+        joined = "+".join(scopes)
+        return joined if len(joined) <= _LONGEST_SCOPE else joined[: _LONGEST_SCOPE - 3] + "..."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A function cut into custom calls and equations that stay with XLA.
+
+    Attributes:
+        consts: what the jaxpr closes over.
+        trace: the converted jaxpr.
+        steps: parts and fallbacks in the order in which they run.
+        options: how it was compiled.
+    """
+
+    consts: tuple[Any, ...]
+    trace: frontend.Trace
+    steps: tuple[Part | Fallback, ...]
+    options: Options
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The tiled parts, one custom call each."""
+        return tuple(step for step in self.steps if isinstance(step, Part))
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The equations that stay with XLA, control flow with its tiled bodies among them."""
+        return tuple(step for step in self.steps if isinstance(step, Fallback))
+
+    @property
+    def bodies(self) -> tuple[Compiled, ...]:
+        """The tiled bodies of control flow, and the bodies in those."""
+        direct = [body for fallback in self.fallbacks for _, body in self.bodies_of(fallback)]
+        return tuple(body for item in direct for body in (item, *item.bodies))
+
+    def bodies_of(self, fallback: Fallback) -> Iterator[tuple[core.ClosedJaxpr, Compiled]]:
+        """The tiled bodies of one equation of control flow, as jaxprs and compiled."""
+        for jaxpr in control_flow.tiled_bodies(fallback.equation):
+            yield jaxpr, compile_jaxpr(jaxpr, _options_of_bodies(fallback, self.options))
+
+    def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
+        """The function on flat arguments, as JAX operations; for use under a trace.
+
+        Args:
+            *arguments: arrays.
+            num_devices: how many devices XLA's partitioner may spread the work over.
+        """
+        environment: dict[Value, Any] = dict(self.trace.constants)
+        environment.update(zip(self.trace.inputs, arguments, strict=True))
+        for step in self.steps:
+            if isinstance(step, Part):
+                operands = [environment[value] for value in step.inputs]
+                results = step.call(*operands) if num_devices == 1 else step.call_partitionable(*operands)
+                environment.update(zip(step.outputs, results, strict=True))
+            else:
+                _run_fallback(step, environment)
+        return [environment[item] if isinstance(item, Value) else item for item in self.trace.outputs]
+
+
+def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
+    """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept."""
+    # Its name is relative to the innermost call that was inlined.
+    scope = source_info_util.new_name_stack(fallback.name.rpartition("/")[0])
+    equation = fallback.equation.replace(source_info=fallback.equation.source_info.replace(name_stack=scope))
+    variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
+    debug_info = core.DebugInfo("aspen_call", equation.primitive.name, None, None)
+    jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects, debug_info)
+    arguments = [environment[item] if isinstance(item, Value) else item for item in variables.values()]
+    results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
+    environment.update(zip(fallback.outputs, results, strict=True))
+
+
+_compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
+    """Cut, rewrite, tile and encode a function; the result is remembered as long as the jaxpr lives.
+
+    Raises:
+        UnsupportedError: `options.choices.strict`, and an equation has no tile kernel.
+    """
+    with _lock:
+        known = _compiled.get(jaxpr.jaxpr, {}).get(options)
+    # One jaxpr may be closed over different constants.
+    if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
+        return known
+    without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
+    trace = frontend.trace(without_dead_code, options.refuses)
+    refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
+    if options.choices.strict and refused:
+        raise UnsupportedError(_refusal(refused))
+    is_whole = len(trace.steps) == 1 and not options.choices.is_repeated
+    steps = tuple(item for step in trace.steps for item in _decided(step, options, is_whole=is_whole))
+    compiled = Compiled(tuple(jaxpr.consts), trace, steps, options)
+    with _lock:
+        _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
+    return compiled
+
+
+def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> tuple[Part | Fallback, ...]:
+    """A part as tiles, or its equations where XLA is as fast; of control flow, each body so."""
+    if isinstance(step, Fallback):
+        return (_tile_bodies(step, options),)
+    part = Part.build(step.program, options)
+    if options.chooses:
+        evidence = choice.Evidence.of(
+            step,
+            part.program,
+            part.graph,
+            options.num_workers,
+            is_whole=is_whole,
+            is_repeated=options.choices.is_repeated,
+        )
+        reason = evidence.why_left_to_xla(choice.rates())
+        if reason is not None:
+            return step.left_to_xla(reason)
+    return (part,)
+
+
+def _options_of_bodies(fallback: Fallback, options: Options) -> Options:
+    """How what control flow runs is compiled."""
+    is_repeated = options.choices.is_repeated or control_flow.is_loop(fallback.equation)
+    return dataclasses.replace(options, choices=options.choices._replace(function="", is_repeated=is_repeated))
+
+
+def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
+    """The graph of a function that is one part, with its arguments as inputs and all that it returns as results, in order.
+
+    The custom call goes without arguments that no op reads, and without results that are not computed: JAX hands those on. An
+    argument that no op reads and no tile can hold (a key, complex numbers) is an input without elements here.
+
+    Args:
+        jaxpr: the function, which calls what was compiled and computes nothing else.
+        compiled: one part and no fallback.
+
+    Raises:
+        UnsupportedError: it returns an argument or a constant that tiles cannot hold.
+    """
+    (part,), (equation,) = compiled.parts, jaxpr.jaxpr.eqns
+    values: dict[Any, Value | np.ndarray] = dict(zip(equation.invars, compiled.trace.inputs, strict=True))
+    inputs = []
+    for var in jaxpr.jaxpr.invars:
+        value = values.setdefault(var, _given(var.aval))
+        assert isinstance(value, Value), var  # arguments of the call are no constants
+        inputs.append(value)
+    values.update(zip(equation.outvars, compiled.trace.outputs, strict=True))
+    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    constants = list(compiled.trace.constants)
+    outputs = []
+    for number, atom in enumerate(jaxpr.jaxpr.outvars):
+        try:
+            value = frontend.held(atom.aval)
+        except frontend.Unsupported as error:
+            raise UnsupportedError(f"result {number} of the function fits no graph: {error}; leave it out") from None
+        item = atom.val if isinstance(atom, core.Literal) else values[atom]
+        if not isinstance(item, Value):
+            constants.append((value, np.asarray(item, value.dtype)))
+            item = value
+        outputs.append(item)
+    if (*inputs, *outputs) == (*part.inputs, *part.outputs):
+        return part.graph
+    program = Program(tuple(inputs), tuple(constants), part.traced.ops, tuple(map(Operand.whole, outputs)))
+    return Part.build(program, part.options).graph
+
+
+def _given(aval: Any) -> Value:
+    try:
+        return frontend.held(aval)
+    except frontend.Unsupported:
+        return Value(runtime.NOTHING.shape, runtime.NOTHING.dtype)
+
+
+def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
+    if not control_flow.is_control_flow(fallback.equation):
+        return fallback
+    of_bodies = _options_of_bodies(fallback, options)
+
+    def gains(body: core.ClosedJaxpr) -> bool:
+        compiled = compile_jaxpr(body, of_bodies)
+        return bool(compiled.parts or compiled.bodies)
+
+    equation = control_flow.with_tiled_bodies(
+        fallback.equation, choices=of_bodies.choices, gains=gains if options.chooses else lambda _: True
+    )
+    bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
+    reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
+    return dataclasses.replace(fallback, equation=equation, reason=reason)
+
+
+def _refusal(fallbacks: Sequence[Fallback]) -> str:
+    lines = []
+    for fallback in fallbacks:
+        shapes = ", ".join(str(atom.aval.str_short()) for atom in fallback.equation.invars)
+        where = f" at {fallback.source}" if fallback.source else ""
+        lines.append(f"  {fallback.equation.primitive.name}({shapes}){where}: {fallback.reason}")
+    return (
+        "strict=True, but these equations have no tile kernel:\n"
+        + "\n".join(dict.fromkeys(lines))
+        + "\nLet them run in XLA with strict=False, or write the function without them."
+    )

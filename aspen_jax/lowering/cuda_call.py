@@ -1,0 +1,118 @@
+"""A graph of tiles as a custom call of CUDA."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from aspen_jax import runtime
+from aspen_jax.cuda.attention import unfused
+from aspen_jax.cuda.executor import EXECUTORS, Executor, chosen_executor
+from aspen_jax.cuda.image import Code, compile_ops
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
+from aspen_jax.cuda.source import UnsupportedOp, why_no_code
+from aspen_jax.errors import UnsupportedError
+from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr
+from aspen_jax.passes import disabled_by_environment
+from aspen_jax.primitive.choices import Choices
+
+ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
+
+# Passes whose ops are for the CPU's kernels alone.
+LEFT_OUT = frozenset({"bf16x6", "winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
+
+
+def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
+    """How functions are compiled for GPUs."""
+    return Options(
+        choices,
+        disabled_passes=disabled_by_environment() | LEFT_OUT,
+        num_workers=NUM_BLOCKS,
+        machine=Gpu(),
+        refuses=why_no_code,
+        fit=unfused,
+        chooses=False,  # the rates are those of CPUs
+        call=_CALLS[executor],
+    )
+
+
+def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices) -> Compiled | None:
+    """A function with the code of all its parts; None where XLA computes it, as wanted or because some op has no CUDA code.
+
+    Raises:
+        UnsupportedError: `choices.strict`, and an op has no CUDA code.
+        AspenError: the code cannot be compiled here.
+    """
+    name = chosen_executor(choices, lambda: _fastest(jaxpr, choices))
+    executor = EXECUTORS[name]
+    if executor is None:
+        return None
+    compiled = compile_jaxpr(jaxpr, cuda_options(choices._replace(executor=name), executor))
+    try:
+        for part in compiled.parts:
+            _code(part, architecture())
+    except UnsupportedOp as error:
+        if choices.strict:
+            raise UnsupportedError(f"strict=True, but there is {error}; use strict=False or device='cpu'") from None
+        return None
+    return compiled
+
+
+def _fastest(jaxpr: ClosedJaxpr, choices: Choices) -> str:
+    """What was the fastest for this function on this GPU; XLA where it was not timed."""
+    from aspen_jax.lowering import cuda_times as times
+
+    known = times.known()
+    if not known:
+        return "xla"
+    try:
+        timed = known.get(times.key(compile_jaxpr(jaxpr, cuda_options(choices._replace(strict=False, executor="graph")))))
+    except UnsupportedOp:
+        return "xla"
+    return "xla" if timed is None else min(timed, key=lambda name: timed[name])
+
+
+def architecture() -> str:
+    """What code is compiled for: the GPU of this process, or any since compute capability 8.0 where there is none."""
+    wanted = os.environ.get(ARCHITECTURE_VARIABLE)
+    if wanted:
+        return wanted
+    try:
+        capability: str = jax.local_devices(backend="cuda")[0].compute_capability
+    except RuntimeError:
+        return "compute_80"
+    major, _, minor = capability.partition(".")
+    # From 9.0 on some instructions are those of one generation only.
+    return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
+_codes: weakref.WeakKeyDictionary[Part, dict[str, Code]] = weakref.WeakKeyDictionary()
+
+
+def _code(part: Part, architecture: str) -> Code:
+    codes = _codes.setdefault(part, {})
+    if architecture not in codes:
+        codes[architecture] = compile_ops(part.program.ops, architecture)
+    return codes[architecture]
+
+
+def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
+    """The part as a custom call of CUDA, whose last result is its workspace."""
+    runtime.ensure_registered()
+    code = _code(part, architecture())
+    workspace = [jax.ShapeDtypeStruct((part.graph.workspace_bytes,), np.uint8)] if part.graph.workspace_bytes else []
+    nothing = [runtime.NOTHING] if len(results) > 1 and not workspace else []
+    results_and_rest = [*results, *workspace, *nothing]
+    call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, results_and_rest, input_output_aliases=part.graph.shared_memory)
+    outs = call(*operands, graph=part.graph_bytes, image=code.image, kernels=code.kernels, executor=np.int32(executor))
+    return list(outs)[: len(results)]
+
+
+_CALLS = {executor: functools.partial(_call, executor) for executor in Executor}

@@ -1,0 +1,107 @@
+"""Times functions on a GPU by XLA and by each executor, so that device="auto" takes what is the fastest there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from aspen_jax.cuda.executor import EXECUTORS
+from aspen_jax.errors import AspenError, UnsupportedError
+from aspen_jax.ir.program import Value
+from aspen_jax.lowering import cuda_times as times
+from aspen_jax.lowering.compile import Compiled
+from aspen_jax.lowering.cuda_call import compile_for_cuda
+from aspen_jax.lowering.tuning import random_array
+from aspen_jax.primitive import primitive
+from aspen_jax.primitive.choices import Choices
+from aspen_jax.report.timing import duration, interleaved
+
+_ROUNDS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutorTimes:
+    """How long a function takes on a GPU.
+
+    Attributes:
+        seconds: a call, from call to results on the device, the median of some rounds; by XLA ("xla") and each executor.
+        path: the file that keeps it; None where it could not be written.
+    """
+
+    seconds: dict[str, float]
+    path: Path | None
+
+    @property
+    def fastest(self) -> str:
+        """What device="auto" takes from now on."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{duration(seconds)} by {name}" for name, seconds in self.seconds.items())
+        return f"a run takes {each}; {f'kept in {self.path}' if self.path else 'not kept on disk'}"
+
+
+def gpu() -> Any:
+    """The first GPU.
+
+    Raises:
+        AspenError: JAX has none.
+    """
+    try:
+        return jax.local_devices(backend="cuda")[0]
+    except RuntimeError as error:
+        raise AspenError(f"JAX has no GPU here ({error}); install jax[cuda13], or decorate with device='cpu'") from error
+
+
+def time_executors(jaxprs: Sequence[ClosedJaxpr], choices: Choices, device: Any, rounds: int = _ROUNDS) -> ExecutorTimes:
+    """Time functions one by one on random arguments, all sides in turns, and keep the times.
+
+    Args:
+        jaxprs: what `aspen_call` calls.
+        choices: of those calls.
+        device: where.
+        rounds: how often each side is timed.
+
+    Raises:
+        UnsupportedError: no op of a function has CUDA code, or random arguments cannot be made for it.
+        AspenError: code cannot be compiled here.
+    """
+    total = dict.fromkeys(EXECUTORS, 0.0)
+    path = None
+    for jaxpr in jaxprs:
+        name = times.key(_compiled(jaxpr, choices))
+        arguments = [jax.device_put(random_array(_value(aval)), device) for aval in jaxpr.in_avals]
+        functions = sides(jaxpr, choices, arguments)
+        seconds = {side: timing.median for side, timing in interleaved(functions, rounds).items()}
+        path = times.remember(name, seconds)
+        total = {side: total[side] + seconds[side] for side in total}
+    return ExecutorTimes(total, path)
+
+
+def sides(jaxpr: ClosedJaxpr, choices: Choices, arguments: Sequence[Any]) -> dict[str, Callable[[], Any]]:
+    """The function by XLA and by each executor, compiled for where the arguments are; each gives the results."""
+
+    def function(name: str, *arguments: Any) -> Any:
+        return primitive.bind(jaxpr, arguments, choices=choices._replace(executor=name))
+
+    compiled = {name: jax.jit(functools.partial(function, name)).lower(*arguments).compile() for name in EXECUTORS}
+    return {name: functools.partial(item, *arguments) for name, item in compiled.items()}
+
+
+def _compiled(jaxpr: ClosedJaxpr, choices: Choices) -> Compiled:
+    compiled = compile_for_cuda(jaxpr, choices._replace(executor="graph"))
+    if compiled is None or not (compiled.parts or compiled.bodies):
+        raise UnsupportedError("there is no CUDA code for the function, so there is nothing to choose; XLA runs it on GPUs")
+    return compiled
+
+
+def _value(aval: Any) -> Value:
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        raise UnsupportedError(f"no random argument can be made of type {aval.str_short()}; tune a function without it")
+    return Value(tuple(aval.shape), aval.dtype)

@@ -1,0 +1,49 @@
+"""Evaluates a Program op by op in jax.lax: the reference for passes and for every kernel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.opcodes import lane_of
+
+
+def evaluate(program: Program, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The program's outputs for inputs of the program's shapes and dtypes."""
+    values: dict[Value, np.ndarray] = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+    values.update(program.constants)
+    for op in program.ops:
+        values[op.output] = _evaluate_op(op, values)
+    return [_read(operand, values) for operand in program.outputs]
+
+
+def _read(operand: Operand, values: dict[Value, np.ndarray]) -> np.ndarray:
+    return np.array(operand.view.gather(values[operand.value]))
+
+
+def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
+    return np.asarray(result_of(op, *(jnp.asarray(item) for item in op_inputs(op, values))))
+
+
+def op_inputs(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
+    """What the op reads of the values, in the shapes of its operands."""
+    return [_read(operand, values) for operand in op.inputs]
+
+
+def result_of(op: Op, *inputs: jax.Array) -> jax.Array:
+    """The op's output in jax.lax, of inputs as `op_inputs` gives them; can be traced."""
+    values = list(inputs)
+    if op.family is not BLOCK:
+        count = op.family.num_main(op)
+        main = values[:count]
+        if op.family.takes_epilogue and lane_of(main[0].dtype) == "f":  # computed in float32, stored as the output's dtype
+            main = [item.astype(np.float32) for item in main]
+        values = [op.family.reference(op.attrs, *main), *values[count:]]
+    if op.program is None:
+        return values[0].astype(op.output.dtype)
+    if op.program.is_copy and op.family is BLOCK:
+        return values[0]
+    return op.program.reference(*values, shape=op.output.shape, dtype=op.output.dtype)

@@ -1,0 +1,135 @@
+"""Control flow stays with XLA; what it repeats, chooses or maps is tiled: each body that is worth it becomes one `aspen_call`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import compress
+from typing import Any
+
+from jax.extend import core
+
+from aspen_jax.cost import equations as cost
+from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive.primitive import aspen_call_p, parameters, prune, why_inlined
+
+# Parameters that hold the bodies.
+_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
+
+
+# What a tile reads in place.
+_VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "rev", "slice", "split", "squeeze", "transpose")
+
+# Of a while loop's bodies, which parameter says how many of the first arguments are the same in each turn.
+_NUM_CONSTANTS = {"cond_jaxpr": "cond_nconsts", "body_jaxpr": "body_nconsts"}
+
+
+def is_control_flow(equation: core.JaxprEqn) -> bool:
+    """Whether the equation runs bodies that may be tiled."""
+    return equation.primitive.name in _BODIES
+
+
+def is_loop(equation: core.JaxprEqn) -> bool:
+    """Whether the equation runs its bodies again and again."""
+    return equation.primitive.name in ("scan", "while")
+
+
+def with_tiled_bodies(equation: core.JaxprEqn, *, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool]) -> core.JaxprEqn:
+    """The equation with each body that is worth a custom call as one `aspen_call`.
+
+    Args:
+        equation: control flow.
+        choices: what the decorator was told, for the bodies.
+        gains: whether tiles run anything of what would be called.
+    """
+    changes = {}
+    for name in _BODIES[equation.primitive.name]:
+        bodies = equation.params[name]
+        several = isinstance(bodies, tuple)
+        constants = _num_constants(equation, name)
+        tiled = tuple(_tiled(body, choices, gains, constants) for body in (bodies if several else (bodies,)))
+        changes[name] = tiled if several else tiled[0]
+    return equation.replace(params={**equation.params, **changes})
+
+
+def _num_constants(equation: core.JaxprEqn, body: str) -> int:
+    """How many of the first arguments of a body are the same in each turn."""
+    params = equation.params
+    if equation.primitive.name == "while":
+        return params[_NUM_CONSTANTS[body]]
+    if equation.primitive.name != "scan":
+        return 0
+    if "num_consts" in params:
+        return params["num_consts"]
+    constants, _, _ = params["ft_in"].unpack()  # JAX 0.12
+    return len(constants)
+
+
+def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
+    """The jaxprs that the equation's bodies call through `aspen_call`."""
+    for body in core.jaxprs_in_params(equation.params):
+        for inner in body.eqns:
+            if inner.primitive is aspen_call_p:
+                yield inner.params["call_jaxpr"]
+
+
+def _tiled(body: Any, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool], num_constants: int) -> Any:
+    """The body (closed, or open as that of shard_map) with what it computes in one `aspen_call`.
+
+    What a loop's body computes of the loop's constants alone stays outside of the call, for XLA to hoist it out of the loop.
+    """
+    closed = body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
+    if (body is not closed and body.constvars) or not _has_work(closed):
+        return body
+    jaxpr = closed.jaxpr
+    hoisted = _invariant(jaxpr, num_constants)
+    outside = [outvar for equation in hoisted for outvar in equation.outvars]
+    given = {*jaxpr.constvars, *jaxpr.invars, *outside}
+    # Each computed value once; what is handed through stays outside.
+    wanted = list(dict.fromkeys(var for var in jaxpr.outvars if not isinstance(var, core.Literal) and var not in given))
+    operands = [*jaxpr.invars, *outside]
+    kept = set(map(id, hoisted))
+    rest = [equation for equation in jaxpr.eqns if id(equation) not in kept]
+    debug_info = core.DebugInfo("aspen_call", "body", None, None)
+    inner = jaxpr.replace(invars=operands, outvars=wanted, eqns=rest, debug_info=debug_info)
+    called, used = prune(core.ClosedJaxpr(inner, closed.consts), [True] * len(wanted))
+    if not wanted or not gains(called):
+        return body
+    equation = rest[0].replace(
+        primitive=aspen_call_p,
+        invars=list(compress(operands, used)),
+        outvars=wanted,
+        params=parameters(called, choices=choices),
+        effects=set(),
+    )
+    tiled = jaxpr.replace(eqns=[*hoisted, equation])
+    return closed.replace(jaxpr=tiled) if body is closed else tiled
+
+
+def _invariant(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:
+    """The equations that XLA hoists out of a loop (`WhileLoopInvariantCodeMotion`).
+
+    They give the same in each turn, and no more bytes than they read. Mere views are hoisted only where others read them.
+    """
+    known = set(jaxpr.invars[:num_constants])
+    found = []
+    for equation in jaxpr.eqns:
+        read = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+        grows = sum(_nbytes(var) for var in equation.outvars) > sum(map(_nbytes, read))
+        if read and not equation.effects and not grows and known.issuperset(read):
+            found.append(equation)
+            known.update(equation.outvars)
+    wanted: set[Any] = set()
+    kept = []
+    for equation in reversed(found):
+        if equation.primitive.name not in _VIEWS or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
+    return kept[::-1]
+
+
+def _nbytes(var: Any) -> int:
+    return getattr(var.aval, "size", 0) * getattr(getattr(var.aval, "dtype", None), "itemsize", 0)
+
+
+def _has_work(body: core.ClosedJaxpr) -> bool:
+    return why_inlined(body) is None and cost.is_worth_a_call(body.jaxpr.eqns)
