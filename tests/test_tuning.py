@@ -156,7 +156,7 @@ def test_what_cannot_be_written_serves_this_process(directory):
 def test_entries_of_two_processes_are_joined(directory):
     measured.remember(WORKERS, {"a": Measured((1,), 1.0)})
     code = (
-        "from aspen_jax.apu import measured; from aspen_jax.cost.measured import Measured\n"
+        "from aspen_jax.cost import measured; from aspen_jax.cost.measured import Measured\n"
         f"measured.remember({WORKERS}, {{'b': Measured((2,), 2.0)}})"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=directory)

@@ -1,6 +1,6 @@
 """Whether tiles run a part of a function or XLA does: each side's time by what was measured of such work, and a margin.
 
-Both times are sums of amounts of work (`xla_cost.py`, `apu/estimate.py`), each with a rate of its own from rates.json.
+Both times are sums of amounts of work (`xla_cost.py`, `tile_cost.py`), each with a rate of its own from rates.json.
 `python -m benchmarks chooser --fit` measures generated parts on both sides and finds a machine's rates.
 """
 
