@@ -9,11 +9,11 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import _engine, apu
+from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.passes import run_passes
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import Timing, aligned, check_rounds, duration
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import File, Models, Sizes

@@ -25,6 +25,7 @@ from jax.extend.core import ClosedJaxpr
 from tqdm import tqdm
 
 from aspen_jax import apu
+from aspen_jax.cost.timing import interleaved
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import compile_ops, distinct
@@ -45,7 +46,6 @@ from aspen_jax.ops.reference import evaluate, op_inputs, result_of
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import interleaved
 from benchmarks.child import measure_in_child
 from benchmarks.gpu_tables import kernels_table, models_table
 from benchmarks.in_float64 import in_float64

@@ -134,7 +134,7 @@ def _network(name: str, batch: str, image_size: str, tokens: str, dtype: str, ro
         outputs: a file for what it gives (.npz), images with their channels last.
     """
     torch = _torch()
-    from aspen_jax.report.timing import interleaved
+    from aspen_jax.cost.timing import interleaved
     from benchmarks.models import zoo
     from benchmarks.models.gpt2_in_torch import decode_in_torch
     from benchmarks.models.model import Size
@@ -184,7 +184,7 @@ def _network(name: str, batch: str, image_size: str, tokens: str, dtype: str, ro
 
 def _xla(name: str, batch: str, image_size: str, tokens: str, dtype: str, rounds: str) -> dict[str, float]:
     """A model of the zoo by jax.jit, with the flags that this process was given; arguments as of `_network`."""
-    from aspen_jax.report.timing import interleaved
+    from aspen_jax.cost.timing import interleaved
     from benchmarks.models import zoo
     from benchmarks.models.model import Size
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aspen_jax.cost.timing import aligned, duration
 from aspen_jax.cuda.executor import EXECUTORS
-from aspen_jax.report.timing import aligned, duration
 from benchmarks.kernel_cases import KernelCase
 
 

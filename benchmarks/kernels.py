@@ -11,12 +11,12 @@ import numpy as np
 import tyro
 
 from aspen_jax import _engine, aspen
+from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
 from benchmarks.child import measure_in_child, serve
 from benchmarks.kernel_cases import CASES, KernelCase
 from benchmarks.options import File

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import aligned, check_rounds, duration
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import PLAIN, TILED, compare
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds, duration
 from benchmarks.options import File
 from benchmarks.picture import save_curves
 

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.child import measure_in_child, serve
 from benchmarks.models import zoo
 from benchmarks.models.model import Size

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import check_rounds, interleaved, table
 from aspen_jax.errors import EngineError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import check_rounds, interleaved, table
 from benchmarks.native import ffi_handler
 from benchmarks.options import File
 

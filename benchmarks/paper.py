@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import tyro
 from tqdm import tqdm
 
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.report.machine import machine
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import check_rounds
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import Models, Sizes

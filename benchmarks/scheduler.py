@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import check_rounds
 from benchmarks.native import cmake_program
 from benchmarks.options import File
 from benchmarks.picture import save_curves

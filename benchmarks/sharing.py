@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.coherence import simulate
 from benchmarks.native import cmake_program
 from benchmarks.options import File

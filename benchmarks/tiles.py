@@ -6,15 +6,15 @@ import functools
 import math
 
 from aspen_jax import apu, aspen
-from aspen_jax.apu.tiling import by_price
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
+from aspen_jax.cost.tiling import by_price
+from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.lowering.tuning import random_array
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds, duration, interleaved
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import PLAIN, TILED
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import aligned, check_rounds
 from benchmarks.child import measure_in_child, serve
 from benchmarks.models import zoo
 from benchmarks.models.model import Size

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import check_rounds, interleaved, speedup, table
 from aspen_jax.report.comparison import PLAIN, TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import check_rounds, interleaved, speedup, table
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aspen_jax import aspen
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.report.comparison import compare
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import check_rounds
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes

@@ -14,7 +14,7 @@ import pytest
 from aspen_jax.apu import Machine, build
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping
-from aspen_jax.apu.tiling import cut_points
+from aspen_jax.cost.tiling import cut_points
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops import windows

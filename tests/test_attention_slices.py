@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu
-from aspen_jax.apu.tiling import cheapest
+from aspen_jax.cost.tiling import cheapest
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ir.program import Value
 from aspen_jax.lowering.cuda_call import LEFT_OUT

@@ -16,9 +16,9 @@ import aspen_jax
 from aspen_jax import InputError, demo, runtime
 from aspen_jax.api.user_function import filled, parse_shape
 from aspen_jax.cli import main
+from aspen_jax.cost.timing import Timing, duration, interleaved, speedup
 from aspen_jax.report import cores
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.timing import Timing, duration, interleaved, speedup
 
 MODULE = """
 import functools

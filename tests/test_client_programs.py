@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax.report.timing import Timing
+from aspen_jax.cost.timing import Timing
 from benchmarks.__main__ import main
 from benchmarks.clients import command
 from benchmarks.clients.program import CLIENTS, Client, library, normal

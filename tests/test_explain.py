@@ -15,7 +15,7 @@ from jax import export
 
 from aspen_jax import aspen
 from aspen_jax.frontend import user_code
-from aspen_jax.report import share
+from aspen_jax.lowering import share
 
 N = 256
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from aspen_jax.passes import PASSES
+from aspen_jax.passes import OPTIONAL
 from tests.random_functions import random_function
 from tests.tiled import NARROW, check, check_narrow, run_tiled
 
@@ -27,7 +27,7 @@ def test_random_functions(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_random_functions_without_passes(seed):
     function, arguments = random_function(3000 + seed)
-    check(function, *arguments, tolerance=5e-5, disabled=tuple(PASSES))
+    check(function, *arguments, tolerance=5e-5, disabled=OPTIONAL)
 
 
 @settings(max_examples=40, deadline=None)

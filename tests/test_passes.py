@@ -12,7 +12,7 @@ from aspen_jax import apu
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.ops.reference import evaluate
-from aspen_jax.passes import PASSES, disabled_by_environment, run_passes
+from aspen_jax.passes import OPTIONAL, PASSES, STAGES, disabled_by_environment, run_passes
 from tests.random_functions import random_function
 from tests.tracing import traced
 
@@ -35,9 +35,26 @@ def test_passes_keep_the_meaning_of_random_functions(seed):
     program, inputs = traced(*(lambda f, a: (f, *a))(*random_function(seed)))
     everything = run_passes(program)
     assert_same(program, everything, inputs)
-    name = list(PASSES)[seed % len(PASSES)]
+    name = OPTIONAL[seed % len(OPTIONAL)]
     assert_same(program, run_passes(program, {name}), inputs)
-    assert_same(program, run_passes(program, set(PASSES) - {name}), inputs)
+    assert_same(program, run_passes(program, set(OPTIONAL) - {name}), inputs)
+
+
+def test_each_pass_stands_behind_those_that_it_needs():
+    order = list(PASSES)
+    assert len(order) == sum(len(stage) for _, stage in STAGES), "two passes have one name"
+    for number, (title, _) in enumerate(STAGES, 1):
+        assert title.startswith(f"{number}. ")
+    for name, item in PASSES.items():
+        assert item.reason.endswith("."), f"{name} does not say why it stands where it stands"
+        for other in item.after:
+            assert order.index(other) < order.index(name), f"{name} stands before {other}"
+
+
+def test_passes_that_a_graph_needs_cannot_be_left_out():
+    program, _ = traced(lambda x: x + 1, np.ones(3, np.float32))
+    with pytest.raises(InputError, match="choose from simplify"):
+        run_passes(program, {"outputs"})
 
 
 def test_simplify_folds_zero_padding_into_the_convolution():
@@ -59,7 +76,7 @@ def test_simplify_folds_zero_padding_into_the_convolution():
 
 def test_simplify_computes_equal_ops_once():
     program, _ = traced(lambda x: jnp.exp(x)[None] * jnp.exp(x).sum(), np.ones(5, np.float32))
-    exponentials = [op for op in PASSES["simplify"](program).pruned().ops if "exp_f" in str(op.program)]
+    exponentials = [op for op in PASSES["simplify"].run(program).pruned().ops if "exp_f" in str(op.program)]
     assert len(exponentials) == 1
 
 
@@ -157,7 +174,7 @@ def test_affine_folds_known_normalisation_into_known_weights(name):
         (("add_f", (0, 1)), ("relu_f", (2,)))
     ]
     assert_same(program, result, inputs)
-    assert_same(program, run_passes(program, set(PASSES) - {"layout", "affine"}), inputs)
+    assert_same(program, run_passes(program, set(OPTIONAL) - {"layout", "affine"}), inputs)
 
 
 def test_affine_keeps_the_digits_of_what_it_is_given():

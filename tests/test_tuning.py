@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu, aspen, cli, num_workers
-from aspen_jax.apu.tiling import by_price, cut_points
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
+from aspen_jax.cost.tiling import by_price, cut_points
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.lowering.compile import Options
 from aspen_jax.ops.winograd import TILES

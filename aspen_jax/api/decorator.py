@@ -17,6 +17,8 @@ from jax.extend import source_info_util
 from aspen_jax.api import arguments, nnx_state
 from aspen_jax.api.weights import Layouts, restore
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.lowering import rules
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, whole_graph
 from aspen_jax.primitive import experimental, primitive
 from aspen_jax.primitive.choices import DEVICES, Choices
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from aspen_jax.graph.tilegraph import TileGraph
-    from aspen_jax.lowering.compile import Compiled, Options
     from aspen_jax.lowering.cuda_tuning import ExecutorTimes
     from aspen_jax.lowering.tuning import Tuning
     from aspen_jax.report.explain import Explanation
+
+rules.register()
 
 # What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
 for _file in (__file__, arguments.__file__, nnx_state.__file__, primitive.__file__):
@@ -219,8 +222,6 @@ class AspenFunction(Generic[P, R]):
             UnsupportedError: the function is not one graph: parts of it were left to XLA, or it returns an argument or a constant
                 of a kind that tiles cannot hold.
         """
-        from aspen_jax.lowering.compile import compile_jaxpr, whole_graph
-
         explanation = self._explain(args, kwargs, chooses=False)
         if len(explanation.parts) != 1 or explanation.fallbacks:
             left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
@@ -364,14 +365,11 @@ class AspenFunction(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, chooses: bool = True
     ) -> tuple[ClosedJaxpr, list[tuple[ClosedJaxpr, Compiled]]]:
         """The jaxpr of a call, each function in it that is to be tiled, and what becomes of that."""
-        from aspen_jax.lowering.compile import compile_jaxpr
-
         jaxpr, calls = self._calls(args, kwargs)
         return jaxpr, [(call, compile_jaxpr(call, self._options(chooses=chooses))) for call in calls]
 
     def _options(self, *, chooses: bool = True) -> Options:
         """How its calls are compiled, whatever of them is left to XLA; by `chooses`, also what XLA does as fast."""
-        from aspen_jax.lowering.compile import Options
         from aspen_jax.lowering.cuda_call import cuda_options
 
         choices = self._choices._replace(strict=False)

@@ -22,6 +22,7 @@ from jax.extend import core
 
 from aspen_jax.api import arguments
 from aspen_jax.errors import InputError
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.ops.matmul import from_panels, to_panels
 from aspen_jax.passes.storage import Arrangement
 
@@ -104,7 +105,6 @@ def prepare(array: jax.Array, order: Sequence[int], summed: int = 0) -> Prepared
 
 def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
     """For each input of a jaxpr that is better stored otherwise: its position, and how."""
-    from aspen_jax.lowering.compile import Options, compile_jaxpr
     from aspen_jax.passes import panels, storage
     from aspen_jax.primitive.primitive import aspen_call_p
 

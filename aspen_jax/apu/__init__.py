@@ -1,6 +1,6 @@
 """The Automated Parallelism Unit: Program -> TileGraph (ASPEN, section 3.1).
 
-Each op's output is cut into tiles (`tiling`), a tile depends on those whose boxes it reads (`dependencies`), and values are
+Each op's output is cut into tiles (`grid`), a tile depends on those whose boxes it reads (`dependencies`), and values are
 placed in memory with the edges that its reuse needs (`memory`). Small constants share an operand (`packing`).
 """
 

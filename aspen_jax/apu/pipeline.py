@@ -8,8 +8,8 @@ from aspen_jax.apu.assemble import assemble
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import place, result_chains
-from aspen_jax.apu.tiling import cut_points
 from aspen_jax.cost.machine import Machine
+from aspen_jax.cost.tiling import cut_points
 from aspen_jax.graph.dag import Dag
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Program, Value

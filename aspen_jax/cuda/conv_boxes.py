@@ -87,7 +87,7 @@ def conv_boxes(op: Op) -> ConvBoxes | None:
 def _box_of_pixels(shape: tuple[int, ...], most: int, strides: tuple[int, ...]) -> tuple[int, int, int]:
     """Images, lines and pixels of a box of at most so many pixels.
 
-    Tiles are cut between images and lines before lines are cut (aspen_jax/apu/tiling.py), and the fewer lines a box has the
+    Tiles are cut between images and lines before lines are cut (aspen_jax/cost/tiling.py), and the fewer lines a box has the
     fewer a tile needs to fill it. So it is as wide as it can be with little of a block empty; where none is so, what fills blocks
     best.
     """

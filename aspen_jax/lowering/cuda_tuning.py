@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.errors import AspenError, UnsupportedError
 from aspen_jax.ir.program import Value
@@ -20,7 +21,6 @@ from aspen_jax.lowering.cuda_call import compile_for_cuda
 from aspen_jax.lowering.tuning import random_array
 from aspen_jax.primitive import primitive
 from aspen_jax.primitive.choices import Choices
-from aspen_jax.report.timing import duration, interleaved
 
 _ROUNDS = 20
 

@@ -19,9 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import apu
-from aspen_jax.apu.tiling import by_price
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
+from aspen_jax.cost.tiling import by_price
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.lowering.compile import Options

@@ -1,11 +1,11 @@
 """Program -> Program passes, in the order in which they run. Each can be switched off; the result is the same, only slower.
 
-To add one, write a module with a function `run(program) -> program` and name it in `PASSES`.
+To add one, write a module with a function `run(program) -> program` and name it in `STAGES`, with the reason for its place.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
 from collections.abc import Callable, Collection
 
@@ -33,41 +33,154 @@ from aspen_jax.passes import (
     winograd,
 )
 
-PASSES: dict[str, Callable[[Program], Program]] = {
-    "simplify": simplify.run,
-    "layout": layout.run,
-    "affine": affine.run,
-    "winograd": winograd.run,
-    "bf16x6": bf16x6.run,
-    "strassen": strassen.run,
-    "panels": panels.run,
-    "constants": constants.run,
-    "fuse": fuse.run,
-    "rows": rows.run,
-    "epilogue": epilogue.run,
-    "conv_pairs": conv_pairs.run,
-    "attention": attention.run,
-    "conv_panels": conv_panels.run,
-    "scales": scales.run,
-    "split_depth": split_depth.run,
-}
 
-# These want the outputs as the caller gets them, and no op behind them.
-LAST_PASSES: dict[str, Callable[[Program], Program]] = {"in_place": in_place.run}
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One way to rewrite a program.
 
-# Those that ask the cost model.
-_CHOOSING = {
-    "winograd": winograd.run,
-    "bf16x6": bf16x6.run,
-    "strassen": strassen.run,
-    "attention": attention.run,
-    "split_depth": split_depth.run,
-}
+    Attributes:
+        name: what ASPEN_DISABLE_PASSES and reports call it.
+        run: `run(program) -> program`; with `asks_machine`, `run(program, machine) -> program`.
+        reason: why it stands where it stands.
+        after: the passes that must come before it.
+        asks_machine: whether it asks the cost model which of several programs is faster.
+        is_needed: whether no TileGraph can be built without it, so that it cannot be switched off.
+    """
+
+    name: str
+    run: Callable[..., Program]
+    reason: str
+    after: tuple[str, ...] = ()
+    asks_machine: bool = False
+    is_needed: bool = False
+
+
+# The number of a stage, what it is for, and its passes.
+STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
+    (
+        "1. Say the same with less",
+        (
+            Pass("simplify", simplify.run, "What it removes, no other pass has to know of."),
+            Pass("layout", layout.run, "Later passes see operands as they lie in memory.", after=("simplify",)),
+            Pass(
+                "affine",
+                affine.run,
+                "A known scale must be in the weights before an algorithm transforms or stores them.",
+                after=("layout",),
+            ),
+        ),
+    ),
+    (
+        "2. Choose an algorithm for each convolution and product",
+        (
+            Pass(
+                "winograd",
+                winograd.run,
+                "It saves the most operations, so it chooses first; it wants weights as they are written.",
+                after=("layout", "affine"),
+                asks_machine=True,
+            ),
+            Pass(
+                "bf16x6",
+                bf16x6.run,
+                "Matrix units take what Winograd has left; they are faster than Strassen's algorithm.",
+                after=("winograd",),
+                asks_machine=True,
+            ),
+            Pass(
+                "strassen",
+                strassen.run,
+                "It takes the 1x1 convolutions that matrix units have left.",
+                after=("bf16x6", "affine"),
+                asks_machine=True,
+            ),
+        ),
+    ),
+    (
+        "3. Store known weights as kernels read them",
+        (
+            Pass(
+                "panels",
+                panels.run,
+                "Each product has its algorithm, so the order that its kernel reads is known.",
+                after=("bf16x6", "strassen"),
+            ),
+            Pass("constants", constants.run, "It stores the constants that are not in panels.", after=("panels",)),
+        ),
+    ),
+    (
+        "4. Join ops, so that values between them never leave the cache",
+        (
+            Pass("fuse", fuse.run, "Element-wise ops become one block each; all joins below count on that.", after=("layout",)),
+            Pass(
+                "rows",
+                rows.run,
+                "A block beside a reduction becomes a stage of its rows, before it could become an epilogue elsewhere.",
+                after=("fuse",),
+            ),
+            Pass(
+                "epilogue",
+                epilogue.run,
+                "It takes the blocks that are in no row program.",
+                after=("fuse", "rows"),
+            ),
+            Pass(
+                "conv_pairs",
+                conv_pairs.run,
+                "A pair takes over the epilogues of both convolutions.",
+                after=("epilogue",),
+            ),
+            Pass(
+                "attention",
+                attention.run,
+                "Scale, mask and softmax must be the row program and epilogues of the products.",
+                after=("rows", "epilogue"),
+                asks_machine=True,
+            ),
+        ),
+    ),
+    (
+        "5. Fit ops to the machine",
+        (
+            Pass(
+                "conv_panels",
+                conv_panels.run,
+                "No pass joins convolutions any more, so their kernels are known.",
+                after=("winograd", "bf16x6", "strassen", "conv_pairs"),
+            ),
+            Pass(
+                "scales",
+                scales.run,
+                "Only convolutions by weights in panels or in parts scale what they read.",
+                after=("conv_panels", "epilogue"),
+            ),
+            Pass(
+                "split_depth",
+                split_depth.run,
+                "The work of an op, with its epilogue, must be final: slices share it out.",
+                after=("epilogue", "attention", "scales"),
+                asks_machine=True,
+            ),
+        ),
+    ),
+    (
+        "6. Fit outputs to the caller's memory",
+        (
+            Pass("outputs", outputs.run, "No op may follow those that write outputs.", is_needed=True),
+            Pass("in_place", in_place.run, "It asks which values are outputs of the caller.", after=("outputs",)),
+        ),
+    ),
+)
+
+PASSES: dict[str, Pass] = {item.name: item for _, stage in STAGES for item in stage}
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
 # Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/lowering/choice.py).
 CHOICE = "choice"
+
+# What can be switched off.
+OPTIONAL: tuple[str, ...] = (*(name for name, item in PASSES.items() if not item.is_needed), CHOICE)
 
 
 def disabled_by_environment() -> frozenset[str]:
@@ -90,24 +203,16 @@ def run_passes(program: Program, disabled: Collection[str] = (), machine: Machin
         machine: the cost model that chooses between algorithms.
 
     Raises:
-        InputError: a disabled name is not a pass.
+        InputError: a disabled name is not a pass, or one that cannot be left out.
     """
     _check(disabled)
-    choosing = {}
-    if machine is not None:
-        choosing = {name: functools.partial(run, machine=machine) for name, run in _CHOOSING.items()}
-    for name, run in {**PASSES, **choosing}.items():
-        if name not in disabled:
-            program = run(program).pruned()
-    program = outputs.run(program).pruned()
-    for name, run in LAST_PASSES.items():
-        if name not in disabled:
-            program = run(program)
+    for item in PASSES.values():
+        if item.name not in disabled:
+            program = (item.run(program, machine) if item.asks_machine and machine else item.run(program)).pruned()
     return program
 
 
 def _check(names: Collection[str]) -> None:
-    known = [*PASSES, *LAST_PASSES, CHOICE]
-    unknown = sorted(set(names) - set(known))
+    unknown = sorted(set(names) - set(OPTIONAL))
     if unknown:
-        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(known)}")
+        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(OPTIONAL)}")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aspen_jax.apu.tiling import cheapest
 from aspen_jax.cost.machine import Machine
+from aspen_jax.cost.tiling import cheapest
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import ATTENTION, parts_of

@@ -1,4 +1,4 @@
-"""The JAX primitive `aspen_call`: a jaxpr that is tiled when it is lowered for a platform with a back-end.
+"""The JAX primitive `aspen_call`: a jaxpr that is tiled when it is lowered for a platform with a back-end (lowering/rules.py).
 
 Every transformation rule goes back to the original jaxpr, transforms that with JAX, traces the result and binds it again. So what
 comes out of vmap, grad or jvp is tiled as well, and means what it means without us.
@@ -26,13 +26,12 @@ from jax.extend.core import (
     no_effects,
 )
 from jax.extend.core.primitives import closed_call_p
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
-from aspen_jax.errors import AspenError, UnsupportedError
-from aspen_jax.primitive import sharding
+from aspen_jax.errors import UnsupportedError
+from aspen_jax.primitive import one_by_one, sharding, warning
 from aspen_jax.primitive.choices import Choices
-from aspen_jax.report import share
 
 
 class _Call(Primitive):
@@ -97,7 +96,7 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> li
     if reason is not None:
         if choices.strict:
             raise UnsupportedError(f"the function {reason}, so it cannot be tiled; take that out, or drop strict=True")
-        share.warn_of_all(jaxpr.jaxpr, reason, choices)
+        warning.warn_of_all(jaxpr.jaxpr, reason, choices)
         return jaxpr_as_fun(jaxpr)(*operands)
     # Outputs that are inputs, or come twice, would be copied. Most residuals of a linearized function are of that kind.
     values: dict[Any, Any] = dict(zip([*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars], [*jaxpr.consts, *operands], strict=True))
@@ -220,8 +219,6 @@ def _jitted(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: A
 @aspen_call_p.def_impl
 def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
-        from aspen_jax.lowering import one_by_one
-
         return one_by_one.evaluate(call_jaxpr.jaxpr, call_jaxpr.consts, *operands)
     return _jitted(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
 
@@ -383,41 +380,3 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Sequence[Any]:
 
 
 pe.custom_partial_eval_rules[aspen_call_p] = _partial_eval
-
-
-def _lower_tiled(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    from aspen_jax.lowering.compile import Options, compile_jaxpr  # the first import that needs the built engine
-
-    if choices.device == "cuda":
-        raise AspenError(
-            "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
-            "decorate it with device='auto'"
-        )
-    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
-
-
-def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    from aspen_jax.lowering.cuda_call import compile_for_cuda
-
-    compiled = compile_for_cuda(call_jaxpr, choices)
-    if compiled is None:
-        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-    return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
-
-
-def _lower_compiled(
-    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Any, operands: Sequence[Any], spread: Any
-) -> Any:
-    share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
-
-
-def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    del choices, spread
-    return mlir.lower_fun(jaxpr_as_fun(call_jaxpr), multiple_results=True)(ctx, *operands)
-
-
-mlir.register_lowering(aspen_call_p, _lower_plain)
-mlir.register_lowering(aspen_call_p, _lower_tiled, platform="cpu")
-mlir.register_lowering(aspen_call_p, _lower_for_cuda, platform="cuda")

@@ -13,9 +13,9 @@ from aspen_jax import runtime
 from aspen_jax.api import arguments
 from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction, aspen
 from aspen_jax.api.user_function import blaming
+from aspen_jax.cost.timing import Timing, check_rounds, interleaved, speedup, table
 from aspen_jax.errors import InputError
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.timing import Timing, check_rounds, interleaved, speedup, table
 
 # What every dtype and algorithm is held to by default, as a share of the largest output.
 TOLERANCE = 1e-4

@@ -16,9 +16,9 @@ import numpy as np
 
 from aspen_jax.cost import equations as cost
 from aspen_jax.cost.equations import Cost
+from aspen_jax.lowering.share import in_tiles
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.primitive.control_flow import is_control_flow
-from aspen_jax.report.share import in_tiles
 
 if TYPE_CHECKING:
     from jax.extend import core

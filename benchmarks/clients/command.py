@@ -13,11 +13,11 @@ import jax
 import tyro
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
+from aspen_jax.cost.timing import Timing, check_rounds, interleaved, speedup
 from aspen_jax.errors import InputError
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.timing import Timing, check_rounds, interleaved, speedup
 from benchmarks.clients import geometry, language, loops, science, vision
 from benchmarks.clients.program import CLIENTS, Client
 from benchmarks.models import zoo

@@ -13,8 +13,8 @@ from typing import Annotated
 import tyro
 from tqdm import tqdm
 
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import AspenError, InputError
-from aspen_jax.report.timing import check_rounds
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import Models, Sizes

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import aspen_jax
+from aspen_jax.cost.timing import Timing, duration, speedup
 from aspen_jax.errors import InputError
 from aspen_jax.report.machine import machine
 from aspen_jax.report.record import write_record
-from aspen_jax.report.timing import Timing, duration, speedup
 from benchmarks.peers.sides import ASPEN, JIT
 
 TIMED, DISAGREES, FAILED, ABSENT = "timed", "disagrees", "failed", "absent"

@@ -6,15 +6,14 @@ Work is counted in operations on elements, those of a `scan` once for each of it
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aspen_jax.cost import equations as cost
-from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive import warning
+from aspen_jax.primitive.control_flow import is_control_flow
 
 if TYPE_CHECKING:
     from jax.extend import core
@@ -23,14 +22,8 @@ if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
     from aspen_jax.lowering.compile import Compiled
 
-logger = logging.getLogger("aspen_jax")
-
-# A warning says so many reasons, and is not worth a reader's time for less work, which a custom call would not make faster.
+# A warning says so many reasons.
 _MOST_REASONS = 3
-_LEAST_WORK = 1e6
-
-_warned: set[str] = set()
-_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +46,6 @@ class Share:
     @classmethod
     def of(cls, jaxpr: core.Jaxpr, compiled: Compiled, turns: float = 1) -> Share:
         """Of a function, or of a body that runs as often as `turns` says."""
-        from aspen_jax.primitive.control_flow import is_control_flow
-
         # What is computed when tracing, or by nobody, is in neither.
         rest = cost.executed(jaxpr.eqns) - sum(cost.executed([fallback.equation]) for fallback in compiled.fallbacks)
         tiled = turns * max(0.0, min(rest, sum(_work(op) for part in compiled.parts for op in part.traced.ops)))
@@ -90,10 +81,8 @@ def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
 
     What runs in XLA because tiles would not be faster does not count.
     """
-    from aspen_jax.primitive.control_flow import is_control_flow
-
     function = compiled.options.choices.function
-    if not function or function in _warned or not compiled.fallbacks:
+    if not warning.is_quiet(function) or not compiled.fallbacks:
         return
     share = Share.of(jaxpr, compiled)
     left: dict[str, float] = {}
@@ -103,34 +92,8 @@ def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
             reason = f"{fallback.equation.primitive.name}{where} ({fallback.reason})"
             left[reason] = left.get(reason, 0) + work
     refused = sum(left.values())
-    if refused > max(_LEAST_WORK, share.total / 2):
+    if refused > max(warning.LEAST_WORK, share.total / 2):
         ordered = sorted(left.items(), key=lambda item: -item[1])
         reasons = [f"{work / share.total:.0%} {reason}" for reason, work in ordered[:_MOST_REASONS]]
         reasons += [f"{len(ordered) - _MOST_REASONS} more"] if len(ordered) > _MOST_REASONS else []
-        _warn(function, f"{refused / share.total:.0%} of its flops are", "; ".join(reasons))
-
-
-def warn_of_all(jaxpr: core.Jaxpr, reason: str, choices: Choices) -> None:
-    """Warns, once a function, that all of it is left to XLA.
-
-    Args:
-        jaxpr: the function.
-        reason: why, in words that follow "the function".
-        choices: what the decorator was told.
-    """
-    if choices.function and choices.function not in _warned and cost.executed(jaxpr.eqns) > _LEAST_WORK:
-        _warn(choices.function, "all of it is", f"the function {reason}")
-
-
-def _warn(function: str, how_much: str, why: str) -> None:
-    with _lock:
-        if function in _warned:
-            return
-        _warned.add(function)
-    logger.warning(
-        "%s: %s left to XLA and no faster for @aspen: %s. explain() of the function says more; "
-        'logging.getLogger("aspen_jax").setLevel("ERROR") silences this.',
-        function,
-        how_much,
-        why,
-    )
+        warning.warn(function, f"{refused / share.total:.0%} of its flops are", "; ".join(reasons))

@@ -1,0 +1,55 @@
+"""How JAX lowers the primitive `aspen_call`: tiles where the platform has a back-end, ordinary JAX elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import mlir
+
+from aspen_jax.errors import AspenError
+from aspen_jax.lowering import share
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.primitive import sharding
+from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive.primitive import aspen_call_p
+
+
+def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+    if choices.device == "cuda":
+        raise AspenError(
+            "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
+            "decorate it with device='auto'"
+        )
+    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
+
+
+def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+    from aspen_jax.lowering.cuda_call import compile_for_cuda  # CUDA's modules are imported where a GPU is
+
+    compiled = compile_for_cuda(call_jaxpr, choices)
+    if compiled is None:
+        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+    return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
+
+
+def _lower_compiled(
+    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Compiled, operands: Sequence[Any], spread: Any
+) -> Any:
+    share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
+    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+    del choices, spread
+    return mlir.lower_fun(jaxpr_as_fun(call_jaxpr), multiple_results=True)(ctx, *operands)
+
+
+def register() -> None:
+    """Tells JAX the rules."""
+    mlir.register_lowering(aspen_call_p, _lower_plain)
+    mlir.register_lowering(aspen_call_p, _lower_for_cpu, platform="cpu")
+    mlir.register_lowering(aspen_call_p, _lower_for_cuda, platform="cuda")
