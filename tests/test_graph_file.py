@@ -12,7 +12,7 @@ import pytest
 
 from aspen_jax import _engine, runtime
 from aspen_jax.apu import build, pack
-from aspen_jax.errors import GraphFormatError
+from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph import graph_format
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.dtypes import DTYPES
@@ -143,8 +143,49 @@ def test_every_flipped_bit_of_a_file_is_refused_or_harmless(tmp_path):
 def test_another_version_is_named():
     data = bytearray(small_net().to_bytes())
     data[8] = 9
-    with pytest.raises(GraphFormatError, match=r"version 9 .* version 1"):
+    with pytest.raises(GraphFormatError, match=r"version 9 .* versions 1 to 2"):
         TileGraph.from_bytes(bytes(data))
+
+
+def test_fields_stay_with_a_graph(tmp_path):
+    plain = small_net()
+    fields = {"place": np.arange(plain.num_tiles, dtype=np.int32), "empty": np.array([], np.int64), "low": np.array([-(2**63)])}
+    graph = dataclasses.replace(plain, fields=fields)
+    assert plain.to_bytes()[8] == 1
+    assert graph.to_bytes()[8] == 2
+    graph.save(tmp_path / "g")
+    again = TileGraph.load(tmp_path / "g")
+    assert again == graph != plain
+    assert list(again.fields) == sorted(fields)
+    for name, array in fields.items():
+        np.testing.assert_array_equal(again.fields[name], array)
+    inputs = [
+        np.ones(graph.value(number)[0], np.float32) for number in graph.operands[: len(graph.operands) - len(graph.constants)]
+    ]
+    for ours, without in zip(again.run(*inputs), plain.run(*inputs), strict=True):
+        np.testing.assert_array_equal(ours, without)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "!nested"])
+def test_names_that_no_field_may_have_are_refused(name):
+    with pytest.raises(InputError, match="field"):
+        dataclasses.replace(small_net(), fields={name: np.array([1])}).to_bytes()
+
+
+@pytest.mark.parametrize("array", [np.ones(3), np.ones((2, 2), int), np.array([2**63], np.uint64), np.array(3)])
+def test_fields_are_vectors_of_integers(array):
+    with pytest.raises(InputError, match="vector of integers"):
+        dataclasses.replace(small_net(), fields={"a": array}).to_bytes()
+
+
+def test_a_field_that_must_be_known_is_named():
+    names = b"!nested\0"
+    # Zigzag doubles a number; letters then take two bytes.
+    letters = b"".join(bytes([(2 * byte) & 127 | 128, (2 * byte) >> 7]) if byte >= 64 else bytes([2 * byte]) for byte in names)
+    payload = small_net().to_bytes()[24:] + bytes([len(names), 0]) + letters + bytes([0, 0])
+    for read in (TileGraph.from_bytes, _engine.Plan):
+        with pytest.raises(Exception, match="needs its field '!nested'"):
+            read(with_payload(payload, 2))
 
 
 def test_a_missing_file_is_the_systems_error(tmp_path):
@@ -152,15 +193,19 @@ def test_a_missing_file_is_the_systems_error(tmp_path):
         TileGraph.load(tmp_path / "nothing")
 
 
-def with_payload(payload: bytes) -> bytes:
-    return b"ASPENTG\0" + struct.pack("<IIQ", 1, zlib.crc32(payload), len(payload)) + payload
+def with_payload(payload: bytes, version: int = 1) -> bytes:
+    return b"ASPENTG\0" + struct.pack("<IIQ", version, zlib.crc32(payload), len(payload)) + payload
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_payloads_are_refused_or_right(seed):
     """Any bytes at all either fail with GraphFormatError or make a graph that passes every check."""
     rng = np.random.default_rng(seed)
-    payload = (small_net() if seed % 2 else random_graph(seed)).to_bytes()[24:]
+    graph = small_net() if seed % 2 else random_graph(seed)
+    version = 2 if seed % 4 > 1 else 1
+    if version == 2:
+        graph = dataclasses.replace(graph, fields={"place": np.arange(9), "note": np.array([], np.int64)})
+    payload = graph.to_bytes()[24:]
     for _ in range(150):
         mutated = bytearray(payload)
         for _ in range(int(rng.integers(1, 4))):
@@ -175,7 +220,7 @@ def test_mutated_payloads_are_refused_or_right(seed):
                 case 3:
                     mutated.insert(position, int(rng.integers(256)))
         try:
-            TileGraph.from_bytes(with_payload(bytes(mutated))).verify()
+            TileGraph.from_bytes(with_payload(bytes(mutated), version)).verify()
         except GraphFormatError as error:
             assert str(error)  # noqa: PT017 (that it is this error is the point)
 
@@ -252,7 +297,7 @@ def without_edges(graph: TileGraph) -> TileGraph:
 def with_name(name: bytes) -> bytes:
     """A small graph whose first op has this name, checksum and all."""
     graph = small_net()
-    arrays = graph_format.decode(graph.to_bytes(), 14)
+    arrays, _ = graph_format.decode(graph.to_bytes(), 14)
     kernels = "".join(f"{kernel}\0" for kernel in graph.kernels).encode()
     names = kernels + name + b"\0" + "".join(f"{other}\0" for other in graph.op_names[1:]).encode()
     arrays[0] = np.frombuffer(names, np.uint8).astype(np.int64)

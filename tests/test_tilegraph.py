@@ -43,7 +43,7 @@ def test_arrays_of_any_integers_survive_coding(seed):
     ]
     arrays.append(np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max, 0, -1]))
     data = graph_format.encode([(array, (int(rng.integers(0, 9)),)) for array in arrays])
-    for array, again in zip(arrays, graph_format.decode(data, len(arrays)), strict=True):
+    for array, again in zip(arrays, graph_format.decode(data, len(arrays))[0], strict=True):
         np.testing.assert_array_equal(again, array)
 
 

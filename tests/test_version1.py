@@ -1,4 +1,4 @@
-"""What builds of version 1 of the graph format wrote runs in this one: graph files and exported functions (docs/compatibility.md)."""
+"""Graph files and exported functions of version 1 of the graph format run in this build (docs/compatibility.md)."""
 
 from __future__ import annotations
 

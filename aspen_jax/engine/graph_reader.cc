@@ -71,6 +71,7 @@ class GraphReader {
     check_writers();
     read_tiles(counts[5]);
     read_edges(counts[5]);
+    if (wire_.version() >= 2) skip_fields();
     wire_.finish();
     check_tiles_cover_outputs(graph_);
     check_acyclic(graph_);
@@ -363,6 +364,23 @@ class GraphReader {
     graph_.parents.resize(num_tiles);
     for (const int32_t child : graph_.children) ++graph_.parents[child];
     graph_.costs = wire_.array_of<int64_t>(num_tiles, "costs", 0);
+  }
+
+  // This engine knows no field. It may leave out those whose names do not begin with '!'.
+  void skip_fields() {
+    const auto names = wire_.array<uint8_t>("field names");
+    if (!is_utf8(names)) throw GraphError("the names of the tile graph's fields are no UTF-8 text");
+    for (auto begin = names.begin(); begin != names.end();) {
+      const auto end = std::find(begin, names.end(), 0);
+      if (end == begin || end == names.end()) throw GraphError("a name of the tile graph's fields is empty or has no end");
+      const std::string name(begin, end);
+      if (name.front() == '!') {
+        throw GraphError("the tile graph needs its field '" + name +
+                         "', which this build does not know; run it by the aspen_jax that wrote it, or a newer one");
+      }
+      wire_.array<int64_t>("numbers of a field");
+      begin = end + 1;
+    }
   }
 
   Wire wire_;

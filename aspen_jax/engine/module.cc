@@ -95,7 +95,9 @@ std::vector<std::string> cpu_targets() {
 std::vector<int64_t> shape_of(nb::handle array) { return nb::cast<std::vector<int64_t>>(array.attr("shape")); }
 void* data_of(nb::handle array) { return reinterpret_cast<void*>(nb::cast<uintptr_t>(array.attr("ctypes").attr("data"))); }
 
-nb::object dtype_object(DType dtype) { return nb::module_::import_("aspen_jax.ir.dtypes").attr("DTYPES")[static_cast<int>(dtype)]; }
+nb::object dtype_object(DType dtype) {
+  return nb::module_::import_("aspen_jax.ir.dtypes").attr("DTYPES")[static_cast<int>(dtype)];
+}
 
 nb::list signature(const Plan& plan, size_t count, const Value& (Plan::*value)(size_t) const) {
   nb::list tensors;

@@ -7,7 +7,7 @@ namespace aspen {
 namespace {
 
 constexpr char kMagic[8] = {'A', 'S', 'P', 'E', 'N', 'T', 'G', '\0'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kNewestVersion = 2;
 constexpr size_t kEnvelopeBytes = 24;
 
 // Byte by byte, so that the format does not depend on the machine's byte order.
@@ -53,10 +53,10 @@ Wire::Wire(std::span<const std::byte> bytes) {
   if (std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) != 0) {
     throw GraphError("these bytes are no tile graph: they do not begin with ASPENTG");
   }
-  const auto version = little_endian<uint32_t>(bytes.subspan(8, 4));
-  if (version != kVersion) {
-    throw GraphError("the tile graph is of format version " + std::to_string(version) + ", this engine reads version " +
-                     std::to_string(kVersion) + "; save it again with this version of aspen_jax");
+  version_ = little_endian<uint32_t>(bytes.subspan(8, 4));
+  if (version_ < 1 || version_ > kNewestVersion) {
+    throw GraphError("the tile graph is of format version " + std::to_string(version_) + ", this engine reads versions 1 to " +
+                     std::to_string(kNewestVersion) + "; save it again with this version of aspen_jax");
   }
   rest_ = bytes.subspan(kEnvelopeBytes);
   const auto size = little_endian<uint64_t>(bytes.subspan(16, 8));

@@ -21,6 +21,9 @@ class Wire {
  public:
   explicit Wire(std::span<const std::byte> bytes);
 
+  // Of the format: 1 or 2.
+  uint32_t version() const { return version_; }
+
   // The next array, with all elements in [lo, hi], which must fit T.
   template <typename T>
   std::vector<T> array(const char* name, int64_t lo = std::numeric_limits<T>::min(), int64_t hi = std::numeric_limits<T>::max());
@@ -41,6 +44,7 @@ class Wire {
   uint64_t varint(const char* name);
   [[noreturn]] static void throw_size(const char* name, size_t size, size_t expected);
 
+  uint32_t version_ = 0;
   std::span<const std::byte> rest_;
 };
 

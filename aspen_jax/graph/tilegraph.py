@@ -53,6 +53,8 @@ class TileGraph:
         workspace_bytes: size of the workspace.
         max_depth: the largest depth of an op.
         constants: an array for each of the last operands; `run` appends them, and they are saved with the graph.
+        fields: int64 vectors by name: what a user keeps with the graph, such as a placement of its tiles. They are saved with the
+            graph; the engine leaves them out.
     """
 
     kernels: tuple[str, ...]
@@ -72,17 +74,21 @@ class TileGraph:
     workspace_bytes: int
     max_depth: int
     constants: tuple[np.ndarray, ...] = ()
+    fields: Mapping[str, np.ndarray] = graph_format.NO_FIELDS
 
     @property
     def num_tiles(self) -> int:
+        """How many tiles the graph has."""
         return len(self.tile_ops)
 
     @property
     def num_edges(self) -> int:
+        """How many edges lead from one tile to another."""
         return len(self.children)
 
     @property
     def num_ops(self) -> int:
+        """How many ops are tiled."""
         return len(self.ops)
 
     @functools.cached_property
@@ -270,15 +276,15 @@ class TileGraph:
         """
         from aspen_jax.apu.verify import check_layout
 
-        arrays = graph_format.decode(data, _NUM_ARRAYS)
+        arrays, fields = graph_format.decode(data, _NUM_ARRAYS)
         names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = arrays
         if counts.size != 8 or values.size % 4 or ops.size % 5:
             raise GraphFormatError(f"the counts, the table of values or that of ops hold part of a row; {_REMEDY}")
         num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()
-        strings = _strings(names)
+        strings = graph_format.strings(names, "the graph")
         graph = cls(
             tuple(strings[:num_kernels]), tuple(strings[num_kernels:]), values.reshape(-1, 4), value_shapes, operands, results,
-            ops.reshape(-1, 5), inputs, params, *tiles, workspace_bytes=workspace_bytes, max_depth=max_depth,
+            ops.reshape(-1, 5), inputs, params, *tiles, workspace_bytes=workspace_bytes, max_depth=max_depth, fields=fields,
         )  # fmt: skip
         counted = (num_kernels, num_operands, num_results, num_values, num_ops, num_tiles)
         held = (len(graph.kernels), len(operands), len(results), len(graph.values), graph.num_ops, graph.num_tiles)
@@ -357,7 +363,8 @@ class TileGraph:
                 (self.child_counts, (0, 1)),
                 (self.children, (1,)),
                 (self.costs, (0, 1)),
-            ]
+            ],
+            self.fields,
         )
 
     @functools.cached_property
@@ -418,12 +425,3 @@ def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray
         with contextlib.suppress(OverflowError):
             return np.asarray(given, dtype)
     return np.ascontiguousarray(given).reshape(np.shape(given))
-
-
-def _strings(data: np.ndarray) -> list[str]:
-    try:
-        if not ((data >= 0) & (data < 256)).all() or (data.size and data[-1] != 0):
-            raise ValueError
-        return data.astype(np.uint8).tobytes().decode().split("\0")[:-1]
-    except ValueError:
-        raise GraphFormatError(f"the graph's names are no UTF-8 text ended by a zero byte; {_REMEDY}") from None

@@ -95,6 +95,24 @@ TEST(every_lag_and_the_widest_numbers_are_read) {
   }
 }
 
+TEST(fields_of_version_2_are_left_out_or_refused) {
+  const auto arrays = small_graph().arrays();
+  const std::string names("note\0place\0", 11);
+  const auto payload = GraphBuilder::payload_with_fields(arrays, names, {{1, 2, 3}, {}});
+  CHECK(parse_graph(GraphBuilder::seal(payload, 2)).num_tiles() == parse_graph(small_graph().encode()).num_tiles());
+  CHECK(parse_graph(GraphBuilder::with_fields(arrays, "", {})).num_tiles() > 0);
+  CHECK_THROWS(parse_graph(GraphBuilder::seal(payload, 1)), "bytes too many");
+  for (size_t size = GraphBuilder::payload_of(arrays).size(); size < payload.size(); ++size) {
+    const std::vector<std::byte> shorter(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size));
+    CHECK_THROWS(parse_graph(GraphBuilder::seal(shorter, 2)), "field");
+  }
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a", 1), {{}})), "has no end");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("\0", 1), {{}})), "is empty");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, "\xff", {{}})), "no UTF-8");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("!nested\0", 8), {{}})), "needs its field '!nested'");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a\0", 2), {{}, {}})), "bytes too many");
+}
+
 TEST(an_envelope_that_is_wrong_is_refused) {
   const auto good = small_graph().encode();
   for (size_t size = 0; size < good.size(); ++size) {
@@ -107,8 +125,8 @@ TEST(an_envelope_that_is_wrong_is_refused) {
   bytes[3] = std::byte{'X'};
   CHECK_THROWS(parse_graph(bytes), "ASPENTG");
   bytes = good;
-  bytes[8] = std::byte{2};
-  CHECK_THROWS(parse_graph(bytes), "format version 2, this engine reads version 1");
+  bytes[8] = std::byte{3};
+  CHECK_THROWS(parse_graph(bytes), "format version 3, this engine reads versions 1 to 2");
   for (size_t i = 24; i < good.size(); ++i) {
     bytes = good;
     bytes[i] ^= std::byte{16};

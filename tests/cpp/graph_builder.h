@@ -143,27 +143,42 @@ class GraphBuilder {
 
   std::vector<std::byte> encode() const { return encode(arrays()); }
 
-  static std::vector<std::byte> encode(const Arrays& arrays) {
+  static std::vector<std::byte> encode(const Arrays& arrays) { return seal(payload_of(arrays)); }
+
+  // The arrays, then the names and the numbers of fields: version 2.
+  static std::vector<std::byte> with_fields(const Arrays& arrays, const std::string& names, const std::vector<Words>& fields) {
+    return seal(payload_with_fields(arrays, names, fields), 2);
+  }
+
+  static std::vector<std::byte> payload_with_fields(const Arrays& arrays, const std::string& names,
+                                                    const std::vector<Words>& fields) {
+    std::vector<std::byte> payload = payload_of(arrays);
+    append_array(payload, Words(names.begin(), names.end()), 0);
+    for (const Words& field : fields) append_array(payload, field, 1);
+    return payload;
+  }
+
+  static std::vector<std::byte> payload_of(const Arrays& arrays) {
     std::vector<std::byte> payload;
-    for (size_t i = 0; i < Arrays::kCount; ++i) {
-      const Words& array = arrays.array[i];
-      const auto lag = static_cast<size_t>(arrays.lag[i]);
-      append_varint(payload, array.size());
-      append_varint(payload, lag);
-      for (size_t k = 0; k < array.size(); ++k) {
-        auto difference = static_cast<uint64_t>(array[k]);
-        if (lag > 0 && k >= lag) difference -= static_cast<uint64_t>(array[k - lag]);
-        append_varint(payload, (difference << 1) ^ (difference >> 63 ? ~uint64_t{0} : 0));
-      }
+    for (size_t i = 0; i < Arrays::kCount; ++i) append_array(payload, arrays.array[i], static_cast<size_t>(arrays.lag[i]));
+    return payload;
+  }
+
+  static void append_array(std::vector<std::byte>& payload, const Words& array, size_t lag) {
+    append_varint(payload, array.size());
+    append_varint(payload, lag);
+    for (size_t k = 0; k < array.size(); ++k) {
+      auto difference = static_cast<uint64_t>(array[k]);
+      if (lag > 0 && k >= lag) difference -= static_cast<uint64_t>(array[k - lag]);
+      append_varint(payload, (difference << 1) ^ (difference >> 63 ? ~uint64_t{0} : 0));
     }
-    return seal(payload);
   }
 
   // Payload to file: magic, version, checksum, size.
-  static std::vector<std::byte> seal(const std::vector<std::byte>& payload) {
+  static std::vector<std::byte> seal(const std::vector<std::byte>& payload, uint32_t version = 1) {
     std::vector<std::byte> bytes;
     for (const char c : {'A', 'S', 'P', 'E', 'N', 'T', 'G', '\0'}) bytes.push_back(static_cast<std::byte>(c));
-    append_number(bytes, 1, 4);
+    append_number(bytes, version, 4);
     append_number(bytes, checksum(payload), 4);
     append_number(bytes, payload.size(), 8);
     bytes.insert(bytes.end(), payload.begin(), payload.end());

@@ -1,6 +1,6 @@
-"""Writes the files of this folder. Run once, by a build that wrote version 1 (2026-11-28, jax 0.10.2); kept to show what they hold.
+"""Wrote the files of this folder, on 2026-11-28, by a build that wrote version 1, with jax 0.10.2. Kept to show what they hold.
 
-Each graph comes with its inputs and its results: NAME.aspen and NAME.npz. NAME.export is the same function as jax.export gives it.
+Each graph comes with its inputs and its results: NAME.aspen and NAME.npz. NAME.export is the same function from jax.export.
 """
 
 from __future__ import annotations
