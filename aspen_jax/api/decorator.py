@@ -73,14 +73,14 @@ def aspen(
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
         weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
             store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
-        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/gpu.md) and is an error in a call for the CPU;
+        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/explanation/gpu.md) and is an error in a call for the CPU;
             or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if it were not
             decorated.
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
         **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
 
     Returns:
-        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/fallback.md).
+        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/how-to/fallback.md).
 
     Raises:
         InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
