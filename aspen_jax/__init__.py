@@ -1,4 +1,11 @@
-"""aspen_jax: a JAX function as one graph of tiles, run without barriers between operators."""
+"""aspen_jax runs a JAX function as one graph of tiles, without barriers between operators.
+
+Example:
+    >>> from aspen_jax import aspen
+    >>> layer = aspen(lambda x, w: jax.nn.relu(x @ w))
+    >>> y = layer(x, w)  # as the undecorated function
+    >>> print(layer.explain(x, w))  # ops, tiles, and what stays with XLA
+"""
 
 from aspen_jax.api.decorator import aspen
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError, UnsupportedError

@@ -1,4 +1,4 @@
-"""Benchmarks of aspen_jax; see docs/benchmarks.md."""
+"""Benchmarks of aspen_jax; see docs/how-to/benchmarks.md."""
 
 import sys
 from pathlib import Path

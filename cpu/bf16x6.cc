@@ -37,7 +37,7 @@ PreparedOp prepare_bf16x6_amx(const OpSpec& spec);
 namespace {
 
 // What of x is kept split, for a panel of weights after the other to be multiplied with it: with more of the L2 cache of 2 MiB
-// that machines with matrix units have, the units wait (docs/algorithms.md). A little more where that is all of a tile.
+// that machines with matrix units have, the units wait (docs/results/algorithms.md). A little more where that is all of a tile.
 constexpr int64_t kBandBytes = 750 * 1024;
 constexpr int64_t kWholeBytes = 832 * 1024;
 constexpr int64_t kNarrowest = 32;

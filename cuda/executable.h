@@ -17,7 +17,7 @@
 
 namespace aspen::cuda {
 
-// How a graph is given to a device (docs/gpu.md).
+// How a graph is given to a device (docs/explanation/gpu.md).
 enum class Executor : int32_t {
   kStream,  // launch by launch, to a few streams
   kGraph,   // as one CUDA graph

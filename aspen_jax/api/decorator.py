@@ -62,33 +62,46 @@ def aspen(
 ) -> Any:
     """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
 
-    The result is called, jitted, vmapped and differentiated like `fun`, and returns the same pytree, shapes, dtypes and weak
-    types. What cannot be tiled is left to XLA. Called outside `jax.jit` it is compiled once for each structure, shape and dtype
-    of its arguments, as `jax.jit` would.
+    Call, jit, vmap and differentiate the result as you would `fun`. It returns the same pytree, shapes, dtypes and weak types.
+    What cannot be tiled stays with XLA. So does what XLA is predicted to do as fast. Outside `jax.jit` a call compiles once for
+    each structure, shape and dtype of its arguments, as `jax.jit` would.
 
-    Arrays and Python numbers are traced. Arguments that are neither, but hashable (bool, str, None, functions, enums ...), are
-    static: a new value means a new trace. A Python number that the function needs as it is (`range(n)`) is handed over as it is
-    once tracing with an abstract one has failed. What a function changes in modules, optimizers and random streams of flax nnx
-    that it is given is changed in them behind the call, as by `nnx.jit`. As with `jax.jit`, what the function reads from
-    elsewhere, such as globals, or attributes of an object that is no pytree, is read when it is traced.
+    Arguments are traced or static:
+
+    - Arrays and Python numbers are traced.
+    - Other hashable arguments are static: bool, str, None, functions, enums. A new value means a new trace.
+    - Some functions need a Python number as it is, as in `range(n)`. They get it once tracing with an abstract one has failed.
+    - What the function changes in modules, optimizers and random streams of flax nnx is changed in yours, as by `nnx.jit`.
+    - Globals, and attributes of objects that are no pytrees, are read when the function is traced, as with `jax.jit`.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
-        weights: which arguments are a model's parameters, by position or name: arrays that change seldom. Calls outside `jax.jit`
-            store them once in the order in which they are read, as long as the arrays live; see `AspenFunction.prepare`.
-        device: where it is tiled: "cpu"; "cuda" or "gpu", which needs CuPy (docs/gpu.md) and is an error in a call for the CPU;
-            or "auto", the CPU, and a GPU on which `tune` found that to be faster. Elsewhere XLA runs it as if it were not
-            decorated.
-        strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA.
-        **options: none; the error for those of `jax.jit` (`donate_argnums` ...) says where they belong.
+        weights: which arguments are a model's parameters, by position or name. These arrays seldom change. Calls outside
+            `jax.jit` store them once in the order in which kernels read them, as long as the arrays live. See
+            `AspenFunction.prepare`.
+        device: where the function is tiled. "cpu": on CPUs. "cuda" or "gpu": on GPUs; a call for the CPU is an error, and
+            CuPy must be installed where the function is traced. "auto": on CPUs, and on a GPU where `AspenFunction.tune` timed
+            the function there and found tiles faster. In all other places XLA runs it as if it were not decorated.
+            ASPEN_CUDA_EXECUTOR overrides "auto" and "cuda" on GPUs (docs/how-to/gpu.md).
+        strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA. All of the function is
+            then tiled, also what XLA would do as fast.
+        **options: none. The error for an option of `jax.jit`, such as `donate_argnums`, says where it belongs.
 
     Returns:
-        An `AspenFunction`. Where most of its flops are left to XLA it says so once, by the logger "aspen_jax" (docs/fallback.md).
+        An `AspenFunction`. It warns once, by the logger "aspen_jax", where no kernel exists for most of its flops
+            (docs/how-to/fallback.md).
 
     Raises:
         InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
             array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
         TypeError: an option is neither one of those above nor of `jax.jit`.
+
+    Example:
+        >>> @aspen(weights="params")
+        ... def predict(params, x):
+        ...     return jax.nn.relu(x @ params["w"] + params["b"])
+        >>> y = predict(params, x)
+        >>> gradient = jax.grad(lambda params: predict(params, x).sum())(params)
     """
     _refuse_options(options)
     if fun is None:
@@ -111,7 +124,10 @@ def aspen(
 
 
 class AspenFunction(Generic[P, R]):
-    """A function that runs as a graph of tiles; made by `aspen`."""
+    """A function that runs as a graph of tiles; made by `aspen`.
+
+    Call it as the function that it wraps. `__wrapped__` is that function.
+    """
 
     __wrapped__: Callable[P, R]
     __name__: str
@@ -152,12 +168,12 @@ class AspenFunction(Generic[P, R]):
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """The weights, stored once in the order in which the function's products and convolutions read them.
 
-        Calls outside `jax.jit` do this by themselves for arguments marked as weights. Inside one, weights are tracers; pass what
-        this returns instead. It holds each array once, so the weights themselves may be dropped.
+        Calls outside `jax.jit` do this by themselves for arguments marked as weights. Inside `jax.jit` weights are tracers, which
+        cannot be stored. Pass what this method returns instead. It holds each array once, so you may drop the weights themselves.
 
         Args:
-            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array that is no weight. Where the function
-                was called with such weights before, the weights alone will do.
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array that is no weight. The weights alone
+                will do once the function was called with weights of this structure and these shapes.
             **kwargs: likewise.
 
         Returns:
@@ -211,16 +227,23 @@ class AspenFunction(Generic[P, R]):
     def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
         """The graph of tiles for arguments of these shapes.
 
-        Its inputs are the arrays of the arguments, in order, whether the function reads them or not, and its results all arrays
-        that the function returns: `graph.run(*args)` gives what the leaves of `f(*args)` are. Static arguments are left out.
+        Its inputs are the arrays of the arguments, in order, also those that the function does not read. Its results are all
+        arrays that the function returns, so `graph.run(*args)` gives the leaves of `f(*args)`. Static arguments are left out. All
+        of the function is tiled, also what XLA would do as fast.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
 
         Raises:
-            UnsupportedError: the function is not one graph: parts of it were left to XLA, or it returns an argument or a constant
-                of a kind that tiles cannot hold.
+            UnsupportedError: the function is not one graph. XLA runs parts of it, or it returns an argument or a constant of a
+                kind that tiles cannot hold.
+
+        Example:
+            >>> graph = f.graph(x)
+            >>> graph.verify()
+            >>> outputs = graph.run(x)
+            >>> graph.save("f.aspen")
         """
         explanation = self._explain(args, kwargs, chooses=False)
         if len(explanation.parts) != 1 or explanation.fallbacks:
@@ -233,7 +256,9 @@ class AspenFunction(Generic[P, R]):
         return whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What becomes of the function for arguments of these shapes: ops, tiles, what is left to XLA and why. Prints as a table.
+        """What becomes of the function for arguments of these shapes: ops, tiles, what stays with XLA and why.
+
+        The result prints as a table. With device="cuda" it is about the GPU, otherwise about the CPU. Nothing is compiled by XLA.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -251,20 +276,23 @@ class AspenFunction(Generic[P, R]):
     def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
 
-        With device="cuda", and with "auto" where JAX's default is a GPU, it is timed by XLA and by each executor instead, and
-        kept for this kind of GPU; device="auto" then takes the fastest.
+        On a CPU, what is found is kept on disk for this processor, this build and this number of workers. Every function with the
+        same layers uses it when it is traced from then on. ASPEN_CACHE_DIR names the folder; the default is the user's cache
+        folder. A `jax.jit` around this function that was compiled before keeps what it has. Leave the machine idle meanwhile.
 
-        What is found is kept on disk (ASPEN_CACHE_DIR, by default in the user's cache directory) for this processor, this build
-        and this number of workers, and serves every function with the same layers that is traced from then on. Functions of
-        `jax.jit` around this one that were compiled before keep what they have. The machine should be idle meanwhile.
+        With device="cuda", and with "auto" where JAX's default device is a GPU, XLA and each executor are timed instead. The
+        times are kept for this kind of GPU, and device="auto" then takes the fastest.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
 
+        Returns:
+            A `Tuning`; on a GPU `ExecutorTimes`. Both print as a sentence.
+
         Raises:
             UnsupportedError: nothing of the function is tiled.
-            AspenError: it is for a GPU, and there is none.
+            AspenError: it is for a GPU and there is none, or CUDA code cannot be compiled here.
         """
         from aspen_jax.lowering import tuning
 
@@ -290,26 +318,25 @@ class AspenFunction(Generic[P, R]):
         return found
 
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """What the function costs, what is left to XLA included, as `cost_analysis` of the undecorated one would count.
+        """What all of the function costs, counted as XLA counts the undecorated one.
 
-        XLA cannot see inside a custom call. Like XLA this counts a loop as one iteration and a choice as its dearest branch, a
-        multiply-add as two, and nothing that is multiplied with padding.
+        XLA cannot see inside a custom call. Like XLA this counts a loop as one iteration, a choice as its dearest branch and a
+        multiply-add as two. What is multiplied with padding does not count.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
             **kwargs: likewise.
 
         Returns:
-            "flops"; "transcendentals", the elements of exp, log, tanh and the like; "bytes accessed" by tiles and by what is
-            left to XLA.
+            "flops"; "transcendentals", the elements of exp, log, tanh and the like; "bytes accessed", by tiles and by XLA.
         """
         return self.explain(*args, **kwargs).cost()
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(self).trace`: the function traced for arguments of these shapes.
 
-        What is compiled from it is called as the function is, with arrays and numbers: static arguments are left out, as with
-        `jax.jit`, and static leaves of other arguments are None.
+        Call what you compile from it with arrays and numbers. Leave out static arguments, as with `jax.jit`. Static leaves of
+        other arguments are None.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.

@@ -24,7 +24,7 @@ class Gpu(Machine):
     """A GPU with as many multiprocessors as an H100 or H200, each of which holds two thread blocks of a product at once.
 
     What its tensor cores and its memory give a block are NVIDIA's figures, by half; on an H100 other rates
-    made networks of batch 1 at most 3% faster (docs/gpu.md).
+    made networks of batch 1 at most 3% faster (docs/results/h100.md).
     """
 
     flops_per_ns: float = 700.0

@@ -2,8 +2,8 @@
 
 Nothing is matched but the shape: a product whose only reader is a row program along its last axis, whose only reader is a
 product that sums that axis. Scale, masks, biases, caps and softmax are whatever the row program and the epilogues hold. The pass
-runs last, when these have been made. Between them floats of 16 bits stay float32: they never leave the cache, and where the
-jaxpr converts them, the programs round them.
+runs after `rows` and `epilogue`, which make these. Between them floats of 16 bits stay float32: they never leave the cache, and
+where the jaxpr converts them, the programs round them.
 
 One query a head is a row of its own for each product. It becomes attention only for machines of many places, where the pass
 `split_depth` cuts its keys into slices.

@@ -199,7 +199,8 @@ struct ProductMemory {
 // seen that nobody reads the stages any more.
 //
 // Sums pass through shared memory, because what a core leaves a thread lies scattered over rows: with a program for each element,
-// spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long (docs/gpu.md).
+// spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long
+// (docs/results/h100.md).
 template <int kRun, class Core, int kStages, class Store>
 ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, int num_rows,
                              int num_columns, const Store& store) {
