@@ -13,7 +13,7 @@ def classify(params, sound):
     frames = sound.reshape(-1, 128, 256)
     x = jnp.abs(jnp.fft.rfft(frames))[:, None]  # a spectrogram, as an image of one channel
     x = jax.nn.relu(jax.lax.conv(x, params["first"], (1, 1), "SAME"))
-    x = jax.nn.relu(jax.lax.conv(x, params["second"], (2, 2), "SAME"))
+    x = jax.nn.relu(jax.lax.conv(x, params["second"], (1, 1), "SAME"))
     return jax.nn.softmax(x.mean((2, 3)) @ params["last"])
 
 
