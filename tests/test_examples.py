@@ -45,7 +45,6 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def test_an_example_runs_and_prints_a_few_lines(program, tmp_path):
     result = run([str(program)], tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
     assert 1 <= len(result.stdout.splitlines()) <= 50
     assert list(tmp_path.iterdir()) == []
 
