@@ -15,6 +15,7 @@
 #include "panels.h"
 #include "shapes.h"
 #include "sliding.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -344,7 +345,7 @@ bool is_depthwise(const ConvShape& shape) {
                              spread_row_floats(shape) <= kSpreadFloats && filter_floats(shape) <= kFilterFloats);
 }
 
-PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec) {
+PreparedOp prepare_depthwise(const ConvShape& shape, SpecReader& reader) {
   auto op = std::make_unique<Depthwise>();
   op->shape = shape;
   op->inner_first = ceil_div(std::max<int64_t>(shape.pad[1], 0), shape.stride[1]);
@@ -362,7 +363,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
     op->block_channels = std::clamp(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
   }
   op->sliding = sliding_for(shape);
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  op->epilogue = Epilogue::parse(reader, 2, DType::kF32);
   const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   const size_t scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
   return {std::move(op), run_tile, scratch_bytes};
