@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "numbers.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vmath.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -123,27 +123,21 @@ const char* run_arg_reduce(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_arg_reduce(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("arg_reduce has one input, not " + std::to_string(spec.inputs.size()));
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {.rank = {1, kMaxRank}});
+  reader.end_inputs(1);
+  const TensorView& output = reader.output({.rank = x.rank - 1, .dtypes = DType::kI32});
+  const int64_t kind = reader.integer(1, 2, "the kind");
+  const auto reduced = static_cast<int>(reader.integer(0, x.rank - 1, "the axis"));
+  reader.end_without_program();
   auto state = std::make_unique<ArgReduceState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
-  check_rank(x, x.rank, "arg_reduce's input");
-  check_rank(output, x.rank - 1, "arg_reduce's output");
-  if (output.dtype != DType::kI32) throw GraphError("arg_reduce's output is not int32");
   state->output = output;
-  WordReader words(spec.params);
-  const int64_t kind = words.integer(1, 2, "arg_reduce's kind");
-  const auto reduced = static_cast<int>(words.integer(0, x.rank - 1, "arg_reduce's axis"));
-  words.integer(0, 0, "arg_reduce's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after arg_reduce's parameters");
   for (int axis = 0, kept = 0; axis < x.rank; ++axis) {
     if (axis == reduced) continue;
-    if (output.shape[kept] != x.shape[axis]) {
-      throw GraphError("arg_reduce's output " + describe(output) + " is not its input " + describe(x) + " without the axis");
-    }
+    check_extent(output, "the output", kept, x.shape[axis]);
     state->x_strides[kept++] = used_stride(x, axis);
   }
-  if (x.shape[reduced] < 1) throw GraphError("arg_reduce of an empty axis");
+  if (x.shape[reduced] < 1) throw GraphError("the axis is empty");
   state->extent = x.shape[reduced];
   state->stride = used_stride(x, reduced);
   const RunTile run = visit_number(

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vmath.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -176,16 +176,16 @@ const char* run(const TileArgs& args) noexcept {
 }
 
 // A dense value of this shape and dtype.
-TensorView dense_value(std::span<const int64_t> shape, int64_t dtype) {
+TensorView dense_value(std::span<const int64_t> shape, DType dtype) {
   TensorView view;
-  view.dtype = static_cast<DType>(dtype);
+  view.dtype = dtype;
   view.rank = static_cast<int>(shape.size());
   int64_t stride = 1;
   for (int d = view.rank - 1; d >= 0; --d) {
     view.shape[d] = shape[static_cast<size_t>(d)];
     view.strides[d] = stride;
     if (view.shape[d] < 1 || view.shape[d] > kMaxExtent || stride > (int64_t{1} << 50) / view.shape[d]) {
-      throw GraphError("attention's scores have shape " + describe(view) + ", which is empty or too large");
+      throw GraphError("the scores have shape " + describe(shape) + ", which is empty or too large");
     }
     stride *= view.shape[d];
   }
@@ -195,39 +195,32 @@ TensorView dense_value(std::span<const int64_t> shape, int64_t dtype) {
 }  // namespace
 
 PreparedOp prepare_attention(const OpSpec& spec) {
-  WordReader words(spec.params);
+  SpecReader reader(spec);
   auto op = std::make_unique<Attention>();
-  const auto shape = words.list();
-  if (shape.size() < 2 || shape.size() > kMaxRank)
-    throw GraphError("attention's scores have rank " + std::to_string(shape.size()));
-  op->scores = dense_value(shape, words.integer(0, kNumDTypes - 1, "the dtype of attention's scores"));
-  op->weights = dense_value(shape, words.integer(0, kNumDTypes - 1, "the dtype of attention's weights"));
+  const auto shape = reader.list();
+  check_range(static_cast<int64_t>(shape.size()), 2, kMaxRank, "the rank of the scores");
+  op->scores = dense_value(shape, reader.dtype("the dtype of the scores"));
+  op->weights = dense_value(shape, reader.dtype("the dtype of the weights"));
   op->out_rank = spec.output.rank;
   std::span<const int64_t> params[3];
   Part parts[3];  // without their ops
   size_t taken = 0;
   for (int i = 0; i < 3; ++i) {
     Part& part = parts[i];
-    part.num_inputs = static_cast<size_t>(words.integer(1, kMaxInputs, "the number of inputs of a part of attention"));
-    part.chained = static_cast<int>(words.integer(i == 0 ? -1 : 0,
-                                                  i == 0   ? -1
-                                                  : i == 1 ? static_cast<int64_t>(part.num_inputs) - 1
-                                                           : 1,
-                                                  "the place of the scores or weights among a part's inputs"));
-    params[i] = words.list();
+    part.num_inputs = static_cast<size_t>(reader.integer(1, kMaxInputs, "the number of a part's inputs"));
+    const int64_t least = i == 0 ? -1 : 0;
+    const int64_t most = i == 0 ? -1 : i == 1 ? static_cast<int64_t>(part.num_inputs) - 1 : 1;
+    part.chained = static_cast<int>(reader.integer(least, most, "the place of the scores or weights among a part's inputs"));
+    params[i] = reader.list();
     part.first_input = taken;
     taken += part.num_inputs - (i > 0 ? 1 : 0);
   }
   const int last = op->scores.rank - 1;
   const int64_t length = op->scores.shape[last];
-  op->reach = words.integer(1, length, "how far weights reach beyond their row's number");
-  op->most_score = std::ldexp(1.0f, static_cast<int>(words.integer(0, 127, "the binary exponent of attention's largest score")));
-  words.integer(0, 0, "attention's mark for an epilogue");
-  if (!words.done()) throw GraphError("there are words after attention's parts");
-  if (taken != spec.inputs.size()) {
-    throw GraphError("attention has " + std::to_string(spec.inputs.size()) + " inputs where its parts have " +
-                     std::to_string(taken));
-  }
+  op->reach = reader.integer(1, length, "how far weights reach beyond their row's number");
+  op->most_score = std::ldexp(1.0f, static_cast<int>(reader.integer(0, 127, "the binary exponent of the largest score")));
+  reader.end_without_program();
+  reader.end_inputs(taken);
 
   // Each part is checked as the op that it is, on rows of `count` scores: those run along dimension `columns(k)` of its input k.
   size_t part_scratch = 0;
@@ -245,7 +238,8 @@ PreparedOp prepare_attention(const OpSpec& spec) {
     TensorView output = i == 0 ? op->scores : i == 1 ? op->weights : spec.output;
     if (i == 1) output.shape[last] = count;
     const OpSpec own{inputs, output, params[i]};
-    part.op = i == 1 ? prepare_rows(own) : prepare_matmul(own);
+    constexpr const char* kNames[3] = {"the product of the scores", "the row program", "the product with the values"};
+    part.op = prepare_part(kNames[i], i == 1 ? prepare_rows : prepare_matmul, own);
     part_scratch = std::max(part_scratch, part.op.scratch_bytes);
     return part;
   };
@@ -256,7 +250,7 @@ PreparedOp prepare_attention(const OpSpec& spec) {
   // Rows are along the last axis of the scores, which the last product sums away.
   WordReader rows(params[1]);
   if (const auto axes = rows.list(); axes.size() != 1 || axes[0] != last) {
-    throw GraphError("the row program of attention does not run along the last axis of its scores");
+    throw GraphError("the row program does not run along the last axis of the scores");
   }
   WordReader product(params[2]);
   const int chained = parts[2].chained;
@@ -265,7 +259,7 @@ PreparedOp prepare_attention(const OpSpec& spec) {
   for (int d = 0; d <= last; ++d) {
     const int64_t label = labels[chained][static_cast<size_t>(d)];
     if ((label < 0) != (d == last)) {
-      throw GraphError("attention's last product does not sum exactly the last axis of its weights");
+      throw GraphError("the product with the values does not sum exactly the last axis of the weights");
     }
     if (d < last) op->axes.push_back(static_cast<int>(label));
   }

@@ -19,12 +19,12 @@
 #include <string>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "bf16x6_ways.h"
 #include "conv2d.h"
 #include "epilogue.h"
 #include "panels.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -282,46 +282,28 @@ TensorView in_four(const TensorView& view) {
 
 template <class Way>
 PreparedOp prepare(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("bf16x6 needs two inputs, x and the parts of the weights");
-  const TensorView& x = spec.inputs[0];
-  const TensorView& w = spec.inputs[1];
-  const int rank = spec.output.rank;
-  if (rank < 2 || rank > 4) throw GraphError("bf16x6's output has rank " + std::to_string(rank) + ", not 2, 3 or 4");
-  check_rank(x, rank, "bf16x6's input x");
-  check_rank(spec.output, rank, "bf16x6's output");
-  check_float32(x, "bf16x6's input x");
-  check_rank(w, 6, "bf16x6's weights");
-  check_dense(w, "bf16x6's weights");
-  if (w.dtype != DType::kBF16) throw GraphError("bf16x6's weights are not of bfloat16");
-  WordReader words(spec.params);
-  const auto window = words.list(2, "bf16x6's window");
-  const int64_t columns = words.integer(1, kMaxExtent, "bf16x6's number of columns");
-  const auto count = [&](int i) {
-    if (window[i] < 1 || window[i] > kMaxExtent) throw GraphError("bf16x6's window is " + std::to_string(window[i]));
-    return window[i];
-  };
-  const TensorView wide_x = in_four(x), wide_out = in_four(spec.output);
+  SpecReader reader(spec);
+  const TensorView& out = reader.output({.rank = {2, 4}});
+  const int rank = out.rank;
+  const TensorView& x = reader.input(0, "x", {.rank = rank, .dtypes = DType::kF32, .adjacent = true});
+  const TensorView& w = reader.input(1, "the parts of the weights", {.rank = 6, .dtypes = DType::kBF16, .dense = true});
+  const auto window = reader.list(2, 1, kMaxExtent, "the window");
+  const int64_t columns = reader.integer(1, kMaxExtent, "the number of columns");
   TensorView kernel;
   kernel.rank = 4;
-  const int64_t shape[4] = {count(0), count(1), wide_x.shape[kChannel], columns};
+  const int64_t shape[4] = {window[0], window[1], x.shape[rank - 1], columns};
   std::copy_n(shape, 4, kernel.shape);
-  const std::vector<TensorView> inputs = {wide_x, kernel};
   auto op = std::make_unique<Bf16x6>();
-  op->shape = ConvShape::parse(words, OpSpec{inputs, wide_out, spec.params});
+  op->shape = ConvShape::parse(reader, in_four(x), kernel, in_four(out));
   op->rank = rank;
   const ConvShape& s = op->shape;
-  if (s.groups != 1 || s.channels < 1) throw GraphError("bf16x6 takes one group of at least one channel");
+  check_range(s.groups, 1, 1, "the number of groups");
+  check_range(s.channels, 1, kMaxExtent, "the number of channels");
   op->blocks = ceil_div(s.channels, kDepth);
   const int64_t taps = s.kernel[0] * s.kernel[1];
-  const int64_t wanted[6] = {ceil_div(columns, kColumns), taps * op->blocks, kParts, 2, kDepth / 2, kColumns};
-  if (!std::equal(w.shape, w.shape + 6, wanted)) {
-    throw GraphError("bf16x6's weights have shape " + describe(w) + ", which are not the parts of " + describe(kernel));
-  }
-  if (s.channels > 1 && !is_empty(x) && s.x_strides[kChannel] != 1) {
-    throw GraphError("bf16x6 needs adjacent channels of x; copy it first");
-  }
+  check_shape(w, "the parts of the weights", {ceil_div(columns, kColumns), taps * op->blocks, kParts, 2, kDepth / 2, kColumns});
   if (rank < 4 && (s.out_height != s.height || s.out_width != s.width || taps != 1)) {
-    throw GraphError("bf16x6 has a window of several elements on a product of rank " + std::to_string(rank));
+    throw GraphError("a product of rank " + std::to_string(rank) + " has a window of several elements");
   }
   for (int64_t i = 0; i < taps; ++i) {
     const int64_t down = i / s.kernel[1] * s.dilation[0], right = i % s.kernel[1] * s.dilation[1];
@@ -341,18 +323,14 @@ PreparedOp prepare(const OpSpec& spec) {
            (static_cast<double>(width) + static_cast<double>(op->right));
   };
   if (bytes(s.out_height, s.out_width) > 0x1p60 || bytes(1, std::min(kNarrowest, s.out_width)) > 0x1p30) {
-    throw GraphError("bf16x6's window reaches too far for its scratch memory");
+    throw GraphError("the window reaches too far for the kernel's scratch memory");
   }
-  const bool scaled = words.integer(0, 1, "bf16x6's mark for a scale of channels") == 1;
-  if (scaled) {
-    if (spec.inputs.size() < 3) throw GraphError("bf16x6 needs a third input, the scale of x");
-    check_channel_scale(spec.inputs[2], x, "bf16x6's scale");
-    op->scale_stride = used_stride(spec.inputs[2], kImage);
-  }
-  op->epilogue = Epilogue::parse(words, spec, scaled ? 3 : 2, DType::kF32);
+  const bool scaled = reader.flag("the mark for a scale of channels");
+  if (scaled) op->scale_stride = used_stride(read_channel_scale(reader, x), kImage);
+  op->epilogue = Epilogue::parse(reader, scaled ? 3 : 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = scaled ? run<Way, true> : run<Way, false>;
-  const int64_t grids = is_empty(spec.output) ? 0 : op->most_bytes();
+  const int64_t grids = is_empty(out) ? 0 : op->most_bytes();
   prepared.scratch_bytes = static_cast<size_t>(kSumsBytes + round_up(op->steps() * 8, 64) + grids) + op->epilogue.scratch_bytes();
   prepared.state = std::move(op);
   return prepared;

@@ -3,10 +3,10 @@
 #include <cstring>
 #include <memory>
 
-#include "aspen_jax/engine/words.h"
 #include "bf16x6.h"
 #include "panels.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -93,33 +93,23 @@ const char* run(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_bf16x6_weights(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("bf16x6_weights needs one input, w");
-  const TensorView& w = spec.inputs[0];
-  check_rank(w, 4, "bf16x6_weights' input");
-  check_rank(spec.output, 6, "bf16x6_weights' output");
-  check_float32(w, "bf16x6_weights' input");
-  check_dense(spec.output, "bf16x6_weights' output");
-  if (spec.output.dtype != DType::kBF16) throw GraphError("bf16x6_weights' output is not of bfloat16");
-  WordReader words(spec.params);
-  if (words.integer(0, 0, "bf16x6_weights' mark for a block program") != 0 || !words.done()) {
-    throw GraphError("bf16x6_weights takes no attributes and no epilogue");
-  }
+  SpecReader reader(spec);
+  const TensorView& w = reader.input(0, "w", {.rank = 4, .dtypes = DType::kF32});
+  reader.end_inputs(1);
+  const TensorView& out = reader.output({.rank = 6, .dtypes = DType::kBF16, .dense = true});
+  reader.end_without_program();
   auto op = std::make_unique<Weights>();
   op->across = w.shape[kAcross];
   op->channels = w.shape[kIn];
   op->columns = w.shape[kOut];
   op->blocks = ceil_div(op->channels, kStepDepth);
   const int64_t taps = w.shape[kDown] * op->across;
-  const int64_t wanted[6] = {
-      ceil_div(op->columns, kStepColumns), spec.output.shape[kStep], kParts, 2, kStepDepth / 2, kStepColumns};
+  op->steps = out.shape[kStep];
+  check_shape(out, "the output", {ceil_div(op->columns, kStepColumns), op->steps, kParts, 2, kStepDepth / 2, kStepColumns});
   // Divided, as the product of three extents may be too large.
-  const bool steps_fit = op->blocks == 0 || taps == 0
-                             ? spec.output.shape[kStep] == 0
-                             : spec.output.shape[kStep] % op->blocks == 0 && spec.output.shape[kStep] / op->blocks == taps;
-  if (!steps_fit || !std::equal(wanted, wanted + 6, spec.output.shape)) {
-    throw GraphError("bf16x6_weights of " + describe(w) + " does not give " + describe(spec.output));
-  }
-  op->steps = spec.output.shape[kStep];
+  const bool steps_fit =
+      op->blocks == 0 || taps == 0 ? op->steps == 0 : op->steps % op->blocks == 0 && op->steps / op->blocks == taps;
+  if (!steps_fit) throw GraphError("the output has shape " + describe(out) + ", which does not fit w, " + describe(w));
   for (int i = 0; i < 4; ++i) op->strides[i] = used_stride(w, i);
   return {std::move(op), run, 0};
 }

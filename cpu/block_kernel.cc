@@ -7,6 +7,7 @@
 
 #include "block.h"
 #include "box.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -58,17 +59,15 @@ PreparedOp prepare_block(const OpSpec& spec) {
   auto state = std::make_unique<BlockState>();
   state->output = spec.output;
   state->inputs.assign(spec.inputs.begin(), spec.inputs.end());
+  SpecReader reader(spec);
   std::vector<DType> dtypes;
   for (const TensorView& input : spec.inputs) {
-    if (input.rank != spec.output.rank || !std::equal(input.shape, input.shape + input.rank, spec.output.shape)) {
-      throw GraphError("input " + std::to_string(dtypes.size()) + " of a block op has not the output's shape");
-    }
+    check_shape(input, "input " + std::to_string(dtypes.size()), shape_of(spec.output));
     dtypes.push_back(input.dtype);
   }
-  WordReader words(spec.params);
-  words.integer(1, 1, "a block op's mark for its program");
-  state->program = BlockProgram::parse(words, dtypes, spec.output.dtype);
-  if (!words.done()) throw GraphError("there are words after a block op's program");
+  reader.integer(1, 1, "the mark for a block program");
+  state->program = BlockProgram::parse(reader, dtypes, spec.output.dtype);
+  reader.end();
   const size_t scratch_bytes = state->program.scratch_bytes();
   return {std::move(state), run_block, scratch_bytes};
 }

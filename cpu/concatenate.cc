@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "epilogue.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -141,37 +141,29 @@ const char* run_concatenate(const TileArgs& args) noexcept {
 
 PreparedOp prepare_concatenate(const OpSpec& spec) {
   auto state = std::make_unique<ConcatenateState>();
-  WordReader words(spec.params);
+  SpecReader reader(spec);
   state->output = spec.output;
-  state->axis = static_cast<int>(words.integer(0, spec.output.rank - 1, "concatenate's axis"));
-  if (spec.inputs.empty()) throw GraphError("concatenate needs at least one input");
-  const DType dtype = spec.inputs[0].dtype;
+  state->axis = static_cast<int>(reader.integer(0, spec.output.rank - 1, "the axis"));
+  const DType dtype = reader.input(0, "the first one to concatenate", {}).dtype;
   int64_t start = 0;
   // The inputs that fill the output; those that follow are the epilogue's.
   for (const TensorView& input : spec.inputs) {
     const int64_t left = spec.output.shape[state->axis] - start;
     if (left == 0 && !is_empty(input)) break;
-    const std::string name = "input " + std::to_string(state->inputs.size()) + " of concatenate";
-    if (input.dtype != dtype) throw GraphError(name + " has not the first one's dtype");
-    if (input.rank != spec.output.rank) throw GraphError(name + " has not the output's rank");
+    const std::string name = "input " + std::to_string(state->inputs.size());
+    check_view(input, name, {.rank = spec.output.rank, .dtypes = dtype});
     for (int axis = 0; axis < input.rank; ++axis) {
-      if (axis != state->axis && input.shape[axis] != spec.output.shape[axis]) {
-        throw GraphError(name + " differs from the output along axis " + std::to_string(axis));
-      }
+      if (axis != state->axis) check_extent(input, name, axis, spec.output.shape[axis]);
     }
     if (input.shape[state->axis] > left) throw GraphError(name + " ends beyond the output");
     state->inputs.push_back(input);
     state->starts.push_back(start);
     start += input.shape[state->axis];
   }
-  if (start != spec.output.shape[state->axis]) throw GraphError("concatenate's inputs together are shorter than its output");
-  state->epilogue = Epilogue::parse(words, spec, state->inputs.size(), dtype);
+  if (start != spec.output.shape[state->axis]) throw GraphError("the inputs together are shorter than the output");
+  state->epilogue = Epilogue::parse(reader, state->inputs.size(), dtype);
   if (!state->epilogue.empty()) {
-    for (const TensorView& input : state->inputs) {
-      if (input.shape[input.rank - 1] > 1 && input.strides[input.rank - 1] != 1) {
-        throw GraphError("concatenate with an epilogue needs adjacent elements along the last axis; copy its inputs first");
-      }
-    }
+    for (const TensorView& input : state->inputs) check_view(input, "an input before an epilogue", {.adjacent = true});
   }
   const size_t scratch_bytes = state->epilogue.scratch_bytes();
   return {std::move(state), run_concatenate, scratch_bytes};

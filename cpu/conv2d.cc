@@ -14,36 +14,23 @@
 #include "epilogue.h"
 #include "product.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_conv2d(const OpSpec& spec);
 PreparedOp prepare_conv2d_panels(const OpSpec& spec);
 
-ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("conv2d needs two inputs, x and w");
-  const TensorView& x = spec.inputs[0];
-  const TensorView& w = spec.inputs[1];
-  const TensorView& out = spec.output;
-  check_rank(x, 4, "conv2d's input x");
-  check_rank(w, 4, "conv2d's weights");
-  check_rank(out, 4, "conv2d's output");
-  check_float(x, "conv2d's input x");
-  if (w.dtype != x.dtype) throw GraphError("conv2d's weights have not the dtype of its input x");
-  check_dense(out, "conv2d's output");
-  const auto in_range = [](int64_t value, int64_t lo, const char* what) {
-    if (value < lo || value > kMaxExtent) {
-      throw GraphError("conv2d's " + std::string(what) + " is " + std::to_string(value) + ", outside [" + std::to_string(lo) +
-                       ", 2147483647]");
-    }
-    return value;
-  };
-  const auto strides = words.list(2, "conv2d's strides");
-  const auto padding = words.list(4, "conv2d's padding");
-  const auto dilation = words.list(2, "conv2d's dilation");
+ConvShape ConvShape::parse(WordReader& words, const TensorView& x, const TensorView& w, const TensorView& out) {
+  check_view(x, "x", {.rank = 4, .dtypes = kFloats});
+  check_view(w, "the weights", {.rank = 4, .dtypes = x.dtype});
+  check_view(out, "the output", {.rank = 4, .dense = true});
+  const auto strides = words.list(2, 1, kMaxExtent, "strides");
+  const auto padding = words.list(4, -kMaxExtent, kMaxExtent, "padding");
+  const auto dilation = words.list(2, 1, kMaxExtent, "dilation");
   ConvShape s;
   s.dtype = x.dtype;
-  s.groups = words.integer(1, kMaxExtent, "conv2d's number of groups");
+  s.groups = words.integer(1, kMaxExtent, "the number of groups");
   s.height = x.shape[kHeight];
   s.width = x.shape[kWidth];
   s.channels = x.shape[kChannel];
@@ -52,26 +39,23 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   s.out_width = out.shape[kWidth];
   s.out_channels = w.shape[kKernelOut];
   for (int i = 0; i < 2; ++i) {
-    s.kernel[i] = in_range(w.shape[i], 1, "kernel size");
-    s.stride[i] = in_range(strides[i], 1, "stride");
-    s.dilation[i] = in_range(dilation[i], 1, "dilation");
-    s.pad[i] = in_range(padding[2 * i], -kMaxExtent, "padding");
-    const int64_t pad_after = in_range(padding[2 * i + 1], -kMaxExtent, "padding");
-    const int64_t room = x.shape[kHeight + i] + s.pad[i] + pad_after - ((s.kernel[i] - 1) * s.dilation[i] + 1);
-    const int64_t extent = room < 0 ? 0 : room / s.stride[i] + 1;
-    if (out.shape[kHeight + i] != extent) {
-      throw GraphError("conv2d's output has shape " + describe(out) + " where x " + describe(x) + ", w " + describe(w) +
-                       " and its attributes give " + std::to_string(extent) + " in dimension " + std::to_string(kHeight + i));
-    }
+    check_range(w.shape[i], 1, kMaxExtent, "the window's extent");
+    s.kernel[i] = w.shape[i];
+    s.stride[i] = strides[i];
+    s.dilation[i] = dilation[i];
+    s.pad[i] = padding[2 * i];
+    const int64_t padded = x.shape[kHeight + i] + s.pad[i] + padding[2 * i + 1];
+    check_extent(out, "the output", kHeight + i, num_windows(padded, (s.kernel[i] - 1) * s.dilation[i] + 1, s.stride[i]));
   }
-  if (s.kernel_channels * s.groups != s.channels || s.out_channels % s.groups != 0 || out.shape[kChannel] != s.out_channels ||
-      out.shape[kImage] != x.shape[kImage]) {
-    throw GraphError("conv2d's shapes x " + describe(x) + ", w " + describe(w) + " and output " + describe(out) +
-                     " do not fit together with " + std::to_string(s.groups) + " groups");
+  check_extent(out, "the output", kImage, x.shape[kImage]);
+  check_extent(out, "the output", kChannel, s.out_channels);
+  if (s.kernel_channels * s.groups != s.channels || s.out_channels % s.groups != 0) {
+    throw GraphError("the shapes x " + describe(x) + " and w " + describe(w) + " do not fit together with " +
+                     std::to_string(s.groups) + " groups");
   }
   constexpr int64_t kMaxInner = int64_t{1} << 40;
   if (s.kernel[0] * s.kernel[1] > kMaxInner / std::max<int64_t>(s.kernel_channels, 1)) {
-    throw GraphError("conv2d's weights " + describe(w) + " sum more than 2^40 products for one output");
+    throw GraphError("the weights " + describe(w) + " sum more than 2^40 products for one output");
   }
   for (int i = 0; i < 4; ++i) {
     s.x_strides[i] = used_stride(x, i);
@@ -83,15 +67,14 @@ ConvShape ConvShape::parse(WordReader& words, const OpSpec& spec) {
   return s;
 }
 
-void check_channel_scale(const TensorView& scale, const TensorView& x, const char* what) {
-  check_rank(x, 4, "the input of a convolution with a scale");
-  check_rank(scale, 4, what);
-  check_float32(scale, what);
-  if (!std::equal(scale.shape, scale.shape + 4, x.shape) || used_stride(scale, kHeight) != 0 || used_stride(scale, kWidth) != 0 ||
-      (scale.strides[kChannel] != 1 && scale.shape[kChannel] > 1)) {
-    throw GraphError(std::string(what) + " has shape " + describe(scale) +
-                     ", which is not a vector of x's channels for each image");
+const TensorView& read_channel_scale(const SpecReader& reader, const TensorView& x) {
+  check_view(x, "x, which has a scale,", {.rank = 4});
+  const TensorView& scale = reader.input(2, "the scale of x", {.rank = 4, .dtypes = DType::kF32, .adjacent = true});
+  check_shape(scale, "the scale of x", shape_of(x));
+  if (used_stride(scale, kHeight) != 0 || used_stride(scale, kWidth) != 0) {
+    throw GraphError("the scale of x differs between the pixels of an image");
   }
+  return scale;
 }
 
 namespace {
@@ -348,6 +331,9 @@ struct PixelsOfPanels : Pixels<float> {
   int64_t panels_column(int64_t column) const { return first_channel + column; }
 };
 
+static_assert(ProductSource<Pixels<float>> && ProductSource<Pixels<BF16>> && CompletesBlocks<Pixels<float>>);
+static_assert(ProductSource<PixelsOfPanels> && InPanels<PixelsOfPanels> && CompletesBlocks<PixelsOfPanels>);
+
 template <class Source>
 const char* run(const TileArgs& args) noexcept {
   constexpr bool kInPanels = std::is_same_v<Source, PixelsOfPanels>;
@@ -382,10 +368,10 @@ const char* run(const TileArgs& args) noexcept {
   return nullptr;
 }
 
-PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec, bool in_panels, const TensorView* scale) {
+PreparedOp prepare(const ConvShape& shape, SpecReader& reader, bool in_panels, const TensorView* scale) {
   auto op = std::make_unique<Conv2d>(shape, in_panels, scale != nullptr);
   if (scale != nullptr) op->scale_stride = used_stride(*scale, kImage);
-  op->epilogue = Epilogue::parse(words, spec, scale == nullptr ? 2 : 3, DType::kF32);
+  op->epilogue = Epilogue::parse(reader, scale == nullptr ? 2 : 3, DType::kF32);
   const RunTile run_tile =
       in_panels ? run<PixelsOfPanels> : visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<Pixels<T>>; });
   const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
@@ -394,13 +380,8 @@ PreparedOp prepare(const ConvShape& shape, WordReader& words, const OpSpec& spec
 
 // The weights as [KH,KW,C,O], as they were before they were stored in panels; its strides mean nothing.
 TensorView before_panels(const TensorView& w, int64_t columns) {
-  check_rank(w, 5, "conv2d_panels' weights");
-  check_float32(w, "conv2d_panels' weights");
-  check_dense(w, "conv2d_panels' weights");
-  if (w.shape[0] != ceil_div(columns, kStoredPanel) || w.shape[4] != kStoredPanel) {
-    throw GraphError("conv2d_panels' weights have shape " + describe(w) + ", which are not the panels of " +
-                     std::to_string(columns) + " output channels");
-  }
+  check_extent(w, "the panels of the weights", 0, ceil_div(columns, kStoredPanel));
+  check_extent(w, "the panels of the weights", 4, kStoredPanel);
   TensorView view = w;
   view.rank = 4;
   std::copy_n(w.shape + 1, 3, view.shape);
@@ -411,28 +392,22 @@ TensorView before_panels(const TensorView& w, int64_t columns) {
 }  // namespace
 
 PreparedOp prepare_conv2d(const OpSpec& spec) {
-  WordReader words(spec.params);
-  const ConvShape shape = ConvShape::parse(words, spec);
-  if (is_depthwise(shape)) return prepare_depthwise(shape, words, spec);
-  return prepare(shape, words, spec, false, nullptr);
+  SpecReader reader(spec);
+  const ConvShape shape = ConvShape::parse(reader, reader.input(0, "x", {}), reader.input(1, "the weights", {}), reader.output());
+  if (is_depthwise(shape)) return prepare_depthwise(shape, reader);
+  return prepare(shape, reader, false, nullptr);
 }
 
 PreparedOp prepare_conv2d_panels(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("conv2d_panels needs two inputs, x and w");
-  check_rank(spec.output, 4, "conv2d_panels' output");
-  std::vector<TensorView> inputs(spec.inputs.begin(), spec.inputs.end());
-  inputs[1] = before_panels(inputs[1], spec.output.shape[kChannel]);
-  WordReader words(spec.params);
-  const ConvShape shape = ConvShape::parse(words, OpSpec{inputs, spec.output, spec.params});
-  if (shape.groups != 1) throw GraphError("conv2d_panels has " + std::to_string(shape.groups) + " groups; panels are of one");
-  if (words.integer(0, kMaxExtent, "conv2d_panels' number of output channels") != shape.out_channels) {
-    throw GraphError("conv2d_panels' output has shape " + describe(spec.output) +
-                     ", which is not the number of channels that it gives");
-  }
-  const bool scaled = words.integer(0, 1, "conv2d_panels' mark for a scale of channels") == 1;
-  if (scaled && inputs.size() < 3) throw GraphError("conv2d_panels needs a third input, the scale of x");
-  if (scaled) check_channel_scale(inputs[2], inputs[0], "conv2d_panels' scale");
-  return prepare(shape, words, spec, true, scaled ? &inputs[2] : nullptr);
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {});
+  const TensorView& panels = reader.input(1, "the panels of the weights", {.rank = 5, .dtypes = DType::kF32, .dense = true});
+  const TensorView& out = reader.output({.rank = 4});
+  const ConvShape shape = ConvShape::parse(reader, x, before_panels(panels, out.shape[kChannel]), out);
+  check_range(shape.groups, 1, 1, "the number of groups");
+  check_extent(out, "the output", kChannel, reader.integer(0, kMaxExtent, "the number of output channels"));
+  const bool scaled = reader.flag("the mark for a scale of channels");
+  return prepare(shape, reader, true, scaled ? &read_channel_scale(reader, x) : nullptr);
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -6,6 +6,7 @@
 
 #include "aspen_jax/engine/kernel.h"
 #include "aspen_jax/engine/words.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -25,11 +26,12 @@ struct ConvShape {
   int64_t w_strides[4];
 
   // Reads the attributes and checks shapes and dtypes. Throws GraphError.
-  static ConvShape parse(WordReader& words, const OpSpec& spec);
+  static ConvShape parse(WordReader& words, const TensorView& x, const TensorView& w, const TensorView& out);
 };
 
-// Throws GraphError unless the scale of x, of four dimensions, is a vector of its channels for each image.
-void check_channel_scale(const TensorView& scale, const TensorView& x, const char* what);
+// Input 2 of a convolution that multiplies x, of four dimensions, by a vector of its channels for each image. Throws GraphError
+// where it is none.
+const TensorView& read_channel_scale(const SpecReader& reader, const TensorView& x);
 
 // The taps of one axis that fall inside the input when the window starts at `start`: [first, last).
 struct Taps {
@@ -42,6 +44,6 @@ struct Taps {
 
 // Convolutions whose groups have fewer output channels than a vector has lanes, and weights and buffers that suit depthwise.cc.
 bool is_depthwise(const ConvShape& shape);
-PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec);
+PreparedOp prepare_depthwise(const ConvShape& shape, SpecReader& reader);
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -11,6 +11,7 @@
 #include "conv2d.h"
 #include "panels.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -100,22 +101,18 @@ TensorView one_image(TensorView view) {
 }  // namespace
 
 PreparedOp prepare_conv2d_pair(const OpSpec& spec) {
-  WordReader words(spec.params);
-  const auto extents = words.list(3, "conv2d_pair's height, width and channels of the value between");
-  const auto num_first = static_cast<size_t>(words.integer(2, kMaxPairInputs - 2, "conv2d_pair's number of inputs of the first"));
-  const auto first_words = words.list(), second_words = words.list();
-  words.integer(0, 0, "conv2d_pair's mark for an epilogue (its parts have their own)");
-  if (!words.done()) throw GraphError("there are words after conv2d_pair's parameters");
-  if (spec.inputs.size() <= num_first || spec.inputs.size() >= kMaxPairInputs) {
-    throw GraphError("conv2d_pair has " + std::to_string(spec.inputs.size()) + " inputs, of which the first convolution takes " +
-                     std::to_string(num_first));
-  }
-  check_rank(spec.output, 4, "conv2d_pair's output");
-  check_dense(spec.output, "conv2d_pair's output");
+  SpecReader reader(spec);
+  const auto extents = reader.list(3, 1, kBetweenFloats, "the height, width and channels of the value between");
+  const auto num_first = static_cast<size_t>(reader.integer(2, kMaxPairInputs - 2, "the number of inputs of the first"));
+  const auto first_words = reader.list(), second_words = reader.list();
+  reader.end_without_program();
+  check_range(static_cast<int64_t>(spec.inputs.size()), static_cast<int64_t>(num_first) + 1, kMaxPairInputs - 1,
+              "the number of inputs");
+  reader.output({.rank = 4, .dense = true});
   auto op = std::make_unique<Conv2dPair>();
   std::vector<TensorView> views;
   for (const TensorView& input : spec.inputs) {
-    check_rank(input, 4, "conv2d_pair's input");
+    check_view(input, "input " + std::to_string(views.size()), {.rank = 4});
     op->image_bytes.push_back(used_stride(input, kImage) * size_of(input.dtype));
     views.push_back(input);
   }
@@ -123,9 +120,7 @@ PreparedOp prepare_conv2d_pair(const OpSpec& spec) {
   for (const size_t weights : {size_t{1}, num_first}) op->image_bytes[weights] = 0;
   for (size_t i = 0; i < views.size(); ++i) {
     if (i == 1 || i == num_first) continue;
-    if (views[i].shape[kImage] != spec.output.shape[kImage]) {
-      throw GraphError("conv2d_pair's input " + std::to_string(i) + " has not as many images as its output");
-    }
+    check_extent(views[i], "input " + std::to_string(i), kImage, spec.output.shape[kImage]);
     views[i] = one_image(views[i]);
   }
 
@@ -133,12 +128,7 @@ PreparedOp prepare_conv2d_pair(const OpSpec& spec) {
   between.dtype = DType::kF32;
   between.rank = 4;
   between.shape[kImage] = 1;
-  for (int i = 0; i < 3; ++i) {
-    if (extents[i] < 1 || extents[i] > kBetweenFloats) {
-      throw GraphError("conv2d_pair's value between has an extent of " + std::to_string(extents[i]));
-    }
-    between.shape[kHeight + i] = extents[i];
-  }
+  std::ranges::copy(extents, between.shape + kHeight);
   int64_t stride = 1;
   for (int axis = 3; axis >= 0; --axis) {
     between.strides[axis] = stride;
@@ -146,20 +136,21 @@ PreparedOp prepare_conv2d_pair(const OpSpec& spec) {
   }
   const TensorView output = one_image(spec.output);
   const std::span<const TensorView> inputs(views);
-  op->first = {prepare_conv2d({inputs.first(num_first), between, first_words}), 0, num_first};
+  const OpSpec first{inputs.first(num_first), between, first_words};
+  op->first = {prepare_part("the first convolution", prepare_conv2d, first), 0, num_first};
   std::vector<TensorView> second_inputs = {between};
   second_inputs.insert(second_inputs.end(), views.begin() + static_cast<std::ptrdiff_t>(num_first), views.end());
   const OpSpec second{second_inputs, output, second_words};
-  op->second = {prepare_conv2d(second), num_first, spec.inputs.size() - num_first};
-  WordReader reader(second_words);
-  op->shape = ConvShape::parse(reader, second);
+  op->second = {prepare_part("the second convolution", prepare_conv2d, second), num_first, spec.inputs.size() - num_first};
+  WordReader of_second(second_words);
+  op->shape = ConvShape::parse(of_second, second_inputs[0], second_inputs[1], output);
   op->row_floats = between.strides[kHeight];
   const ConvShape& s = op->shape;
   const int64_t rows = kBetweenFloats / op->row_floats;
   const int64_t reach = std::min((s.kernel[0] - 1) * s.dilation[0] + 1, s.height);
   if (reach > rows) {
-    throw GraphError("conv2d_pair's rows for one row of its output, " + std::to_string(reach) + " of " +
-                     std::to_string(op->row_floats) + " floats, are too many; run two conv2d instead");
+    throw GraphError("the rows for one row of the output, " + std::to_string(reach) + " of " + std::to_string(op->row_floats) +
+                     " floats, are too many; run two conv2d instead");
   }
   op->strip = (rows - reach) / s.stride[0] + 1;
   const size_t scratch_bytes = kBetweenFloats * sizeof(float) + std::max(op->first.op.scratch_bytes, op->second.op.scratch_bytes);

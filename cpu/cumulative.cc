@@ -10,10 +10,10 @@
 #include <string>
 #include <type_traits>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "numbers.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -197,30 +197,26 @@ RunTile choose_run(Kind kind) {
     case Kind::kLogSumExp:
       if constexpr (std::is_same_v<Number, double>) return run_cumulative<Kind::kLogSumExp, Number>;
   }
-  throw GraphError("cumulative of kind 4 is for floats");
+  throw GraphError("kind 4, the logarithm of a sum of exponentials, is for floats");
 }
 
 }  // namespace
 
 PreparedOp prepare_cumulative(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("cumulative has one input, not " + std::to_string(spec.inputs.size()));
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {});
+  reader.end_inputs(1);
+  const TensorView& output = reader.output({.dtypes = x.dtype});
+  check_shape(output, "the output", shape_of(x));
   auto state = std::make_unique<CumulativeState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
-  check_rank(output, output.rank, "cumulative's output");
-  check_rank(x, output.rank, "cumulative's input");
-  if (!std::equal(x.shape, x.shape + x.rank, output.shape)) throw GraphError("cumulative's input has not its output's shape");
-  if (x.dtype != output.dtype) throw GraphError("cumulative's output has not its input's dtype");
   state->x = x;
   state->output = output;
-  WordReader words(spec.params);
-  const auto kind = static_cast<Kind>(words.integer(0, 4, "cumulative's kind"));
-  state->axis = static_cast<int>(words.integer(0, output.rank - 1, "cumulative's axis"));
-  state->is_reverse = words.integer(0, 1, "cumulative's mark for reverse") == 1;
-  words.integer(0, 0, "cumulative's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after cumulative's parameters");
+  const auto kind = static_cast<Kind>(reader.integer(0, 4, "the kind"));
+  state->axis = static_cast<int>(reader.integer(0, output.rank - 1, "the axis"));
+  state->is_reverse = reader.flag("the mark for reverse");
+  reader.end_without_program();
   state->column_axis = state->axis == output.rank - 1 ? output.rank - 2 : output.rank - 1;
-  if (x.dtype == DType::kBool) throw GraphError("cumulative of bools; convert them to integers");
+  if (x.dtype == DType::kBool) throw GraphError("x is bool; convert it to integers");
   const RunTile run = visit_number(x.dtype, [&]<class T>(T) {
     state->read = read_block<T>;
     state->write = write_block<T>;

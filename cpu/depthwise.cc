@@ -5,6 +5,8 @@
 // In a depthwise convolution lane o of the result is a sum over the taps of x[o] * w[o]. In a group of several channels it is
 // also a sum over them: of x[group(o), k] * w[k, o]. So x is first spread: its k-th plane holds in lane o the channel k of o's
 // group. Floats of 16 bits are spread too, which widens each of them once for all the windows that it is in.
+#include "depthwise.h"
+
 #include <array>
 #include <memory>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "panels.h"
 #include "shapes.h"
 #include "sliding.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -73,11 +76,9 @@ struct Window {
 // `groups` times kPixels neighbours x kVectors vectors of channels. `lanes` counts the channels of the last vector and is read
 // only where kPartial.
 template <int kPixels, int kVectors, bool kPartial>
-void micro(const Steps& steps, const Window& window, const Finish& finish, int64_t groups, [[maybe_unused]] int lanes,
+void micro(const Steps& steps, const Window& window, const Finish& finish, int64_t groups, int lanes,
            const Place& place) noexcept {
-  constexpr int kLast = kVectors - 1;
-  const auto get = [&](const float* from, int v)
-                       __attribute__((always_inline)) { return kPartial && v == kLast ? load_partial(from, lanes) : load(from); };
+  const PixelVectors<kVectors, kPartial> get{lanes};
   const float* corner = window.x;
   float* out = place.out;
   for (int64_t group = 0; group < groups; ++group, corner += kPixels * steps.x_pixel) {
@@ -103,17 +104,8 @@ void micro(const Steps& steps, const Window& window, const Finish& finish, int64
       }
     }
     finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
-#pragma GCC unroll 16
-    for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
-        if (kPartial && v == kLast) {
-          store_partial(out + v * kLanes, sum[p][v], lanes);
-        } else {
-          store(out + v * kLanes, sum[p][v]);
-        }
-      }
-    }
+    get.store_all(sum, out, steps.out_pixel);
+    out += kPixels * steps.out_pixel;
   }
 }
 
@@ -121,20 +113,14 @@ template <int kPixels>
 void all_channels(const Steps& steps, Window window, const Finish& finish, int64_t groups, int64_t channels,
                   Place place) noexcept {
   constexpr int kVectors = vectors_for(kPixels);
-  const auto advance = [&](int64_t by) {
-    window.x += by;
-    window.w += by;
-    place.out += by;
-    place.channel += by;
-    channels -= by;
+  const auto whole = [&]<int kSome>() {
+    for (; channels >= kSome * kLanes; advance(window, place, channels, kSome * kLanes)) {
+      micro<kPixels, kSome, false>(steps, window, finish, groups, 0, place);
+    }
   };
-  for (; channels >= kVectors * kLanes; advance(kVectors * kLanes)) {
-    micro<kPixels, kVectors, false>(steps, window, finish, groups, 0, place);
-  }
-  if constexpr (kVectors > 2) {
-    for (; channels >= 2 * kLanes; advance(2 * kLanes)) micro<kPixels, 2, false>(steps, window, finish, groups, 0, place);
-  }
-  for (; channels >= kLanes; advance(kLanes)) micro<kPixels, 1, false>(steps, window, finish, groups, 0, place);
+  whole.template operator()<kVectors>();
+  if constexpr (kVectors > 2) whole.template operator()<2>();
+  whole.template operator()<1>();
   if (channels > 0) micro<kPixels, 1, true>(steps, window, finish, groups, static_cast<int>(channels), place);
 }
 
@@ -344,7 +330,7 @@ bool is_depthwise(const ConvShape& shape) {
                              spread_row_floats(shape) <= kSpreadFloats && filter_floats(shape) <= kFilterFloats);
 }
 
-PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const OpSpec& spec) {
+PreparedOp prepare_depthwise(const ConvShape& shape, SpecReader& reader) {
   auto op = std::make_unique<Depthwise>();
   op->shape = shape;
   op->inner_first = ceil_div(std::max<int64_t>(shape.pad[1], 0), shape.stride[1]);
@@ -362,7 +348,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, WordReader& words, const Op
     op->block_channels = std::clamp(kWindowFloats / window / kBlockStep * kBlockStep, kBlockStep, kMaxBlockChannels);
   }
   op->sliding = sliding_for(shape);
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  op->epilogue = Epilogue::parse(reader, 2, DType::kF32);
   const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   const size_t scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
   return {std::move(op), run_tile, scratch_bytes};

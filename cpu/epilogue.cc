@@ -24,67 +24,73 @@ int64_t offset_of(const int64_t* at, const int64_t* strides, int rank) {
 
 }  // namespace
 
-Epilogue Epilogue::parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result) {
+Epilogue Epilogue::parse(SpecReader& reader, size_t num_main, DType result) {
   Epilogue epilogue;
-  const TensorView& output = spec.output;
-  const size_t num_extra = spec.inputs.size() - num_main;
-  epilogue.rank_ = output.rank;
+  const TensorView& output = reader.output();
   epilogue.num_main_ = num_main;
-  epilogue.empty_ = words.integer(0, 1, "an op's mark for a block program") == 0;
+  epilogue.empty_ = !reader.flag("the mark for a block program");
   epilogue.result_ = result;
-  epilogue.output_ = output.dtype;
-  std::vector<DType> dtypes = {result};
-  for (size_t i = 0; i < num_extra; ++i) {
-    const TensorView& input = spec.inputs[num_main + i];
-    if (input.rank != output.rank || !std::equal(input.shape, input.shape + input.rank, output.shape)) {
-      throw GraphError("input " + std::to_string(num_main + i) + " belongs to the epilogue but has not the output's shape");
-    }
-    dtypes.push_back(input.dtype);
-    epilogue.extra_.push_back({input.dtype, {}});
-    std::copy_n(input.strides, input.rank, epilogue.extra_.back().strides);
+  epilogue.read_views(reader.inputs_from(num_main), output);
+  if (!epilogue.empty_) {
+    epilogue.read_program(reader);
+  } else if (!epilogue.extra_.empty()) {
+    throw GraphError("there are " + std::to_string(epilogue.extra_.size()) + " inputs for an epilogue, but no epilogue");
+  } else if (result != output.dtype && !(is_float(result) && is_float(output.dtype))) {
+    throw GraphError("the output is " + std::string(name_of(output.dtype)) + ", the kernel's result " +
+                     std::string(name_of(result)) + ", and there is no epilogue to convert it");
   }
-  std::copy_n(output.strides, output.rank, epilogue.out_strides_);
-  const int last = output.rank - 1;
-  epilogue.fits_output_ =
-      size_of(output.dtype) == size_of(result) && (last < 0 || output.strides[last] == 1 || output.shape[last] == 1);
-  if (epilogue.empty_) {
-    if (num_extra != 0) throw GraphError("there are " + std::to_string(num_extra) + " epilogue inputs but no epilogue");
-    if (result != output.dtype && !(is_float(result) && is_float(output.dtype))) {
-      throw GraphError("the output's dtype is not the kernel's, and there is no epilogue to convert");
-    }
-  } else {
-    Draft draft = read_draft(words, dtypes, output.dtype);
-    epilogue.program_ = BlockProgram::of(draft, dtypes, output.dtype);
-    // Sums in registers are vectors of adjacent float32, and so must be what they are joined with.
-    const auto is_adjacent = [&](const TensorView& view) {
-      return view.dtype == DType::kF32 && last >= 0 && view.strides[last] == 1;
-    };
-    if (!draft.is_copy(dtypes, output.dtype) && result == DType::kF32 && is_adjacent(output)) {
-      for (const Link& link : take_chain(draft, [&](int input) { return is_adjacent(spec.inputs[num_main + input - 1]); })) {
-        if (link.input > 0) {
-          epilogue.links_.push_back({link.kind, link.input - 1, 0});
-          continue;
-        }
-        if (Operand* const before = epilogue.links_.empty() ? nullptr : &epilogue.links_.back();
-            link.kind == Finish::kAtMost && before != nullptr && before->kind == Finish::kAtLeast && before->extra < 0) {
-          before->kind = Finish::kBetween;  // the next splat is its second
-        } else {
-          epilogue.links_.push_back({link.kind, -1, static_cast<int>(epilogue.splats_.size())});
-        }
-        std::ranges::fill(epilogue.splats_.emplace_back().lanes, link.constant);
-      }
-      epilogue.has_rest_ = draft.result != 0;
-      if (epilogue.has_rest_ && !epilogue.links_.empty()) epilogue.rest_ = BlockProgram::of(draft, dtypes, output.dtype);
-    }
-  }
-  if (!words.done()) throw GraphError("there are words after an op's parameters");
+  reader.end();
+  return epilogue;
+}
 
+void Epilogue::read_views(std::span<const TensorView> extra, const TensorView& output) {
+  for (size_t i = 0; i < extra.size(); ++i) {
+    check_shape(extra[i], "input " + std::to_string(num_main_ + i) + ", which belongs to the epilogue,", shape_of(output));
+    extra_.push_back({extra[i].dtype, {}});
+    std::copy_n(extra[i].strides, extra[i].rank, extra_.back().strides);
+  }
+  rank_ = output.rank;
+  output_ = output.dtype;
+  std::copy_n(output.strides, output.rank, out_strides_);
+  const int last = output.rank - 1;
+  fits_output_ = size_of(output_) == size_of(result_) && (last < 0 || output.strides[last] == 1 || output.shape[last] == 1);
   for (int axis = 1; axis < output.rank; ++axis) {
     const auto runs_on = [&](const int64_t* strides) { return strides[axis - 1] == output.shape[axis] * strides[axis]; };
-    epilogue.runs_on_[axis] = runs_on(output.strides);
-    for (const Extra& extra : epilogue.extra_) epilogue.runs_on_[axis] &= runs_on(extra.strides);
+    runs_on_[axis] =
+        runs_on(output.strides) && std::ranges::all_of(extra_, [&](const Extra& operand) { return runs_on(operand.strides); });
   }
-  return epilogue;
+}
+
+void Epilogue::read_program(SpecReader& reader) {
+  std::vector<DType> dtypes = {result_};
+  for (const Extra& extra : extra_) dtypes.push_back(extra.dtype);
+  Draft draft = read_draft(reader, dtypes, output_);
+  program_ = BlockProgram::of(draft, dtypes, output_);
+  // Sums in registers are vectors of adjacent float32, and so must be what they are joined with.
+  const auto is_adjacent = [&](const TensorView& view) {
+    return view.dtype == DType::kF32 && rank_ > 0 && view.strides[rank_ - 1] == 1;
+  };
+  if (draft.is_copy(dtypes, output_) || result_ != DType::kF32 || !is_adjacent(reader.output())) return;
+  const auto extra = reader.inputs_from(num_main_);
+  for (const Link& link : take_chain(draft, [&](int input) { return is_adjacent(extra[static_cast<size_t>(input - 1)]); })) {
+    add_link(link);
+  }
+  has_rest_ = draft.result != 0;
+  if (has_rest_ && !links_.empty()) rest_ = BlockProgram::of(draft, dtypes, output_);
+}
+
+void Epilogue::add_link(const Link& link) {
+  if (link.input > 0) {
+    links_.push_back({link.kind, link.input - 1, 0});
+    return;
+  }
+  if (Operand* const before = links_.empty() ? nullptr : &links_.back();
+      link.kind == Finish::kAtMost && before != nullptr && before->kind == Finish::kAtLeast && before->extra < 0) {
+    before->kind = Finish::kBetween;  // the next splat is its second
+  } else {
+    links_.push_back({link.kind, -1, static_cast<int>(splats_.size())});
+  }
+  std::ranges::fill(splats_.emplace_back().lanes, link.constant);
 }
 
 std::byte* Epilogue::output_at(const TileArgs& args, const int64_t* at) const noexcept {

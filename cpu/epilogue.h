@@ -8,18 +8,20 @@
 #include <vector>
 
 #include "aspen_jax/engine/kernel.h"
-#include "aspen_jax/engine/words.h"
 #include "block.h"
 #include "finish.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
+
+struct Link;  // block_draft.h
 
 class Epilogue {
  public:
   // Reads the tail of an op's words ("0", or "1" and a block program) to their end. Inputs from `num_main` on are the
   // epilogue's and must have the output's shape (there must be at least `num_main`); `result` is the dtype of the kernel's own
   // result (register 0), of 32 bits if it is a float. A float result is stored as a float of any dtype. Throws GraphError.
-  static Epilogue parse(WordReader& words, const OpSpec& spec, size_t num_main, DType result);
+  static Epilogue parse(SpecReader& reader, size_t num_main, DType result);
 
   // No program, and the kernel's result is the output.
   bool empty() const { return empty_ && output_ == result_; }
@@ -87,6 +89,11 @@ class Epilogue {
   struct Splat {
     alignas(kVectorBytes) float lanes[kLanes];
   };
+
+  // The steps of `parse`.
+  void read_views(std::span<const TensorView> extra, const TensorView& output);
+  void read_program(SpecReader& reader);
+  void add_link(const Link& link);
 
   const std::byte* extra_at(const TileArgs& args, size_t extra, const int64_t* at) const noexcept;
   void run(const BlockProgram& program, const TileArgs& args, const int64_t* at, int row_axis, int64_t rows, int64_t cols,

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "elements.h"
 #include "indices.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -22,12 +22,10 @@ PreparedOp prepare_gather(const OpSpec& spec);
 
 namespace {
 
-// One index operand.
-struct Component {
-  DType dtype = DType::kI32;
-  int64_t strides[kMaxRank] = {};  // along the output's axes
-  int64_t limit = 0;               // the last start at which a window fits
-  int64_t x_stride = 0;            // of the axis of x that it is the start along
+// A component of an index, walked by the output's axes.
+struct Component : IndexOperand {
+  int64_t limit = 0;     // the last start at which a window fits
+  int64_t x_stride = 0;  // of the axis of x that it is the start along
 };
 
 struct GatherState final : OpState {
@@ -50,11 +48,8 @@ void find_windows(const GatherState& state, const TileArgs& args, const int64_t*
   for (int64_t i = 0; i < count; ++i) offsets[i] = first + i * step;
   for (size_t k = 0; k < state.components.size(); ++k) {
     const Component& component = state.components[k];
-    int64_t from = 0;
-    for (int d = 0; d < state.output.rank; ++d) from += at[d] * component.strides[d];
     int64_t starts[kIndexChunk];
-    load_indices(component.dtype, static_cast<const std::byte*>(args.inputs[k + 1]) + from * size_of(component.dtype),
-                 axis < 0 ? 0 : component.strides[axis], count, starts);
+    component.load(args.inputs[k + 1], at, state.output.rank, axis, count, starts);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t start = std::clamp<int64_t>(starts[i], 0, component.limit);
       const bool is_outside = offsets[i] == kOutside || (state.fills && start != starts[i]);
@@ -63,16 +58,58 @@ void find_windows(const GatherState& state, const TileArgs& args, const int64_t*
   }
 }
 
+// What is copied for each point: the part of a window that the tile has.
+struct Window {
+  int64_t bytes;  // of an element
+  int rank = 0;
+  int64_t extents[kMaxRank], from_strides[kMaxRank], to_strides[kMaxRank];
+  int64_t elements = 1;
+  int64_t x_offset = 0;  // of the part, in the window
+
+  void add_axis(int64_t extent, int64_t from_stride, int64_t to_stride) {
+    extents[rank] = extent;
+    from_strides[rank] = from_stride;
+    to_strides[rank] = to_stride;
+    ++rank;
+    elements *= extent;
+  }
+  bool is_run() const { return rank == 1 && from_strides[0] == 1 && to_strides[0] == 1; }
+};
+
+// Copies the windows at `offsets` of x to places that are `out_step` elements apart.
+void copy_windows(const GatherState& state, const Window& window, const void* x, const int64_t* offsets, int64_t count,
+                  std::byte* out, int64_t out_step) {
+  const int64_t bytes = window.bytes;
+  const auto* const from = static_cast<const std::byte*>(x) + window.x_offset * bytes;
+  if (window.elements == 1) {
+    return visit_size(bytes, [&]<class T>(T fill) {
+      std::memcpy(&fill, state.fill, sizeof fill);
+      const T* const elements = reinterpret_cast<const T*>(from);
+      for (int64_t i = 0; i < count; ++i) {
+        reinterpret_cast<T*>(out)[i * out_step] = offsets[i] == kOutside ? fill : elements[offsets[i]];
+      }
+    });
+  }
+  const bool is_run = window.is_run();
+  for (int64_t i = 0; i < count; ++i, out += out_step * bytes) {
+    if (offsets[i] == kOutside) {
+      copy_box(bytes, window.rank, window.extents, state.fill, kNoStrides, out, window.to_strides);
+    } else if (is_run) {
+      std::memcpy(out, from + offsets[i] * bytes, static_cast<size_t>(window.elements * bytes));
+    } else {
+      copy_box(bytes, window.rank, window.extents, from + offsets[i] * bytes, window.from_strides, out, window.to_strides);
+    }
+  }
+}
+
 const char* run_gather(const TileArgs& args) noexcept {
   const auto& state = *static_cast<const GatherState*>(args.state);
   const TensorView& output = state.output;
-  const int64_t bytes = size_of(output.dtype);
 
   // The box falls apart into the points that indices are read for and the window that is copied for each.
   Odometer point = {.rank = output.rank, .at = {}, .lo = {}, .hi = {}};
-  int64_t extents[kMaxRank], from_strides[kMaxRank], to_strides[kMaxRank];
-  int window_rank = 0, inner = -1;
-  int64_t elements = 1, x_offset = 0, out_offset = 0;
+  Window window = {.bytes = size_of(output.dtype), .extents = {}, .from_strides = {}, .to_strides = {}};
+  int inner = -1;
   for (int axis = 0; axis < output.rank; ++axis) {
     const int64_t lo = args.lo[axis], hi = args.hi[axis];
     if (lo >= hi) return nullptr;
@@ -83,14 +120,9 @@ const char* run_gather(const TileArgs& args) noexcept {
       continue;
     }
     point.hi[axis] = lo + 1;
-    extents[window_rank] = hi - lo;
-    from_strides[window_rank] = state.x_strides[axis];
-    to_strides[window_rank] = output.strides[axis];
-    ++window_rank;
-    elements *= hi - lo;
-    x_offset += lo * state.x_strides[axis];
+    window.add_axis(hi - lo, state.x_strides[axis], output.strides[axis]);
+    window.x_offset += lo * state.x_strides[axis];
   }
-  const bool is_run = window_rank == 1 && from_strides[0] == 1 && to_strides[0] == 1;
 
   // The innermost of the points' axes is resolved in chunks.
   const int64_t count = inner < 0 ? 1 : args.hi[inner] - args.lo[inner];
@@ -105,29 +137,10 @@ const char* run_gather(const TileArgs& args) noexcept {
       if (inner >= 0) at[inner] = args.lo[inner] + begin;
       int64_t offsets[kIndexChunk];
       find_windows(state, args, at, inner, size, offsets);
-      out_offset = 0;
-      for (int axis = 0; axis < output.rank; ++axis) out_offset += at[axis] * output.strides[axis];
-      const auto* const x = static_cast<const std::byte*>(args.inputs[0]) + x_offset * bytes;
-      auto* const out = static_cast<std::byte*>(args.output) + out_offset * bytes;
-      if (elements == 1) {
-        visit_size(bytes, [&]<class T>(T fill) {
-          std::memcpy(&fill, state.fill, sizeof fill);
-          for (int64_t i = 0; i < size; ++i) {
-            reinterpret_cast<T*>(out)[i * out_step] = offsets[i] == kOutside ? fill : reinterpret_cast<const T*>(x)[offsets[i]];
-          }
-        });
-        continue;
-      }
-      for (int64_t i = 0; i < size; ++i) {
-        std::byte* const to = out + i * out_step * bytes;
-        if (offsets[i] == kOutside) {
-          copy_box(bytes, window_rank, extents, state.fill, kNoStrides, to, to_strides);
-        } else if (is_run) {
-          std::memcpy(to, x + offsets[i] * bytes, static_cast<size_t>(elements * bytes));
-        } else {
-          copy_box(bytes, window_rank, extents, x + offsets[i] * bytes, from_strides, to, to_strides);
-        }
-      }
+      int64_t to = 0;
+      for (int axis = 0; axis < output.rank; ++axis) to += at[axis] * output.strides[axis];
+      copy_windows(state, window, args.inputs[0], offsets, size, static_cast<std::byte*>(args.output) + to * window.bytes,
+                   out_step);
     }
   } while (point.next());
   return nullptr;
@@ -136,80 +149,38 @@ const char* run_gather(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_gather(const OpSpec& spec) {
-  if (spec.inputs.empty()) throw GraphError("gather needs an input");
-  auto state = std::make_unique<GatherState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
-  check_rank(x, x.rank, "gather's input");
-  check_rank(output, output.rank, "gather's output");
-  if (x.dtype != output.dtype) throw GraphError("gather's output has not its input's dtype");
-  state->output = output;
-  state->components.resize(spec.inputs.size() - 1);
-
-  WordReader words(spec.params);
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {});
+  const TensorView& output = reader.output({.dtypes = x.dtype});
   const auto rank = static_cast<size_t>(x.rank);
-  const auto walks = words.list(rank, "gather's walks");
-  const auto components = words.list(rank, "gather's components");
-  const auto sizes = words.list(rank, "gather's sizes");
-  const auto index_axes = words.list();
-  state->fills = words.integer(0, 1, "gather's mark for filling") == 1;
-  const int64_t fill = words.integer();
+  const auto walks = reader.list(rank, "walks"), components = reader.list(rank, "components");
+  const auto sizes = reader.list(rank, "sizes");
+  const auto index_axes = reader.axes(output.rank, "index_axes");
+  auto state = std::make_unique<GatherState>();
+  state->output = output;
+  state->fills = reader.flag("the mark for filling");
+  const int64_t fill = reader.integer();
   std::memcpy(state->fill, &fill, sizeof fill);  // little endian: the low bytes come first
-  words.integer(0, 0, "gather's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after gather's parameters");
+  reader.end_without_program();
 
-  bool is_known[kMaxRank] = {};  // whether something says how long the output's axis is
-  int64_t previous = -1;
-  for (const int64_t axis : index_axes) {
-    if (axis <= previous || axis >= output.rank) {
-      throw GraphError("gather's index axis " + std::to_string(axis) + " is out of range or not ascending");
-    }
-    is_known[axis] = state->is_indexed[axis] = true;
-    previous = axis;
-  }
-  for (size_t k = 0; k < state->components.size(); ++k) {
-    const TensorView& index = spec.inputs[k + 1];
-    const std::string what = "index " + std::to_string(k) + " of gather";
-    check_index(index, what);
-    check_rank(index, static_cast<int>(index_axes.size()), what.c_str());
-    Component& component = state->components[k];
-    component.dtype = index.dtype;
-    component.limit = -1;
-    for (int d = 0; d < index.rank; ++d) {
-      if (index.shape[d] != output.shape[index_axes[d]]) {
-        throw GraphError(what + " has shape " + describe(index) + ", which does not fit the output " + describe(output));
-      }
-      component.strides[index_axes[d]] = used_stride(index, d);
-    }
-  }
+  WalkingAxes axes(index_axes);
   for (int axis = 0; axis < x.rank; ++axis) {
-    const int64_t walk = walks[axis], size = sizes[axis], which = components[axis];
-    const std::string what = "gather's axis " + std::to_string(axis);
-    if (size < 0 || size > x.shape[axis]) {
-      throw GraphError(what + " has windows of " + std::to_string(size) + " elements of " + std::to_string(x.shape[axis]));
-    }
-    const int64_t stride = used_stride(x, axis);
+    const int64_t walk = walks[axis], size = sizes[axis];
+    const std::string what = "axis " + std::to_string(axis) + " of x";
+    check_range(size, 0, x.shape[axis], "the extent of windows along " + what);
     if (walk == -1) {
-      if (size != 1) throw GraphError(what + " is dropped from windows of " + std::to_string(size) + " elements, not 1");
+      check_range(size, 1, 1, "the extent of windows along " + what + ", which nothing walks,");
     } else {
-      if (walk < 0 || walk >= output.rank || output.shape[walk] != size || state->x_strides[walk] != 0) {
-        throw GraphError(what + " is walked by axis " + std::to_string(walk) + " of the output " + describe(output));
-      }
-      is_known[walk] = true;
-      state->x_strides[walk] = stride;
+      axes.add(walk, output, what);
+      check_extent(output, "the output", static_cast<int>(walk), size);
+      state->x_strides[walk] = used_stride(x, axis);
     }
-    if (which == -1) continue;
-    if (which < 0 || which >= static_cast<int64_t>(state->components.size()) || state->components[which].limit >= 0) {
-      throw GraphError(what + " begins at index operand " + std::to_string(which) + ", which there is not, or which is taken");
-    }
-    state->components[which].limit = x.shape[axis] - size;
-    state->components[which].x_stride = stride;
   }
-  for (size_t k = 0; k < state->components.size(); ++k) {
-    if (state->components[k].limit < 0) throw GraphError("index " + std::to_string(k) + " of gather has no axis");
-  }
-  for (int axis = 0; axis < output.rank; ++axis) {
-    if (!is_known[axis]) throw GraphError("nothing walks axis " + std::to_string(axis) + " of gather's output");
+  axes.check_all(output, "the output");
+  std::copy_n(axes.indexed, kMaxRank, state->is_indexed);
+  for (const IndexOperand& operand : read_index_operands(reader, 1, output, index_axes, components)) {
+    const int64_t limit = x.shape[operand.axis] - sizes[static_cast<size_t>(operand.axis)];
+    state->components.push_back({operand, limit, used_stride(x, operand.axis)});
   }
   return {std::move(state), run_gather, 0};
 }

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "epilogue.h"
 #include "planes.h"
 #include "product.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -131,6 +131,9 @@ struct RowsOfPanels : Rows<float> {
   int64_t panels_column(int64_t column) const { return first_column + column; }
 };
 
+static_assert(ProductSource<Rows<float>> && ProductSource<Rows<BF16>> && ReadsColumns<Rows<float>> && ReadsColumns<Rows<BF16>>);
+static_assert(ProductSource<RowsOfPanels> && InPanels<RowsOfPanels>);
+
 // A loop over a box of the output, over one dimension or several that are one walk in all operands. `axis` is the innermost.
 struct Loop : Dim {
   int outermost;
@@ -233,36 +236,35 @@ struct Indices {
   Index summed[kMaxRank];
 };
 
-Indices read_indices(const TensorView* operands, const std::span<const int64_t>* lists, const OpSpec& spec) {
+Indices read_indices(const TensorView* operands, const std::span<const int64_t>* lists, const TensorView& output) {
   Indices indices;
-  for (int d = 0; d < spec.output.rank; ++d) indices.of_output[d].extent = spec.output.shape[d];
+  for (int d = 0; d < output.rank; ++d) indices.of_output[d].extent = output.shape[d];
   for (int operand = 0; operand < 2; ++operand) {
     const TensorView& view = operands[operand];
     const auto labels = lists[operand];
     for (int d = 0; d < view.rank; ++d) {
-      if (labels[d] < -kMaxRank || labels[d] >= spec.output.rank) {
-        throw GraphError("matmul's label " + std::to_string(labels[d]) + " is neither a dimension of its output " +
-                         describe(spec.output) + " nor one of " + std::to_string(kMaxRank) + " summed ones");
+      if (labels[d] < -kMaxRank || labels[d] >= output.rank) {
+        throw GraphError("label " + std::to_string(labels[d]) + " is neither a dimension of the output " + describe(output) +
+                         " nor one of " + std::to_string(kMaxRank) + " summed ones");
       }
       Index& index = labels[d] < 0 ? indices.summed[-1 - labels[d]] : indices.of_output[labels[d]];
-      if (index.present[operand])
-        throw GraphError("matmul's label " + std::to_string(labels[d]) + " is on two dimensions of an operand");
+      if (index.present[operand]) throw GraphError("label " + std::to_string(labels[d]) + " is on two dimensions of an operand");
       if (index.extent >= 0 && index.extent != view.shape[d]) {
-        throw GraphError("matmul's shapes " + describe(operands[0]) + " and " + describe(operands[1]) + " and its output's " +
-                         describe(spec.output) + " disagree on label " + std::to_string(labels[d]));
+        throw GraphError("the shapes a " + describe(operands[0]) + ", b " + describe(operands[1]) + " and output " +
+                         describe(output) + " disagree on label " + std::to_string(labels[d]));
       }
       index.extent = view.shape[d];
       index.present[operand] = true;
       index.strides[operand] = used_stride(view, d);
     }
   }
-  for (int d = 0; d < spec.output.rank; ++d) {
+  for (int d = 0; d < output.rank; ++d) {
     if (!indices.of_output[d].present[0] && !indices.of_output[d].present[1]) {
-      throw GraphError("dimension " + std::to_string(d) + " of matmul's output is in neither operand");
+      throw GraphError("dimension " + std::to_string(d) + " of the output is in neither operand");
     }
   }
   for (const Index& index : indices.summed) {
-    if (index.present[0] != index.present[1]) throw GraphError("matmul sums a dimension that only one operand has");
+    if (index.present[0] != index.present[1]) throw GraphError("a dimension is summed that only one operand has");
   }
   return indices;
 }
@@ -278,7 +280,7 @@ std::vector<Dim> summed_dims(const Indices& indices, int rows_input, bool as_col
     if (index.extent <= 1) continue;
     dims.push_back(
         {.extent = index.extent, .row_stride = index.strides[rows_input], .column_stride = index.strides[1 - rows_input]});
-    if (index.extent > kMostProducts / total) throw GraphError("matmul sums more than 2^40 products for one output");
+    if (index.extent > kMostProducts / total) throw GraphError("more than 2^40 products are summed for one output");
     total *= index.extent;
   }
   std::ranges::stable_sort(dims, std::greater{}, [as_columns](const Dim& dim) {
@@ -320,10 +322,10 @@ TensorView before_panels(std::span<const int64_t> shape, std::span<const int64_t
   for (int d = view.rank - 1; d >= 0; --d) {
     const int64_t extent = view.shape[d] = shape[static_cast<size_t>(d)];
     const bool is_column = labels[static_cast<size_t>(d)] >= 0;
-    if (is_column && rows > 1) throw GraphError("matmul_panels' operand b has a column outside of a summed dimension");
+    if (is_column && rows > 1) throw GraphError("a dimension of b's columns comes before a summed one");
     int64_t& size = is_column ? columns : rows;
     if (extent < 1 || extent > (int64_t{1} << 40) / size) {
-      throw GraphError("matmul_panels' operand b had shape " + describe(view) + ", which is empty or too large");
+      throw GraphError("b had shape " + describe(shape) + ", which is empty or too large");
     }
     view.strides[d] = is_column ? columns : rows * kStoredPanel;
     size *= extent;
@@ -331,103 +333,116 @@ TensorView before_panels(std::span<const int64_t> shape, std::span<const int64_t
   return view;
 }
 
-// Checks that `b` holds a matrix of so many rows and columns in panels.
-void check_panels(const TensorView& b, int64_t rows, int64_t columns) {
-  check_rank(b, 3, "matmul_panels' operand b");
-  check_float32(b, "matmul_panels' operand b");
-  check_dense(b, "matmul_panels' operand b");
-  if (b.shape[0] != ceil_div(columns, kStoredPanel) || b.shape[1] != rows || b.shape[2] != kStoredPanel) {
-    throw GraphError("matmul_panels' operand b has shape " + describe(b) + ", which are not the panels of " +
-                     std::to_string(rows) + " rows and " + std::to_string(columns) + " columns");
+// The operands, b as it was before it was stored in panels, and their labels.
+struct Operands {
+  TensorView views[2];
+  std::span<const int64_t> labels[2];
+};
+
+Operands read_operands(SpecReader& reader, bool in_panels) {
+  Operands operands;
+  auto& [views, labels] = operands;
+  views[0] = reader.input(0, "a", {.dtypes = kFloats});
+  labels[0] = reader.list(static_cast<size_t>(views[0].rank), "the list of a's labels");
+  if (in_panels) {
+    reader.input(1, "the panels of b", {.rank = 3, .dtypes = DType::kF32, .dense = true});
+    labels[1] = reader.list();
+    check_range(static_cast<int64_t>(labels[1].size()), 0, kMaxRank, "the rank of b");
+    views[1] = before_panels(reader.list(labels[1].size(), "the shape of b"), labels[1]);
+  } else {
+    views[1] = reader.input(1, "b", {.dtypes = kFloats});
+    labels[1] = reader.list(static_cast<size_t>(views[1].rank), "the list of b's labels");
+  }
+  return operands;
+}
+
+// The dimensions of the output, and which operand gives its rows: its columns come from the one that has its last dimension.
+void set_dims(Matmul& op, const Indices& indices, const TensorView& output) {
+  op.rows_input = 0;
+  op.out_rank = output.rank;
+  for (int d = 0; d < output.rank; ++d) {
+    const Index& index = indices.of_output[d];
+    if (index.extent != 1) op.rows_input = index.present[0] && !index.present[1] ? 1 : 0;
+  }
+  for (int d = 0; d < output.rank; ++d) {
+    const Index& index = indices.of_output[d];
+    if (index.extent == 1) continue;
+    const bool in_rows = index.present[op.rows_input], in_columns = index.present[1 - op.rows_input];
+    op.dims.push_back({.role = !in_rows     ? Dim::kColumn
+                               : in_columns ? Dim::kBatch
+                                            : Dim::kRow,
+                       .axis = d,
+                       .extent = index.extent,
+                       .row_stride = index.strides[op.rows_input],
+                       .column_stride = index.strides[1 - op.rows_input]});
+    op.out_strides.push_back(output.strides[d]);
   }
 }
 
-PreparedOp prepare(const OpSpec& spec, bool in_panels) {
-  if (spec.inputs.size() < 2) throw GraphError("matmul needs two inputs, a and b");
-  for (int i = 0; i < 2; ++i) {
-    check_rank(spec.inputs[i], spec.inputs[i].rank, "matmul's operand");
-    check_float(spec.inputs[i], "matmul's operand");
+// How many elements the output has along the dimensions of a role, or kMaxExtent where these are more.
+int64_t elements_of(const Matmul& op, Dim::Role role) {
+  int64_t elements = 1;
+  for (const Dim& dim : op.dims) {
+    if (dim.role == role) elements = std::min(elements * dim.extent, kMaxExtent);
   }
-  check_rank(spec.output, spec.output.rank, "matmul's output");
-  check_dense(spec.output, "matmul's output");
-  WordReader words(spec.params);
-  TensorView operands[2] = {spec.inputs[0], spec.inputs[1]};
-  std::span<const int64_t> labels[2];
-  labels[0] = words.list(static_cast<size_t>(operands[0].rank), "matmul's list of an operand's labels");
-  if (in_panels) {
-    labels[1] = words.list();
-    if (labels[1].size() > kMaxRank)
-      throw GraphError("matmul_panels' operand b had " + std::to_string(labels[1].size()) + " dimensions");
-    operands[1] = before_panels(words.list(labels[1].size(), "matmul_panels' shape of b"), labels[1]);
-  } else {
-    labels[1] = words.list(static_cast<size_t>(operands[1].rank), "matmul's list of an operand's labels");
-  }
-  const Indices indices = read_indices(operands, labels, spec);
+  return elements;
+}
 
-  // The output's columns come from the operand that has its last dimension.
-  auto op = std::make_unique<Matmul>();
-  op->rows_input = 0;
-  op->out_rank = spec.output.rank;
-  int64_t rows = 1, columns = 1;
-  for (int d = 0; d < spec.output.rank; ++d) {
-    const Index& index = indices.of_output[d];
-    if (index.extent != 1) op->rows_input = index.present[0] && !index.present[1] ? 1 : 0;
-  }
-  for (int d = 0; d < spec.output.rank; ++d) {
-    const Index& index = indices.of_output[d];
-    if (index.extent == 1) continue;
-    const bool in_rows = index.present[op->rows_input], in_columns = index.present[1 - op->rows_input];
-    op->dims.push_back({.role = !in_rows     ? Dim::kColumn
-                                : in_columns ? Dim::kBatch
-                                             : Dim::kRow,
-                        .axis = d,
-                        .extent = index.extent,
-                        .row_stride = index.strides[op->rows_input],
-                        .column_stride = index.strides[1 - op->rows_input]});
-    op->out_strides.push_back(spec.output.strides[d]);
-    if (!in_rows) columns = std::min(columns * index.extent, kMaxExtent);
-    if (!in_columns) rows = std::min(rows * index.extent, kMaxExtent);
-  }
-  op->runs = summed_dims(indices, op->rows_input, in_panels);
-  op->depth = op->runs.back();
-  op->runs.pop_back();
+// The summed dimensions, and how the product walks them.
+void set_sums(Matmul& op, const Indices& indices, bool in_panels) {
+  op.runs = summed_dims(indices, op.rows_input, in_panels);
+  op.depth = op.runs.back();
+  op.runs.pop_back();
   // A single element is adjacent to itself: what is never stepped over need not be gathered.
-  op->rows_dtype = spec.inputs[op->rows_input].dtype;
-  op->columns_dtype = spec.inputs[1 - op->rows_input].dtype;
-  const bool is_float32 = op->rows_dtype == DType::kF32;
-  op->rows_adjacent = op->depth.extent == 0 || (is_float32 && (op->depth.row_stride == 1 || op->depth.extent == 1));
-  op->columns_uniform = true;
-  int64_t num_runs = 1, reach = op->depth.column_stride * op->depth.extent;
-  for (auto dim = op->runs.rbegin(); dim != op->runs.rend(); ++dim) {
-    op->columns_uniform &= dim->column_stride == reach;
+  const bool is_float32 = op.rows_dtype == DType::kF32;
+  op.rows_adjacent = op.depth.extent == 0 || (is_float32 && (op.depth.row_stride == 1 || op.depth.extent == 1));
+  op.columns_uniform = true;
+  int64_t num_runs = 1, reach = op.depth.column_stride * op.depth.extent;
+  for (auto dim = op.runs.rbegin(); dim != op.runs.rend(); ++dim) {
+    op.columns_uniform &= dim->column_stride == reach;
     reach = dim->column_stride * dim->extent;
     num_runs *= dim->extent;
   }
-  op->inner = num_runs * op->depth.extent;
-  op->plan = ProductPlan(num_runs, op->depth.extent, columns, !op->rows_adjacent,
-                         in_panels || rows <= kFewRows ? ProductPlan::kLongSums : ProductPlan::kShortSums);
-  if (in_panels) {
-    int64_t of_b = 1;
-    for (const Dim& dim : op->dims) {
-      if (dim.role == Dim::kBatch) throw GraphError("matmul_panels takes no batches of b");
-      if (dim.role == Dim::kColumn) of_b *= dim.extent;
-    }
-    if (op->rows_input != 0 || (!op->dims.empty() && op->dims.back().column_stride != 1)) {
-      throw GraphError("matmul_panels needs its output's last dimension to be the last of b");
-    }
-    check_panels(spec.inputs[1], op->inner, of_b);
-  }
+  op.inner = num_runs * op.depth.extent;
+  const int64_t rows = elements_of(op, Dim::kRow), columns = elements_of(op, Dim::kColumn);
+  op.plan = ProductPlan(num_runs, op.depth.extent, columns, !op.rows_adjacent,
+                        in_panels || rows <= kFewRows ? ProductPlan::kLongSums : ProductPlan::kShortSums);
+}
 
-  for (size_t i = 2; i < spec.inputs.size(); ++i) {
-    const TensorView& input = spec.inputs[i];
-    if (input.rank != spec.output.rank || !std::equal(input.shape, input.shape + input.rank, spec.output.shape)) {
-      throw GraphError("input " + std::to_string(i) + " belongs to the epilogue but has not the output's shape");
-    }
+// Checks that `panels` hold the matrix that the op multiplies with.
+void check_panels(const Matmul& op, const TensorView& panels) {
+  int64_t columns = 1;
+  for (const Dim& dim : op.dims) {
+    if (dim.role == Dim::kBatch) throw GraphError("b, in panels, has a batch dimension");
+    if (dim.role == Dim::kColumn) columns *= dim.extent;
   }
+  if (op.rows_input != 0 || (!op.dims.empty() && op.dims.back().column_stride != 1)) {
+    throw GraphError("the output's last dimension is not the last of b, which is in panels");
+  }
+  check_shape(panels, "the panels of b", {ceil_div(columns, kStoredPanel), op.inner, kStoredPanel});
+}
+
+PreparedOp prepare(const OpSpec& spec, bool in_panels) {
+  SpecReader reader(spec);
+  reader.output({.dense = true});
+  const auto [views, labels] = read_operands(reader, in_panels);
+  const Indices indices = read_indices(views, labels, spec.output);
+  auto op = std::make_unique<Matmul>();
+  set_dims(*op, indices, spec.output);
+  op->rows_dtype = views[op->rows_input].dtype;
+  op->columns_dtype = views[1 - op->rows_input].dtype;
+  set_sums(*op, indices, in_panels);
+  if (in_panels) check_panels(*op, spec.inputs[1]);
+
+  // The epilogue sees neither operands nor dimensions of one element.
   std::vector<TensorView> inputs(spec.inputs.begin(), spec.inputs.end());
-  for (size_t i = 2; i < inputs.size(); ++i) inputs[i] = without_units(inputs[i], spec.output);
+  for (size_t i = 2; i < inputs.size(); ++i) {
+    check_shape(inputs[i], "input " + std::to_string(i) + ", which belongs to the epilogue,", shape_of(spec.output));
+    inputs[i] = without_units(inputs[i], spec.output);
+  }
   const TensorView output = without_units(spec.output, spec.output);
-  op->epilogue = Epilogue::parse(words, OpSpec{inputs, output, spec.params}, 2, DType::kF32);
+  SpecReader rest = reader.with_views(inputs, output);
+  op->epilogue = Epilogue::parse(rest, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run =
       in_panels ? run<RowsOfPanels> : visit_float(op->columns_dtype, []<class T>(T) -> RunTile { return run<Rows<T>>; });

@@ -2,13 +2,11 @@
 // elements.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -91,36 +89,24 @@ const char* run_pad(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_pad(const OpSpec& spec) {
-  if (spec.inputs.size() != 2) throw GraphError("pad has two inputs, not " + std::to_string(spec.inputs.size()));
+  SpecReader reader(spec);
+  const TensorView& input = reader.input(0, "x", {});
+  reader.input(1, "the padding value", {.rank = 0, .dtypes = input.dtype});
+  reader.end_inputs(2);
+  const TensorView& output = reader.output({.rank = input.rank, .dtypes = input.dtype});
   auto state = std::make_unique<PadState>();
-  const TensorView& input = spec.inputs[0];
-  const TensorView& output = spec.output;
-  if (input.rank != output.rank) throw GraphError("pad's input has not the output's rank");
-  if (spec.inputs[1].rank != 0) throw GraphError("pad's value is not a scalar");
-  if (input.dtype != output.dtype || spec.inputs[1].dtype != output.dtype) throw GraphError("pad's operands differ in dtype");
   state->input = input;
   state->output = output;
 
-  WordReader words(spec.params);
   const auto rank = static_cast<size_t>(output.rank);
-  const auto lo = words.list(rank, "pad's lo");
-  const auto hi = words.list(rank, "pad's hi");
-  const auto interior = words.list(rank, "pad's interior");
-  words.integer(0, 0, "pad's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after pad's parameters");
-  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();  // keeps all the products below inside 64 bits
+  // These ranges keep all the products below inside 64 bits.
+  const auto lo = reader.list(rank, -kMaxExtent, kMaxExtent, "lo");
+  const auto hi = reader.list(rank, -kMaxExtent, kMaxExtent, "hi");
+  const auto interior = reader.list(rank, 0, kMaxExtent, "interior");
+  reader.end_without_program();
   for (size_t axis = 0; axis < rank; ++axis) {
-    const auto is_small = [](int64_t x) { return -kLimit <= x && x <= kLimit; };
-    if (!is_small(lo[axis]) || !is_small(hi[axis]) || interior[axis] < 0 || !is_small(interior[axis]) ||
-        !is_small(input.shape[axis])) {
-      throw GraphError("pad by (" + std::to_string(lo[axis]) + ", " + std::to_string(hi[axis]) + ", " +
-                       std::to_string(interior[axis]) + ") along axis " + std::to_string(axis) + " is out of range");
-    }
     const int64_t spread = input.shape[axis] + std::max<int64_t>(input.shape[axis] - 1, 0) * interior[axis];
-    if (std::max<int64_t>(spread + lo[axis] + hi[axis], 0) != output.shape[axis]) {
-      throw GraphError("pad's output has extent " + std::to_string(output.shape[axis]) + " along axis " + std::to_string(axis) +
-                       " where its parameters give " + std::to_string(spread + lo[axis] + hi[axis]));
-    }
+    check_extent(output, "the output", static_cast<int>(axis), std::max<int64_t>(spread + lo[axis] + hi[axis], 0));
     state->lo[axis] = lo[axis];
     state->step[axis] = interior[axis] + 1;
   }

@@ -9,14 +9,13 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <string>
 #include <tuple>
 #include <utility>
 
 #include "accumulate.h"
-#include "aspen_jax/engine/words.h"
 #include "epilogue.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -73,6 +72,8 @@ struct PoolState final : OpState {
   bool over_lines;  // else, if neither, element by element
   Epilogue epilogue;
 };
+
+constexpr DTypes kPooled = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32};
 
 constexpr int64_t kBlockElements = 2048;  // of accumulators: 8 KiB
 constexpr int64_t kTapColumns = 512;      // of the output, in a block whose window covers the last axis
@@ -242,32 +243,23 @@ const char* run_pool(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_pool(const OpSpec& spec) {
-  if (spec.inputs.empty()) throw GraphError("pool needs an input");
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {.rank = {1, kMaxRank}, .dtypes = kPooled});
+  const TensorView& output = reader.output({.rank = x.rank});
   auto state = std::make_unique<PoolState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
-  check_rank(x, output.rank, "pool's input");
-  check_rank(output, output.rank, "pool's output");
-  if (output.rank == 0) throw GraphError("pool needs at least one axis");
   state->rank = output.rank;
   state->row_stride = output.rank > 1 ? output.strides[output.rank - 2] : 0;
 
-  WordReader words(spec.params);
-  state->kind = static_cast<Combination>(words.integer(0, 3, "pool's kind"));
+  state->kind = static_cast<Combination>(reader.integer(0, 3, "the kind"));
   const auto rank = static_cast<size_t>(output.rank);
-  const auto window = words.list(rank, "pool's window");
-  const auto strides = words.list(rank, "pool's strides");
-  const auto padding_lo = words.list(rank, "pool's padding_lo");
-  const auto padding_hi = words.list(rank, "pool's padding_hi");
-  const auto base_dilation = words.list(rank, "pool's base_dilation");
-  const auto window_dilation = words.list(rank, "pool's window_dilation");
+  // Each at most kMaxExtent, so that no product or sum below leaves 64 bits.
+  const auto window = reader.list(rank, 1, kMaxExtent, "window");
+  const auto strides = reader.list(rank, 1, kMaxExtent, "strides");
+  const auto padding_lo = reader.list(rank, -kMaxExtent, kMaxExtent, "padding_lo");
+  const auto padding_hi = reader.list(rank, -kMaxExtent, kMaxExtent, "padding_hi");
+  const auto base_dilation = reader.list(rank, 1, kMaxExtent, "base_dilation");
+  const auto window_dilation = reader.list(rank, 1, kMaxExtent, "window_dilation");
   for (size_t i = 0; i < rank; ++i) {
-    // Each at most kMaxExtent, so that no product or sum below leaves 64 bits.
-    const auto in_range = [](int64_t value, int64_t lo) { return lo <= value && value <= kMaxExtent; };
-    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(base_dilation[i], 1) ||
-        !in_range(window_dilation[i], 1) || !in_range(padding_lo[i], -kMaxExtent) || !in_range(padding_hi[i], -kMaxExtent)) {
-      throw GraphError("pool has a window, stride, dilation or padding out of range along axis " + std::to_string(i));
-    }
     Axis& axis = state->axes[i];
     axis = {x.shape[i],
             used_stride(x, static_cast<int>(i)),
@@ -285,31 +277,22 @@ PreparedOp prepare_pool(const OpSpec& spec) {
     const int64_t dilated = axis.extent == 0 ? 0 : (axis.extent - 1) * axis.base + 1;
     const int64_t padded = dilated + padding_lo[i] + padding_hi[i];
     const int64_t spanned = (axis.window - 1) * axis.dilation + 1;
-    const int64_t extent = padded < spanned ? 0 : (padded - spanned) / axis.step + 1;
-    if (extent != output.shape[i]) {
-      throw GraphError("pool's output has extent " + std::to_string(output.shape[i]) + " along axis " + std::to_string(i) +
-                       " where its parameters give " + std::to_string(extent));
-    }
+    check_extent(output, "the output", static_cast<int>(i), num_windows(padded, spanned, axis.step));
   }
-  state->epilogue = Epilogue::parse(words, spec, 1, wide(x.dtype));
+  state->epilogue = Epilogue::parse(reader, 1, wide(x.dtype));
 
   const int last = output.rank - 1;
   const Axis& channels = state->axes[last];
   // Channels of an empty x have no address to count from.
-  const bool is_empty = std::find(x.shape, x.shape + x.rank, 0) != x.shape + x.rank;
-  state->over_channels = !is_empty && last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 &&
+  state->over_channels = !is_empty(x) && last > 0 && channels.window == 1 && channels.step == 1 && channels.lo == 0 &&
                          channels.base == 1 && channels.extent == output.shape[last] &&
                          (channels.stride == 1 || channels.extent == 1);
-  state->over_lines = !state->over_channels && !is_empty && last > 0 && channels.stride == 1;
+  state->over_lines = !state->over_channels && !is_empty(x) && last > 0 && channels.stride == 1;
   const size_t line_bytes = state->over_channels ? 0 : kTapColumns * sizeof(Taps) + kLineElements * sizeof(float);
   const size_t scratch_bytes =
       (state->epilogue.fits_output() ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
   const RunTile run =
       visit_combination_of(x.dtype, state->kind, []<class T, class Op>(T, Op) -> RunTile { return run_pool<T, Op>; });
-  if (run == nullptr) {
-    throw GraphError("pool's input has dtype number " + std::to_string(static_cast<int>(x.dtype)) +
-                     "; this kernel pools float32, bfloat16, float16 and int32, leave other types to XLA");
-  }
   return {std::move(state), run, scratch_bytes};
 }
 

@@ -1,8 +1,10 @@
 // A tile of a matrix product, blocked for the caches: rows x columns x runs of depth (gemm.h), with the epilogue applied to each
-// block of rows while it is hot. matmul and conv2d differ only in where the rows come from and how they lie in the output.
+// block of rows while it is hot. matmul and conv2d differ only in where the rows come from and how they lie in the output: what
+// they say of that is a ProductSource.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -19,6 +21,60 @@ struct Chunk {
   int64_t run, runs;
   int64_t begin, depth;  // within each run
 };
+
+// Weights that are multiplied where they lie.
+template <class P>
+concept WeightPointer = std::same_as<P, const float*> || std::same_as<P, const F16*> || std::same_as<P, const BF16*>;
+
+// The rows of a product: where the left operand's lie, and where sums go.
+template <class S>
+concept ProductRows = requires(const S& source, int64_t row, int rows, int64_t column, int64_t columns, const Chunk& chunk,
+                               const float** pointers, float* gathered, Finish& finish, const float* sums, int64_t stride) {
+  // Fills pointers[run * kBlockRows + r] for the chunk's runs. `gathered` has room for the block's rows of the chunk.
+  { source.point(row, rows, chunk, pointers, gathered) } -> std::same_as<void>;
+  // Where a block goes once `finish`, which this fills in, is done on it in registers; nullptr where it cannot go there. The next
+  // block of these columns comes with what was filled in for the last one.
+  { source.direct(row, rows, column, finish) } -> std::same_as<float*>;
+  { source.direct_stride() } -> std::same_as<int64_t>;
+  // Takes the sums of a block that does not go there.
+  { source.finish(row, rows, column, columns, sums, stride) } -> std::same_as<void>;
+  // How many columns the right operand has from there on, beyond the tile too, more or less.
+  { source.columns_from(column) } -> std::same_as<int64_t>;
+};
+
+// What is left to do on a block that has gone to `direct`, where its Finish does not complete it.
+template <class S>
+concept CompletesBlocks = requires(const S& source, int64_t row, int rows, int64_t column, int64_t columns) {
+  { source.complete(row, rows, column, columns) } -> std::same_as<void>;
+};
+
+// A right operand that is stored in panels.
+template <class S>
+concept InPanels = requires(const S& source, int64_t column) {
+  { source.panels() } -> std::same_as<StoredPanels>;
+  // Which of its columns one of the tile is.
+  { source.panels_column(column) } -> std::same_as<int64_t>;
+};
+
+// A right operand that is packed, or read in place.
+template <class S>
+concept InMatrix = requires(const S& source, int64_t column, int64_t columns, const Chunk& chunk, float* packed) {
+  { source.pack(column, columns, chunk, packed) } -> std::same_as<void>;
+  // Its first row of the chunk, from the column on; nullptr where columns are not adjacent or rows not equally far apart.
+  { source.weights(column, chunk) } -> WeightPointer;
+  { source.weights_stride() } -> std::same_as<int64_t>;
+};
+
+// One that can also be read in place column by column, where rows are few.
+template <class S>
+concept ReadsColumns = InMatrix<S> && !InPanels<S> && requires(const S& source, int64_t column, const Chunk& chunk) {
+  // The column, from the chunk's first row on; nullptr where its elements are not adjacent.
+  { source.weight_columns(column, chunk) } -> WeightPointer;
+  { source.weight_columns_stride() } -> std::same_as<int64_t>;
+};
+
+template <class S>
+concept ProductSource = ProductRows<S> && (InPanels<S> || InMatrix<S>);
 
 // How a product is cut, decided once for an op.
 class ProductPlan {
@@ -66,23 +122,8 @@ class ProductPlan {
   bool one_chunk() const { return chunk_runs_ == runs_ && chunk_depth_ == depth_; }
   size_t scratch_bytes() const { return static_cast<size_t>(pointers_bytes_ + gathered_bytes_ + packed_bytes_ + kSumFloats * 4); }
 
-  // Computes a tile of `rows` x `columns`. Source provides
-  //   void point(int64_t row, int rows, const Chunk&, const float** pointers, float* gathered) const
-  //     fills pointers[run * kBlockRows + r] for the chunk's runs; `gathered` has room for the block's rows of the chunk;
-  //   void pack(int64_t column, int64_t columns, const Chunk&, float* packed) const;
-  //   const T* weights(int64_t column, const Chunk&) const, int64_t weights_stride() const: to read them in place, or
-  //     nullptr where their columns are not adjacent or their rows not equally far apart; floats, or of 16 bits;
-  //   or, instead of all these, StoredPanels panels() const, int64_t panels_column(int64_t column) const: the operand stored in
-  //     panels, and which of its columns one is;
-  //   int64_t columns_from(int64_t column) const: how many the operand has from there on, beyond the tile too, more or less;
-  //   optionally const T* weight_columns(int64_t column, const Chunk&) const, int64_t weight_columns_stride() const: to read
-  //     the columns of few rows' weights in place where each is in adjacent memory, or nullptr;
-  //   float* direct(int64_t row, int rows, int64_t column, Finish&) const, int64_t direct_stride() const: where the block goes if
-  //     its rows are equally far apart and it is to be left as it is or what is filled in is to be done first, or nullptr. The
-  //     next block of these columns comes with what was filled in for the last one;
-  //   optionally void complete(int64_t row, int rows, int64_t column, int64_t columns) const: what is left to do then;
-  //   void finish(int64_t row, int rows, int64_t column, int64_t columns, const float* sums, int64_t stride) const.
-  template <class Source>
+  // Computes a tile of `rows` x `columns`, which count from the source's first ones.
+  template <ProductSource Source>
   void run(const Source& source, int64_t rows, int64_t columns, std::byte* scratch) const {
     if (rows <= 0 || columns <= 0) return;
     auto* const pointers = reinterpret_cast<const float**>(scratch);
@@ -92,10 +133,10 @@ class ProductPlan {
     const bool by_columns = reads_columns(source, rows);
     const bool in_place = by_columns || reads_in_place(source, rows);
     const bool by_rows =
-        in_place && !by_columns && !kInPanels<Source> && rows <= kFewRows && columns > kPanel && runs_ * depth_ > 0;
+        in_place && !by_columns && !InPanels<Source> && rows <= kFewRows && columns > kPanel && runs_ * depth_ > 0;
     // Equal passes, so that none is a thin remainder.
     const int64_t widest = in_place && rows <= kFewRows ? kSumFloats / kBlockRows / kPanel * kPanel : columns_;
-    const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), kInPanels<Source> ? kStoredPanel : kPanel);
+    const int64_t pass = round_up(ceil_div(columns, ceil_div(columns, widest)), InPanels<Source> ? kStoredPanel : kPanel);
     const int64_t band = one_chunk() ? rows : std::max<int64_t>(kSumFloats / pass, 1);
     for (int64_t column = 0; column < columns; column += pass) {
       const int64_t width = std::min(pass, columns - column);
@@ -114,8 +155,8 @@ class ProductPlan {
           block.accumulate = chunk.run > 0 || chunk.begin > 0;
           if (!in_place) source.pack(column, width, chunk, packed);
           const int64_t blocks = ceil_div(height, kBlockRows);
-          const bool packs = blocks >= kPackingBlocks && !kInPanels<Source>;
-          const bool fetches = kInPanels<Source> ? blocks > 1 : packs && in_place;
+          const bool packs = blocks >= kPackingBlocks && !InPanels<Source>;
+          const bool fetches = InPanels<Source> ? blocks > 1 : packs && in_place;
           Ahead ahead = fetches ? following(source, column, width, chunk, last) : Ahead{};
           const int64_t least_rows = height / blocks, larger = height % blocks;
           int64_t row = top;
@@ -128,10 +169,10 @@ class ProductPlan {
             block.out_stride = direct != nullptr ? source.direct_stride() : stride;
             block.finish = direct != nullptr && finish.length > 0 ? &finish : nullptr;
             block.exact = direct != nullptr;
-            if constexpr (kInPanels<Source>) {
+            if constexpr (InPanels<Source>) {
               multiply_panels(block, source.panels(), first_row(chunk), source.panels_column(column), width, ahead);
             } else if (by_columns) {
-              if constexpr (kMayReadColumns<Source>) {
+              if constexpr (ReadsColumns<Source>) {
                 multiply_columns(block, RightOperand{source.weight_columns(column, chunk), source.weight_columns_stride()},
                                  width);
               }
@@ -145,7 +186,7 @@ class ProductPlan {
               multiply_and_pack(block, weights, width, packed);
             }
             if (last && direct == nullptr) source.finish(row, block.rows, column, width, block.out, stride);
-            if constexpr (requires { source.complete(row, block.rows, column, width); }) {
+            if constexpr (CompletesBlocks<Source>) {
               if (direct != nullptr && !finish.completes) source.complete(row, block.rows, column, width);
             }
           }
@@ -163,14 +204,8 @@ class ProductPlan {
   static_assert(kSumFloats >= kMaxColumns * kBlockRows);
 
   template <class Source>
-  static constexpr bool kInPanels = requires(const Source& source) { source.panels(); };
-
-  template <class Source>
-  static constexpr bool kMayReadColumns = requires(const Source& source) { source.weight_columns_stride(); };
-
-  template <class Source>
   static bool reads_columns(const Source& source, int64_t rows) {
-    if constexpr (kMayReadColumns<Source>) {
+    if constexpr (ReadsColumns<Source>) {
       return rows <= kFewRows && source.weight_columns(0, Chunk{0, 1, 0, 0}) != nullptr;
     }
     return false;
@@ -178,7 +213,7 @@ class ProductPlan {
 
   template <class Source>
   static bool reads_in_place(const Source& source, int64_t rows) {
-    if constexpr (kInPanels<Source>) {
+    if constexpr (InPanels<Source>) {
       return true;
     } else {
       // Many rows would widen floats of 16 bits again for each block; packed, they are widened once.
@@ -201,7 +236,7 @@ class ProductPlan {
     } else {
       advance(chunk);
     }
-    if constexpr (kInPanels<Source>) {
+    if constexpr (InPanels<Source>) {
       const int64_t first = source.panels_column(column) / kStoredPanel * kStoredPanel;
       const int64_t panels = ceil_div(source.panels_column(column) + width - first, kStoredPanel);
       return {source.panels().find(first_row(chunk), first), kStoredPanel, panels * kStoredPanel * 4 / kCacheLine};

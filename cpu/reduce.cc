@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "accumulate.h"
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "epilogue.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "total.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -220,8 +220,7 @@ RunTile choose_run(DType dtype, Combination kind) {
   if (dtype == DType::kBool && kind == Combination::kMax) return run_reduce<uint8_t, CombineBools<Combination::kMax>>;
   if (dtype == DType::kBool && kind == Combination::kMin) return run_reduce<uint8_t, CombineBools<Combination::kMin>>;
   throw GraphError(
-      "reduce of kind " + std::to_string(static_cast<int>(kind)) + " over dtype number " +
-      std::to_string(static_cast<int>(dtype)) +
+      "a reduction of kind " + std::to_string(static_cast<int>(kind)) + " over " + std::string(name_of(dtype)) +
       "; this kernel reduces float32, bfloat16, float16 and int32, int32 alone bitwise, and bool by maximum or minimum, leave "
       "others to XLA");
 }
@@ -229,36 +228,22 @@ RunTile choose_run(DType dtype, Combination kind) {
 }  // namespace
 
 PreparedOp prepare_reduce(const OpSpec& spec) {
-  if (spec.inputs.empty()) throw GraphError("reduce needs an input");
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {});
+  const auto kind = static_cast<Combination>(reader.integer(0, 6, "the kind"));
+  const auto axes = reader.axes(x.rank, "axes");
+  bool is_reduced[kMaxRank] = {};
+  for (const int64_t axis : axes) is_reduced[axis] = true;
+  const TensorView& output = reader.output({.rank = x.rank - static_cast<int>(axes.size())});
   auto state = std::make_unique<ReduceState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
-  check_rank(x, x.rank, "reduce's input");
-  check_rank(output, output.rank, "reduce's output");
   state->rank = output.rank;
 
-  WordReader words(spec.params);
-  const auto kind = static_cast<Combination>(words.integer(0, 6, "reduce's kind"));
-  bool is_reduced[kMaxRank] = {};
-  int64_t previous = -1;
-  for (const int64_t axis : words.list()) {
-    if (axis <= previous || axis >= x.rank) {
-      throw GraphError("reduce's axis " + std::to_string(axis) + " is out of range or not ascending");
-    }
-    is_reduced[axis] = true;
-    previous = axis;
-  }
-
   LoopNest<1> nest(1);
-  int kept = 0;
-  for (int axis = 0; axis < x.rank; ++axis) {
+  for (int axis = 0, kept = 0; axis < x.rank; ++axis) {
     if (is_reduced[axis]) continue;
-    if (kept >= output.rank || output.shape[kept] != x.shape[axis]) {
-      throw GraphError("reduce's output " + describe(output) + " is not its input " + describe(x) + " without the axes");
-    }
+    check_extent(output, "the output", kept, x.shape[axis]);
     state->x_strides[kept++] = used_stride(x, axis);
   }
-  if (kept != output.rank) throw GraphError("reduce's output " + describe(output) + " has more axes than its input leaves");
   for (int axis = x.rank - 1; axis >= 0; --axis) {
     if (!is_reduced[axis]) continue;
     state->is_empty |= x.shape[axis] == 0;
@@ -279,7 +264,7 @@ PreparedOp prepare_reduce(const OpSpec& spec) {
     }
   }
 
-  state->epilogue = Epilogue::parse(words, spec, 1, wide(x.dtype));
+  state->epilogue = Epilogue::parse(reader, 1, wide(x.dtype));
   const RunTile run = choose_run(x.dtype, kind);
   const size_t scratch_bytes =
       (state->epilogue.fits_output() ? 0 : kBlockElements * size_of(wide(x.dtype))) + state->epilogue.scratch_bytes();

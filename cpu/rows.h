@@ -31,6 +31,8 @@ struct RowOperand {
   int64_t strides[kMaxRank] = {};
 };
 
+struct RowReduction;  // row_reductions.h
+
 class RowProgram {
  public:
   // Rows longer than this are refused: each worker needs scratch memory for them.
@@ -57,25 +59,33 @@ class RowProgram {
 
  private:
   enum Kind : int { kRow = 4, kNumber = 5 };  // smaller: a Combination
-  struct Reduction;
   struct Stage {
     int kind;
     DType dtype;
     BlockProgram program;
-    const Reduction* reduction = nullptr;
+    const RowReduction* reduction = nullptr;
     int shift = -1;  // the register of the number that the reduction subtracts from what it squares
     int sweep = 0;   // the walk along the row in which it is computed; a number: the walk before which
     int place = 0;   // among the kept rows, or among the numbers
   };
   struct Scratch;
   struct Group;
+  struct Walk;
 
-  template <class Op, class Map, class T>
-  static const Reduction* reduction();
-  static const Reduction* reduction_of(int kind, DType dtype);
+  // The steps of `parse`.
+  Stage read_stage(WordReader& words, bool is_last, DType output) const;
   void reduce_squares(Stage& stage, Draft& draft) const;
-  void run_group(const Group& group, std::byte* scratch) const noexcept;
-  void sweep(const Group& group, int number, std::byte* scratch) const noexcept;
+  void place_stage(Stage& stage, std::vector<bool>& is_read);
+
+  // The steps of `run`.
+  void run_group(const Group& group) const noexcept;
+  void place_operands(const Group& group) const noexcept;
+  bool begin_sweep(const Group& group, int number) const noexcept;
+  void compute_number(const Group& group, size_t index) const noexcept;
+  void sweep(const Group& group, int number) const noexcept;
+  void run_stages(const Group& group, int number, int64_t rows, int64_t cols) const noexcept;
+  void reduce_plane(const Group& group, size_t index, int64_t rows, int64_t cols) const noexcept;
+  void end_sweep(const Group& group, int number) const noexcept;
 
   size_t num_inputs_ = 0;
   std::vector<DType> dtypes_;  // of the inputs, then of the stages' results

@@ -9,6 +9,7 @@
 #include "box.h"
 #include "rows.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -101,51 +102,36 @@ const char* run_rows(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_rows(const OpSpec& spec) {
-  if (spec.inputs.empty()) throw GraphError("a row program needs an input");
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "input 0", {});
+  const TensorView& output = reader.output(Wanted{});
   auto state = std::make_unique<RowsState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& output = spec.output;
   state->output = output;
-  check_rank(output, output.rank, "the output of a row program");
   for (const TensorView& input : spec.inputs) {
-    check_rank(input, x.rank, "an input of a row program");
-    if (!std::equal(input.shape, input.shape + x.rank, x.shape)) {
-      throw GraphError("an input of a row program has shape " + describe(input) + " where the first has " + describe(x));
-    }
+    check_shape(input, "input " + std::to_string(state->dtypes.size()), shape_of(x));
     state->dtypes.push_back(input.dtype);
   }
 
-  WordReader words(spec.params);
   bool is_row[kMaxRank] = {};
-  int64_t previous = -1;
   int64_t length = 1;
-  const auto axes = words.list();
+  const auto axes = reader.axes(x.rank, "axes");
+  check_range(static_cast<int64_t>(axes.size()), 1, x.rank, "the number of axes");
   for (const int64_t axis : axes) {
-    if (axis <= previous || axis >= x.rank) {
-      throw GraphError("the axis " + std::to_string(axis) + " of a row program is out of range or not ascending");
-    }
     is_row[axis] = true;
-    previous = axis;
     length *= x.shape[axis];
-    if (length < 1 || length > RowProgram::kMaxLength) {
-      throw GraphError("the rows of a row program over " + describe(x) + " are empty or have more than " +
-                       std::to_string(RowProgram::kMaxLength) + " elements; leave them to other kernels");
-    }
+    check_range(length, 1, RowProgram::kMaxLength, "the length of the rows of " + describe(x));
   }
-  if (axes.empty()) throw GraphError("a row program has no axes");
-  state->program = RowProgram::parse(words, state->dtypes, output.dtype);
-  words.integer(0, 0, "a row program's mark for an epilogue");
-  if (!words.done()) throw GraphError("there are words after a row program");
+  state->program = RowProgram::parse(reader, state->dtypes, output.dtype);
+  reader.end_without_program();
 
   const bool gives_rows = state->program.gives_rows();
   const auto num_operands = static_cast<int>(spec.inputs.size()) + 1;
   LoopNest<kMaxOperands> nest(num_operands);
   int kept = gives_rows ? x.rank : x.rank - static_cast<int>(axes.size());
-  const std::string mismatch = "the output of a row program over " + describe(x) + " has shape " + describe(output);
-  if (output.rank != kept) throw GraphError(mismatch);
+  check_view(output, "the output", {.rank = kept});
   for (int axis = x.rank - 1; axis >= 0; --axis) {
     const int output_axis = gives_rows ? axis : is_row[axis] ? -1 : --kept;
-    if (output_axis >= 0 && output.shape[output_axis] != x.shape[axis]) throw GraphError(mismatch);
+    if (output_axis >= 0) check_extent(output, "the output", output_axis, x.shape[axis]);
     const auto stride_of = [&](int i) {
       if (i == 0) return output_axis < 0 ? 0 : used_stride(output, output_axis);
       return used_stride(spec.inputs[static_cast<size_t>(i - 1)], axis);
@@ -155,7 +141,7 @@ PreparedOp prepare_rows(const OpSpec& spec) {
       nest.add_outside(x.shape[axis], stride_of);
       for (int i = 1; i < num_operands; ++i) {
         if (state->program.reads_once(static_cast<size_t>(i - 1)) && stride_of(i) != 0) {
-          throw GraphError("input " + std::to_string(i - 1) + " of a row program is read once a row but differs along it");
+          throw GraphError("input " + std::to_string(i - 1) + " is read once a row but differs along it");
         }
       }
       continue;

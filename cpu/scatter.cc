@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "indices.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -22,12 +22,6 @@ PreparedOp prepare_scatter(const OpSpec& spec);
 namespace {
 
 enum class Combine : int64_t { kReplace = 0, kAdd = 1, kMultiply = 2, kMin = 3, kMax = 4 };
-
-struct Component {
-  DType dtype = DType::kI32;
-  int64_t strides[kMaxRank] = {};  // along the axes of the updates
-  int axis = -1;                   // of the output
-};
 
 using CombineBox = void (*)(int rank, const int64_t* extents, const std::byte* from, const int64_t* from_strides, std::byte* to,
                             const int64_t* to_strides) noexcept;
@@ -44,11 +38,11 @@ struct ScatterState final : OpState {
   int64_t walks[kMaxRank];         // for each axis of the output the axis of the updates, or -1
   int64_t starts[kMaxRank];        // along axes without a component
   int64_t sizes[kMaxRank];
-  std::vector<Component> components;
-  bool is_x_dense = false;       // so that x is all there where the output begins at the same address
-  bool drops = false;            // windows that do not fit; else they are moved to where they do
-  CombineBox combine = nullptr;  // replaces if null
-  LayRows lay_rows = nullptr;    // where points have rows, along the last axes of the output
+  std::vector<IndexOperand> components;  // walked by axes of the updates
+  bool is_x_dense = false;               // so that x is all there where the output begins at the same address
+  bool drops = false;                    // windows that do not fit; else they are moved to where they do
+  CombineBox combine = nullptr;          // replaces if null
+  LayRows lay_rows = nullptr;            // where points have rows, along the last axes of the output
 };
 
 template <class T, Combine kCombine>
@@ -102,42 +96,53 @@ void lay_rows(const int64_t* rows, const int32_t* which, int64_t count, int64_t 
   }
 }
 
-// How elements of this type are combined in boxes and, where points have rows, in those.
+// How windows are laid down (null: by copying their elements), and rows.
+struct Laying {
+  CombineBox window = nullptr;
+  LayRows rows = nullptr;
+};
+
 template <class T, Combine kCombine>
-void choose(ScatterState& state, bool with_rows) {
-  if constexpr (kCombine != Combine::kReplace) state.combine = combine_box<T, kCombine>;
-  if (with_rows) state.lay_rows = lay_rows<T, kCombine>;
-}
+constexpr Laying kLaying = {combine_box<T, kCombine>, lay_rows<T, kCombine>};
 template <class T>
-void choose(ScatterState& state, Combine combine, bool with_rows) {
-  switch (combine) {
-    case Combine::kReplace:
-      return choose<T, Combine::kReplace>(state, with_rows);
-    case Combine::kAdd:
-      return choose<T, Combine::kAdd>(state, with_rows);
-    case Combine::kMultiply:
-      return choose<T, Combine::kMultiply>(state, with_rows);
-    case Combine::kMin:
-      return choose<T, Combine::kMin>(state, with_rows);
-    case Combine::kMax:
-      return choose<T, Combine::kMax>(state, with_rows);
-  }
+constexpr Laying kLaying<T, Combine::kReplace> = {nullptr, lay_rows<T, Combine::kReplace>};
+
+// By Combine.
+template <class T>
+constexpr Laying kLayings[] = {kLaying<T, Combine::kReplace>, kLaying<T, Combine::kAdd>, kLaying<T, Combine::kMultiply>,
+                               kLaying<T, Combine::kMin>, kLaying<T, Combine::kMax>};
+
+Laying laying_of(DType dtype, Combine combine) {
+  const auto index = static_cast<size_t>(combine);
+  if (dtype == DType::kF32) return kLayings<float>[index];
+  if (dtype == DType::kI32) return kLayings<int32_t>[index];
+  if (combine == Combine::kReplace) return {};
+  throw GraphError("the elements to combine are " + std::string(name_of(dtype)) +
+                   ", where float32 or int32 is needed; leave other dtypes to XLA");
 }
 
-// Whether there is one index for each point, which says on which row of the output the point's row lies, and both rows are
-// adjacent elements in the same order.
-bool has_rows(const ScatterState& state) {
+// A row, where the first axis walks the rows.
+TensorView row_of(const TensorView& view) {
+  TensorView row;
+  row.dtype = view.dtype;
+  row.rank = view.rank - 1;
+  std::copy_n(view.shape + 1, row.rank, row.shape);
+  std::copy_n(view.strides + 1, row.rank, row.strides);
+  return row;
+}
+
+// Whether a point is one index, the number of a row of the output, and has a row of the updates of the same shape, both of
+// adjacent elements.
+bool have_rows(const ScatterState& state) {
   const TensorView& output = state.output;
   const TensorView& updates = state.updates;
   if (state.components.size() != 1 || state.components[0].axis != 0 || state.walks[0] != -1) return false;
   if (updates.rank != output.rank || !state.is_indexed[0]) return false;
-  int64_t stride = 1;
-  for (int axis = output.rank - 1; axis > 0; --axis) {
-    if (state.walks[axis] != axis || state.is_indexed[axis] || updates.shape[axis] != output.shape[axis]) return false;
-    if (updates.shape[axis] > 1 && (updates.strides[axis] != stride || output.strides[axis] != stride)) return false;
-    stride *= updates.shape[axis];
+  for (int axis = 1; axis < output.rank; ++axis) {
+    if (state.walks[axis] != axis || state.is_indexed[axis]) return false;
   }
-  return true;
+  const TensorView from = row_of(updates), to = row_of(output);
+  return std::ranges::equal(shape_of(from), shape_of(to)) && is_dense(from) && is_dense(to);
 }
 
 // Lays down the part of one window, which begins at `starts`, that is inside the tile. `point` is its place in the updates.
@@ -178,14 +183,11 @@ bool run_rows(const ScatterState& state, const TileArgs& args) {
     first += args.lo[axis] * columns;
     columns *= extent;
   }
-  const Component& component = state.components[0];
   const int64_t bytes = size_of(output.dtype), count = state.updates.shape[0], last = output.shape[0] - 1;
   for (int64_t begin = 0; begin < count; begin += kIndexChunk) {
     const int64_t size = std::min(kIndexChunk, count - begin);
     int64_t rows[kIndexChunk];
-    load_indices(component.dtype,
-                 static_cast<const std::byte*>(args.inputs[2]) + begin * component.strides[0] * size_of(component.dtype),
-                 component.strides[0], size, rows);
+    state.components[0].load(args.inputs[2], &begin, 1, 0, size, rows);
     if (!state.drops) {
       for (int64_t i = 0; i < size; ++i) rows[i] = std::clamp<int64_t>(rows[i], 0, last);
     }
@@ -203,22 +205,48 @@ bool run_rows(const ScatterState& state, const TileArgs& args) {
   return true;
 }
 
-const char* run_scatter(const TileArgs& args) noexcept {
-  const auto& state = *static_cast<const ScatterState*>(args.state);
+// The box of x that the tile begins with.
+void copy_x(const ScatterState& state, const TileArgs& args) {
   const TensorView& output = state.output;
   const int64_t bytes = size_of(output.dtype);
   int64_t extents[kMaxRank], from = 0, to = 0;
   for (int axis = 0; axis < output.rank; ++axis) {
     extents[axis] = args.hi[axis] - args.lo[axis];
-    if (extents[axis] <= 0) return nullptr;
     from += args.lo[axis] * state.x.strides[axis];
     to += args.lo[axis] * output.strides[axis];
   }
-  if (!state.is_x_dense || args.inputs[0] != args.output) {
-    copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[0]) + from * bytes, state.x.strides,
-             static_cast<std::byte*>(args.output) + to * bytes, output.strides);
-  }
+  copy_box(bytes, output.rank, extents, static_cast<const std::byte*>(args.inputs[0]) + from * bytes, state.x.strides,
+           static_cast<std::byte*>(args.output) + to * bytes, output.strides);
+}
 
+// Lays down the windows of `count` points: the first at `at`, the next ones along axis `inner` of the updates.
+void lay_points(const ScatterState& state, const TileArgs& args, int64_t* at, int inner, int64_t count) {
+  const TensorView& output = state.output;
+  int64_t loaded[kMaxRank][kIndexChunk];
+  for (size_t k = 0; k < state.components.size(); ++k) {
+    state.components[k].load(args.inputs[k + 2], at, state.updates.rank, inner, count, loaded[k]);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t starts[kMaxRank];
+    std::copy_n(state.starts, output.rank, starts);
+    bool fits = true;
+    for (size_t k = 0; k < state.components.size(); ++k) {
+      const int axis = state.components[k].axis;
+      starts[axis] = std::clamp<int64_t>(loaded[k][i], 0, output.shape[axis] - state.sizes[axis]);
+      fits &= starts[axis] == loaded[k][i];
+    }
+    if (fits || !state.drops) lay(state, args, starts, at);
+    if (inner >= 0) ++at[inner];
+  }
+}
+
+const char* run_scatter(const TileArgs& args) noexcept {
+  const auto& state = *static_cast<const ScatterState*>(args.state);
+  const TensorView& output = state.output;
+  for (int axis = 0; axis < output.rank; ++axis) {
+    if (args.lo[axis] >= args.hi[axis]) return nullptr;
+  }
+  if (!state.is_x_dense || args.inputs[0] != args.output) copy_x(state, args);
   if (state.lay_rows != nullptr && run_rows(state, args)) return nullptr;
 
   // All points, but for those that walk an axis of the output only where they meet the tile.
@@ -235,35 +263,14 @@ const char* run_scatter(const TileArgs& args) noexcept {
     point.hi[walk] = args.hi[axis];
   }
   if (point.empty()) return nullptr;
-  const int64_t first = inner < 0 ? 0 : point.lo[inner], count = inner < 0 ? 1 : point.hi[inner] - first;
-  if (inner >= 0) point.hi[inner] = first + 1;
+  const int64_t count = inner < 0 ? 1 : point.hi[inner] - point.lo[inner];
+  if (inner >= 0) point.hi[inner] = point.lo[inner] + 1;
   point.begin();
   do {
     int64_t at[kMaxRank] = {};
     std::copy_n(point.at, point.rank, at);
     for (int64_t begin = 0; begin < count; begin += kIndexChunk) {
-      const int64_t size = std::min(kIndexChunk, count - begin);
-      int64_t loaded[kMaxRank][kIndexChunk];
-      for (size_t k = 0; k < state.components.size(); ++k) {
-        const Component& component = state.components[k];
-        if (inner >= 0) at[inner] = first + begin;
-        int64_t offset = 0;
-        for (int d = 0; d < point.rank; ++d) offset += at[d] * component.strides[d];
-        load_indices(component.dtype, static_cast<const std::byte*>(args.inputs[k + 2]) + offset * size_of(component.dtype),
-                     inner < 0 ? 0 : component.strides[inner], size, loaded[k]);
-      }
-      for (int64_t i = 0; i < size; ++i) {
-        if (inner >= 0) at[inner] = first + begin + i;
-        int64_t starts[kMaxRank];
-        std::copy_n(state.starts, output.rank, starts);
-        bool fits = true;
-        for (size_t k = 0; k < state.components.size(); ++k) {
-          const int axis = state.components[k].axis;
-          starts[axis] = std::clamp<int64_t>(loaded[k][i], 0, output.shape[axis] - state.sizes[axis]);
-          fits &= starts[axis] == loaded[k][i];
-        }
-        if (fits || !state.drops) lay(state, args, starts, at);
-      }
+      lay_points(state, args, at, inner, std::min(kIndexChunk, count - begin));
     }
   } while (point.next());
   return nullptr;
@@ -272,97 +279,49 @@ const char* run_scatter(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_scatter(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("scatter needs an input and updates");
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(0, "x", {});
+  const TensorView& updates = reader.input(1, "the updates", {.dtypes = x.dtype});
+  const TensorView& output = reader.output({.dtypes = x.dtype});
+  check_shape(output, "the output", shape_of(x));
+  check_range(static_cast<int64_t>(spec.inputs.size()), 2, output.rank + 2, "the number of inputs");
+  const auto combine = static_cast<Combine>(reader.integer(0, 4, "the combination"));
+  const auto rank = static_cast<size_t>(output.rank);
+  const auto walks = reader.list(rank, "walks"), components = reader.list(rank, "components");
+  const auto starts = reader.list(rank, "starts");
+  const auto index_axes = reader.axes(updates.rank, "index_axes");
   auto state = std::make_unique<ScatterState>();
-  const TensorView& x = spec.inputs[0];
-  const TensorView& updates = spec.inputs[1];
-  const TensorView& output = spec.output;
-  check_rank(output, output.rank, "scatter's output");
-  check_rank(x, output.rank, "scatter's input");
-  check_rank(updates, updates.rank, "scatter's updates");
-  if (!std::equal(x.shape, x.shape + x.rank, output.shape)) throw GraphError("scatter's input has not its output's shape");
-  if (x.dtype != output.dtype || updates.dtype != output.dtype) throw GraphError("scatter's operands differ in dtype");
+  state->drops = reader.flag("the mark for dropping");
+  reader.end_without_program();
+
   state->x = x;
   state->updates = updates;
   state->output = output;
   state->is_x_dense = is_dense(x);
   for (int d = 0; d < updates.rank; ++d) state->updates.strides[d] = used_stride(updates, d);
-  if (spec.inputs.size() - 2 > static_cast<size_t>(output.rank)) throw GraphError("scatter has more index operands than axes");
-  state->components.resize(spec.inputs.size() - 2);
+  state->components = read_index_operands(reader, 2, updates, index_axes, components);
 
-  WordReader words(spec.params);
-  const auto combine = static_cast<Combine>(words.integer(0, 4, "scatter's combination"));
-  const auto rank = static_cast<size_t>(output.rank);
-  const auto walks = words.list(rank, "scatter's walks");
-  const auto components = words.list(rank, "scatter's components");
-  const auto starts = words.list(rank, "scatter's starts");
-  const auto index_axes = words.list();
-  state->drops = words.integer(0, 1, "scatter's mark for dropping") == 1;
-  words.integer(0, 0, "scatter's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after scatter's parameters");
-
-  bool is_known[kMaxRank] = {};  // whether an axis of the updates walks something
-  int64_t previous = -1;
-  for (const int64_t axis : index_axes) {
-    if (axis <= previous || axis >= updates.rank) {
-      throw GraphError("scatter's index axis " + std::to_string(axis) + " is out of range or not ascending");
-    }
-    is_known[axis] = state->is_indexed[axis] = true;
-    previous = axis;
-  }
-  for (size_t k = 0; k < state->components.size(); ++k) {
-    const TensorView& index = spec.inputs[k + 2];
-    const std::string what = "index " + std::to_string(k) + " of scatter";
-    check_index(index, what);
-    check_rank(index, static_cast<int>(index_axes.size()), what.c_str());
-    state->components[k].dtype = index.dtype;
-    for (int d = 0; d < index.rank; ++d) {
-      if (index.shape[d] != updates.shape[index_axes[d]]) {
-        throw GraphError(what + " has shape " + describe(index) + ", which does not fit the updates " + describe(updates));
-      }
-      state->components[k].strides[index_axes[d]] = used_stride(index, d);
-    }
-  }
-  bool is_walked[kMaxRank] = {};
+  WalkingAxes axes(index_axes);
   for (int axis = 0; axis < output.rank; ++axis) {
-    const int64_t walk = walks[axis], which = components[axis], start = starts[axis];
-    const std::string what = "scatter's axis " + std::to_string(axis);
-    if (walk < -1 || walk >= updates.rank || (walk >= 0 && is_walked[walk])) {
-      throw GraphError(what + " is walked by axis " + std::to_string(walk) + " of the updates " + describe(updates));
-    }
+    const int64_t walk = walks[axis], start = starts[axis];
+    const std::string what = "axis " + std::to_string(axis) + " of x";
+    if (walk != -1) axes.add(walk, updates, what);
     const int64_t size = walk < 0 ? 1 : updates.shape[walk];
-    if (walk >= 0) is_known[walk] = is_walked[walk] = true;
-    if (start < 0 || size > output.shape[axis] || start > output.shape[axis] - size) {
-      throw GraphError(what + " has windows of " + std::to_string(size) + " elements from " + std::to_string(start) + " on, of " +
-                       std::to_string(output.shape[axis]));
-    }
+    check_range(size, 0, output.shape[axis], "the extent of windows along " + what);
+    check_range(start, 0, output.shape[axis] - size, "the start of windows along " + what);
     // The points along such an axis are cut to the tile, which needs them to be the axis.
-    if (walk >= 0 && state->is_indexed[walk] && (which != -1 || start != 0 || size != output.shape[axis])) {
+    if (walk >= 0 && axes.indexed[walk] && (components[axis] != -1 || size != output.shape[axis])) {
       throw GraphError(what + " is walked by the points and begins elsewhere than at 0");
     }
     state->walks[axis] = walk;
     state->starts[axis] = start;
     state->sizes[axis] = size;
-    if (which == -1) continue;
-    if (which < 0 || which >= static_cast<int64_t>(state->components.size()) || state->components[which].axis >= 0) {
-      throw GraphError(what + " begins at index operand " + std::to_string(which) + ", which there is not, or which is taken");
-    }
-    state->components[which].axis = axis;
   }
-  for (size_t k = 0; k < state->components.size(); ++k) {
-    if (state->components[k].axis < 0) throw GraphError("index " + std::to_string(k) + " of scatter has no axis");
-  }
-  for (int axis = 0; axis < updates.rank; ++axis) {
-    if (!is_known[axis]) throw GraphError("axis " + std::to_string(axis) + " of scatter's updates walks nothing");
-  }
-  if (output.dtype == DType::kF32) {
-    choose<float>(*state, combine, has_rows(*state));
-  } else if (output.dtype == DType::kI32) {
-    choose<int32_t>(*state, combine, has_rows(*state));
-  } else if (combine != Combine::kReplace) {
-    throw GraphError("scatter combines no elements of dtype number " + std::to_string(static_cast<int>(output.dtype)) +
-                     "; this kernel combines float32 and int32, leave others to XLA");
-  }
+  axes.check_all(updates, "the updates");
+  std::copy_n(axes.indexed, kMaxRank, state->is_indexed);
+  const Laying laying = laying_of(output.dtype, combine);
+  state->combine = laying.window;
+  state->lay_rows = have_rows(*state) ? laying.rows : nullptr;
   return {std::move(state), run_scatter, 0};
 }
 

@@ -11,13 +11,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -227,43 +226,25 @@ const char* run_gather(const TileArgs& args) noexcept {
 constexpr int64_t kMostTaps = 4096;
 
 // Reads the parameters, where `windows` has an element a window, and x and "other" have one shape.
-std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& name, const TensorView& x, const TensorView& other,
-                                      const TensorView& windows) {
+std::unique_ptr<SelectState> read_state(SpecReader& reader, const TensorView& x, const TensorView& other,
+                                        const TensorView& windows) {
   auto state = std::make_unique<SelectState>();
-  check_rank(x, windows.rank, name.c_str());
-  check_rank(other, windows.rank, name.c_str());
-  check_rank(windows, windows.rank, name.c_str());
-  for (const TensorView* view : {&x, &other, &windows}) check_float32(*view, name.c_str());
-  check_dense(spec.output, name.c_str());
-  if (x.rank == 0) throw GraphError(name + " needs at least one axis");
+  check_shape(other, "the tensor beside x", shape_of(x));
   state->rank = x.rank;
   const auto rank = static_cast<size_t>(x.rank);
-  WordReader words(spec.params);
-  state->is_max = words.integer(1, 2, "the kind of choice") == 1;
-  const auto window = words.list(rank, "the window");
-  const auto strides = words.list(rank, "the strides");
-  const auto padding_lo = words.list(rank, "padding_lo");
-  const auto padding_hi = words.list(rank, "padding_hi");
-  words.integer(0, 0, "the mark for an epilogue (there cannot be one)");
-  if (!words.done()) throw GraphError("there are words after " + name + "'s parameters");
+  state->is_max = reader.integer(1, 2, "the kind") == 1;
+  const auto window = reader.list(rank, 1, kMostTaps, "window");
+  const auto strides = reader.list(rank, 1, kMaxExtent, "strides");
+  const auto padding_lo = reader.list(rank, 0, kMaxExtent, "padding_lo");
+  const auto padding_hi = reader.list(rank, 0, kMaxExtent, "padding_hi");
+  reader.end_without_program();
   int64_t count = 1;
   for (size_t i = 0; i < rank; ++i) {
     const auto d = static_cast<int>(i);
-    const auto in_range = [](int64_t value, int64_t lo) { return lo <= value && value <= kMaxExtent; };
-    if (!in_range(window[i], 1) || !in_range(strides[i], 1) || !in_range(padding_lo[i], 0) || !in_range(padding_hi[i], 0)) {
-      throw GraphError(name + " has a window, stride or padding out of range along axis " + std::to_string(i));
-    }
-    if (window[i] > kMostTaps / count) throw GraphError(name + " has a window of more than 4096 elements");
     count *= window[i];
-    if (x.shape[d] != other.shape[d]) {
-      throw GraphError(name + "'s operands " + describe(x) + " and " + describe(other) + " differ");
-    }
-    const int64_t padded = x.shape[d] + padding_lo[i] + padding_hi[i];
-    const int64_t extent = padded < window[i] ? 0 : (padded - window[i]) / strides[i] + 1;
-    if (extent != windows.shape[d]) {
-      throw GraphError(name + " has " + std::to_string(windows.shape[d]) + " windows along axis " + std::to_string(i) +
-                       " where its parameters give " + std::to_string(extent));
-    }
+    check_range(count, 1, kMostTaps, "the number of elements of a window");
+    const int64_t extent = num_windows(x.shape[d] + padding_lo[i] + padding_hi[i], window[i], strides[i]);
+    check_extent(windows, "the tensor of windows", d, extent);
     state->axes[i] = {x.shape[d], used_stride(x, d), used_stride(other, d), extent, used_stride(windows, d),
                       window[i],  strides[i],        padding_lo[i]};
   }
@@ -281,16 +262,24 @@ std::unique_ptr<SelectState> prepared(const OpSpec& spec, const std::string& nam
 }  // namespace
 
 PreparedOp prepare_select_and_scatter_add(const OpSpec& spec) {
-  if (spec.inputs.size() != 2) throw GraphError("select_and_scatter_add has two inputs");
-  auto state = prepared(spec, "select_and_scatter_add", spec.inputs[1], spec.output, spec.inputs[0]);
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(1, "x", {.rank = {1, kMaxRank}, .dtypes = DType::kF32});
+  const TensorView& source = reader.input(0, "the source", {.rank = x.rank, .dtypes = DType::kF32});
+  const TensorView& output = reader.output({.dtypes = DType::kF32, .dense = true});
+  reader.end_inputs(2);
+  auto state = read_state(reader, x, output, source);
   const size_t scratch = state->taps.size() * sizeof(Tap);
   const RunTile run = state->is_max ? run_scatter<true> : run_scatter<false>;
   return {std::move(state), run, scratch};
 }
 
 PreparedOp prepare_select_and_gather_add(const OpSpec& spec) {
-  if (spec.inputs.size() != 2) throw GraphError("select_and_gather_add has two inputs");
-  auto state = prepared(spec, "select_and_gather_add", spec.inputs[1], spec.inputs[0], spec.output);
+  SpecReader reader(spec);
+  const TensorView& x = reader.input(1, "x", {.rank = {1, kMaxRank}, .dtypes = DType::kF32});
+  const TensorView& tangents = reader.input(0, "the tangents", {.dtypes = DType::kF32});
+  const TensorView& output = reader.output({.rank = x.rank, .dtypes = DType::kF32, .dense = true});
+  reader.end_inputs(2);
+  auto state = read_state(reader, x, tangents, output);
   const size_t scratch = state->taps.size() * sizeof(Tap);
   const RunTile run = state->is_max ? run_gather<true> : run_gather<false>;
   return {std::move(state), run, scratch};

@@ -9,27 +9,11 @@
 #include <utility>
 
 #include "conv2d.h"
+#include "depthwise.h"
 #include "finish.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
-
-// Neighbours in a row of the output that are computed together: with two vectors of channels each, their sums hide the latency
-// of the adds and leave registers for the filters.
-inline constexpr int kPixelGroup = kRegisters >= 32 ? 8 : 6;
-
-// Distances between neighbours, in elements.
-struct Steps {
-  int64_t x_plane, x_down, x_across, x_pixel;
-  int64_t w_plane, w_down, w_across;
-  int64_t out_pixel;
-};
-
-// Where results go, and which pixel and channel that is for the epilogue's operands.
-struct Place {
-  float* out;
-  int64_t pixel, channel;
-};
 
 inline constexpr bool kHoldsFilter = kRegisters >= 32;
 inline constexpr int kLeastPixels = 4;  // of a group, to be worth it
@@ -43,12 +27,10 @@ struct Line {
 };
 
 template <int kPixels, int kVectors, int kTaps, int kStride, bool kPartial>
-void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, int64_t groups, [[maybe_unused]] int lanes,
+void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, int64_t groups, int lanes,
                    const Place& place) noexcept {
   constexpr int kColumns = (kPixels - 1) * kStride + kTaps;
-  constexpr int kLast = kVectors - 1;
-  const auto get = [&](const float* from, int v)
-                       __attribute__((always_inline)) { return kPartial && v == kLast ? load_partial(from, lanes) : load(from); };
+  const PixelVectors<kVectors, kPartial> get{lanes};
   const float* corner = line.x;
   int64_t left = line.left;
   float* out = place.out;
@@ -92,17 +74,8 @@ void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, i
       }
     }
     finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
-#pragma GCC unroll 16
-    for (int p = 0; p < kPixels; ++p, out += steps.out_pixel) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
-        if (kPartial && v == kLast) {
-          store_partial(out + v * kLanes, sum[p][v], lanes);
-        } else {
-          store(out + v * kLanes, sum[p][v]);
-        }
-      }
-    }
+    get.store_all(sum, out, steps.out_pixel);
+    out += kPixels * steps.out_pixel;
   }
 }
 
@@ -112,17 +85,10 @@ void sliding_channels(const Steps& steps, Line line, const Finish& finish, int64
   // The filter, the sums and what is loaded share the registers.
   constexpr int kVectors = 2 * (kTaps + kPixelGroup + 1) <= kRegisters ? 2 : 1;
   constexpr int64_t kStep = kVectors * kLanes;
-  const auto advance = [&](int64_t by) {
-    line.x += by;
-    line.w += by;
-    place.out += by;
-    place.channel += by;
-    channels -= by;
-  };
-  for (; channels >= kStep; advance(kStep)) {
+  for (; channels >= kStep; advance(line, place, channels, kStep)) {
     sliding_micro<kPixels, kVectors, kTaps, kStride, false>(steps, line, finish, groups, 0, place);
   }
-  for (; channels > 0; advance(kLanes)) {
+  for (; channels > 0; advance(line, place, channels, kLanes)) {
     const int lanes = static_cast<int>(std::min<int64_t>(channels, kLanes));
     sliding_micro<kPixels, 1, kTaps, kStride, true>(steps, line, finish, groups, lanes, place);
   }

@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "aspen_jax/engine/words.h"
 #include "box.h"
 #include "numbers.h"
 #include "shapes.h"
+#include "spec_reader.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -37,6 +37,9 @@ struct Key {
 };
 
 constexpr int kMostKeys = 4;
+// Of up to 32 bits.
+constexpr DTypes kSorted = {DType::kBool, DType::kI8,  DType::kI16, DType::kI32,  DType::kU8,
+                            DType::kU16,  DType::kU32, DType::kF16, DType::kBF16, DType::kF32};
 
 struct SortState final : OpState {
   TensorView output;
@@ -185,41 +188,32 @@ const char* run_sort(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_sort(const OpSpec& spec) {
+  SpecReader reader(spec);
+  const TensorView& first = reader.input(0, "key 0", {.rank = {1, kMaxRank}, .dtypes = kSorted});
+  const TensorView& output = reader.output({.rank = first.rank});
+  check_range(static_cast<int64_t>(spec.inputs.size()), 1, kMostKeys, "the number of keys");
   auto state = std::make_unique<SortState>();
-  const TensorView& output = spec.output;
-  check_rank(output, output.rank, "sort's output");
-  if (spec.inputs.empty() || spec.inputs.size() > kMostKeys) {
-    throw GraphError("sort has one to four keys, not " + std::to_string(spec.inputs.size()));
-  }
-  if (output.rank == 0) throw GraphError("sort needs at least one axis");
-  WordReader words(spec.params);
-  state->axis = static_cast<int>(words.integer(0, output.rank - 1, "sort's axis"));
-  const int64_t count = words.integer(0, kMaxExtent, "how many elements sort gives");
-  const bool gives_order = words.integer(0, 1, "whether sort gives the order") == 1;
-  state->flip = words.integer(0, 1, "whether sort begins with the largest") == 1 ? ~0u : 0u;
-  state->total = words.integer(0, 1, "whether all bits count") == 1;
-  words.integer(0, 0, "sort's mark for an epilogue (it cannot have one)");
-  if (!words.done()) throw GraphError("there are words after sort's parameters");
+  state->axis = static_cast<int>(reader.integer(0, output.rank - 1, "the axis"));
+  state->extent = first.shape[state->axis];
+  const int64_t count = reader.integer(0, state->extent, "how many elements are wanted");
+  const bool gives_order = reader.flag("whether the order is wanted");
+  state->flip = reader.flag("whether the largest are first") ? ~0u : 0u;
+  state->total = reader.flag("whether all bits count");
+  reader.end_without_program();
+  check_extent(output, "the output", state->axis, count);
+  reader.output({.dtypes = gives_order ? DType::kI32 : first.dtype});
   state->output = output;
   state->num_keys = static_cast<int>(spec.inputs.size());
-  state->extent = spec.inputs[0].rank > state->axis ? spec.inputs[0].shape[state->axis] : 0;
   for (int k = 0; k < state->num_keys; ++k) {
-    const TensorView& key = spec.inputs[static_cast<size_t>(k)];
-    check_rank(key, output.rank, "sort's key");
-    if (size_of(key.dtype) > 4) throw GraphError("sort takes keys of up to 32 bits, leave others to XLA");
+    const std::string what = "key " + std::to_string(k);
+    const TensorView& key = reader.input(static_cast<size_t>(k), what, {.rank = output.rank, .dtypes = kSorted});
     for (int d = 0; d < output.rank; ++d) {
-      const int64_t extent = d == state->axis ? state->extent : output.shape[d];
-      if (key.shape[d] != extent) throw GraphError("sort's key " + describe(key) + " does not fit " + describe(output));
+      check_extent(key, what, d, d == state->axis ? state->extent : output.shape[d]);
       state->keys[k].strides[d] = used_stride(key, d);
     }
     state->keys[k].element_bytes = size_of(key.dtype);
     state->keys[k].read = visit_number(key.dtype, []<class T>(T) -> ReadKeys { return read_keys<T>; });
   }
-  if (count > state->extent || output.shape[state->axis] != count) {
-    throw GraphError("sort gives " + std::to_string(count) + " of " + std::to_string(state->extent) + " elements as " +
-                     describe(output));
-  }
-  if (output.dtype != (gives_order ? DType::kI32 : spec.inputs[0].dtype)) throw GraphError("sort's output has another dtype");
   if (!gives_order) {
     state->write = visit_number(output.dtype, []<class T>(T) -> WriteElements { return write_elements<T>; });
   }

@@ -21,10 +21,10 @@
 #include <memory>
 #include <string>
 
-#include "aspen_jax/engine/words.h"
 #include "epilogue.h"
 #include "gemm.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -405,35 +405,25 @@ const char* run(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_strassen_rows(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("strassen_rows needs one input, a");
-  const TensorView& a = spec.inputs[0];
-  const TensorView& out = spec.output;
-  if (a.rank < 2 || a.rank >= kMaxRank) throw GraphError("strassen_rows' input has rank " + std::to_string(a.rank));
-  check_rank(a, a.rank, "strassen_rows' input");
-  check_rank(out, a.rank + 1, "strassen_rows' output");
-  check_float32(a, "strassen_rows' input");
-  check_float32(out, "strassen_rows' output");
-  check_dense(out, "strassen_rows' output");
-  WordReader words(spec.params);
-  const int64_t padding = words.integer(0, kMaxExtent, "strassen_rows' padding");
-  if (words.integer(0, 0, "strassen_rows' mark for a block program") != 0 || !words.done()) {
-    throw GraphError("strassen_rows takes no epilogue");
-  }
+  SpecReader reader(spec);
+  const TensorView& a = reader.input(0, "a", {.rank = {2, kMaxRank - 1}, .dtypes = DType::kF32, .adjacent = true});
+  reader.end_inputs(1);
+  const TensorView& out = reader.output({.rank = a.rank + 1, .dtypes = DType::kF32, .dense = true});
+  const int64_t padding = reader.integer(1, kMaxExtent, "the padding");
+  reader.end_without_program();
   const int lead = a.rank - 2;
   const int64_t rows = a.shape[lead], inner = a.shape[lead + 1];
-  if (out.shape[0] != kFactors || padding < 1 || !std::equal(a.shape, a.shape + lead, out.shape + 1) ||
-      out.shape[lead + 1] != ceil_div(rows, 2) || inner % 2 != 0 || out.shape[lead + 2] != inner / 2 + padding) {
-    throw GraphError("strassen_rows of " + describe(a) + " does not give " + describe(out));
-  }
+  if (inner % 2 != 0) throw GraphError("a has shape " + describe(a) + ", where an even number of columns is needed");
+  check_extent(out, "the output", 0, kFactors);
+  for (int d = 0; d < lead; ++d) check_extent(out, "the output", d + 1, a.shape[d]);
+  check_extent(out, "the output", lead + 1, ceil_div(rows, 2));
+  check_extent(out, "the output", lead + 2, inner / 2 + padding);
   auto op = std::make_unique<Rows>();
   op->lead = lead;
   op->rows = rows;
   op->half = inner / 2;
   for (int d = 0; d < a.rank; ++d) op->strides[d] = used_stride(a, d);
   for (int d = 0; d < out.rank; ++d) op->out_strides[d] = used_stride(out, d);
-  if (inner > 1 && !is_empty(a) && op->strides[lead + 1] != 1) {
-    throw GraphError("strassen_rows needs adjacent elements along the inner dimension of its input; copy it first");
-  }
   PreparedOp prepared;
   prepared.run = run_rows;
   prepared.scratch_bytes = static_cast<size_t>(round_up(inner * 4, 64));
@@ -442,29 +432,22 @@ PreparedOp prepare_strassen_rows(const OpSpec& spec) {
 }
 
 PreparedOp prepare_strassen(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("strassen needs two inputs, left and right factors");
-  const TensorView& left = spec.inputs[0];
-  const TensorView& right = spec.inputs[1];
-  const TensorView& out = spec.output;
-  if (out.rank < 2 || out.rank >= kMaxRank) throw GraphError("strassen's output has rank " + std::to_string(out.rank));
-  check_rank(left, out.rank + 1, "strassen's left factors");
-  check_rank(right, 4, "strassen's right factors");
-  check_rank(out, out.rank, "strassen's output");
-  check_float32(left, "strassen's left factors");
-  check_float32(right, "strassen's right factors");
-  check_dense(out, "strassen's output");
-  WordReader words(spec.params);
+  SpecReader reader(spec);
+  const TensorView& out = reader.output({.rank = {2, kMaxRank - 1}, .dense = true});
+  const TensorView& left = reader.input(0, "the left factors", {.rank = out.rank + 1, .dtypes = DType::kF32, .adjacent = true});
+  const TensorView& right = reader.input(1, "the right factors", {.rank = 4, .dtypes = DType::kF32, .adjacent = true});
   const int lead = out.rank - 2;
-  if (words.integer(0, kMaxExtent, "strassen's number of rows") != out.shape[lead] ||
-      words.integer(0, kMaxExtent, "strassen's number of columns") != out.shape[lead + 1]) {
-    throw GraphError("strassen's output has shape " + describe(out) + ", which are not the rows and columns that it gives");
-  }
+  check_extent(out, "the output", lead, reader.integer(0, kMaxExtent, "the number of rows"));
+  check_extent(out, "the output", lead + 1, reader.integer(0, kMaxExtent, "the number of columns"));
   const int64_t half = right.shape[2];
-  if (left.shape[0] != kFactors || right.shape[0] != kFactors || !std::equal(out.shape, out.shape + lead, left.shape + 1) ||
-      left.shape[lead + 1] != ceil_div(out.shape[lead], 2) || left.shape[lead + 2] <= half || half < 1 ||
-      right.shape[1] != ceil_div(out.shape[lead + 1], kColumns) || right.shape[3] != kStoredPanel) {
-    throw GraphError("strassen's shapes, left factors " + describe(left) + ", right factors " + describe(right) + " and output " +
-                     describe(out) + ", do not fit together");
+  check_range(half, 1, kMaxExtent - 1, "half of the inner dimension");
+  check_shape(right, "the right factors", {kFactors, ceil_div(out.shape[lead + 1], kColumns), half, kStoredPanel});
+  check_extent(left, "the left factors", 0, kFactors);
+  for (int d = 0; d < lead; ++d) check_extent(left, "the left factors", d + 1, out.shape[d]);
+  check_extent(left, "the left factors", lead + 1, ceil_div(out.shape[lead], 2));
+  check_range(left.shape[lead + 2], half + 1, kMaxExtent, "the inner extent of the left factors");
+  if (half > 1 && !is_empty(right) && right.strides[2] != kStoredPanel) {
+    throw GraphError("the rows of the right factors' panels do not follow each other; copy them first");
   }
   auto op = std::make_unique<Strassen>();
   op->lead = lead;
@@ -476,11 +459,7 @@ PreparedOp prepare_strassen(const OpSpec& spec) {
   op->lines_adjacent = lead > 0 && op->strides[lead] == left.shape[lead + 1] * op->strides[lead + 1];
   op->factor = used_stride(right, 0);
   op->panel = used_stride(right, 1);
-  if ((!is_empty(left) && left.strides[lead + 2] != 1) || (!is_empty(right) && used_stride(right, 3) != 1) ||
-      (half > 1 && !is_empty(right) && right.strides[2] != kStoredPanel)) {
-    throw GraphError("strassen needs adjacent elements of its factors along the inner dimension and in panels; copy them first");
-  }
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
+  op->epilogue = Epilogue::parse(reader, 2, DType::kF32);
   PreparedOp prepared;
   prepared.run = run;
   prepared.scratch_bytes =

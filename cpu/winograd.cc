@@ -29,6 +29,7 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "shapes.h"
+#include "spec_reader.h"
 #include "vec.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -43,7 +44,7 @@ constexpr int64_t kColumns = kWinogradPanel;
 constexpr int64_t kMostPatchFloats = 160 * 1024;
 constexpr int64_t kMostGatheredFloats = 90 * 1024;
 constexpr int64_t kLeft = 384 * 1024;
-constexpr int64_t kMaxPhases = 64;
+constexpr int64_t kMaxPhases = 64;  // along an axis
 // Panels whose sums are kept while one phase after another is added to them. All phases are transformed again for the next ones.
 constexpr int64_t kMostPanels = 2;
 // How many binary exponents the pixels of a patch may lie apart. The transforms lose about 2^-20 of the largest pixel, so that
@@ -64,9 +65,15 @@ struct Winograd final : OpState {
   int64_t begin[2], end[2];  // of the phases that have weights in the window's first, and its last, row and column
   int64_t x_strides[4];
   int64_t u_strides[4];
+  Epilogue epilogue;
   int64_t patch_stride;  // floats from one element of a transformed patch to the next
   int64_t patches;       // transformed at once, at most
-  Epilogue epilogue;
+
+  // Reads and checks the op, and sets all but the two members above.
+  void read(SpecReader& reader);
+  void read_phases(SpecReader& reader);
+  // Sets these two.
+  void choose_patches(const TensorView& out);
 
   // The phases of an axis that have weights at this point of it.
   struct Range {
@@ -101,7 +108,70 @@ struct Winograd final : OpState {
   int64_t sums_bytes() const { return panels_at_once() * panel_sums() * 4; }
   // A line of patches, finished: as many rows of pixels as a patch has.
   int64_t line_bytes() const { return patches * patch.tile[0] * patch.tile[1] * kColumns * 4; }
+  size_t scratch_bytes() const {
+    const int64_t own =
+        transformed_bytes() + sums_bytes() + line_bytes() + gathered_bytes() + pixels_bytes() + 2 * marks_bytes() + zeros_bytes();
+    return static_cast<size_t>(own) + epilogue.scratch_bytes();
+  }
 };
+
+void Winograd::read(SpecReader& reader) {
+  const TensorView& x = reader.input(0, "x", {.rank = 4, .dtypes = DType::kF32, .adjacent = true});
+  const TensorView& u = reader.input(1, "the transformed weights", {.rank = 4, .dtypes = DType::kF32, .adjacent = true});
+  const TensorView& out = reader.output({.rank = 4, .dense = true});
+  const auto padding = reader.list(4, -kMaxExtent, kMaxExtent, "padding");
+  check_extent(out, "the output", kChannel, reader.integer(0, kMaxExtent, "the number of output channels"));
+  read_phases(reader);
+  check_extent(out, "the output", kImage, x.shape[kImage]);
+  for (int i = 0; i < 2; ++i) {
+    const int64_t padded = ceil_div(x.shape[kHeight + i], phases[i]) + padding[2 * i] + padding[2 * i + 1];
+    check_extent(out, "the output", kHeight + i, num_windows(padded, patch.taps[i], 1));
+    pad[i] = padding[2 * i];
+  }
+  x_height = x.shape[kHeight];
+  x_width = x.shape[kWidth];
+  x_channels = x.shape[kChannel];
+  channels = phases[0] * phases[1] * x_channels;
+  panels = panels_of(out.shape[kChannel]);
+  check_shape(u, "the transformed weights", patch.weights_shape(channels, out.shape[kChannel]));
+  for (int i = 0; i < 4; ++i) {
+    x_strides[i] = used_stride(x, i);
+    u_strides[i] = used_stride(u, i);
+  }
+  epilogue = Epilogue::parse(reader, 2, DType::kF32);
+}
+
+// The shape of patches, which is one that there are transforms for, and the phases that have weights.
+void Winograd::read_phases(SpecReader& reader) {
+  const auto window = reader.list(2, "the window"), tile = reader.list(2, "the outputs of a patch");
+  patch = {{tile[0], tile[1]}, {window[0], window[1]}};
+  visit_patch<bool>(patch, [](auto) { return true; });
+  const auto all = reader.list(2, 1, kMaxPhases, "the phases");
+  const auto first = reader.list(2, 0, kMaxPhases - 1, "the first phases with weights");
+  const auto last = reader.list(2, 1, kMaxPhases, "the last phases with weights");
+  for (int i = 0; i < 2; ++i) {
+    phases[i] = all[i];
+    begin[i] = first[i];
+    end[i] = last[i];
+    if (begin[i] >= phases[i] || end[i] > phases[i] || (patch.extent(i) == 1 && begin[i] >= end[i])) {
+      throw GraphError("the phases from " + std::to_string(begin[i]) + " on and up to " + std::to_string(end[i]) + " of " +
+                       std::to_string(phases[i]) + " leave a point without weights");
+    }
+  }
+}
+
+// Enough patches for the weights to be read seldom, as far as a part of the L2 cache holds what belongs to them.
+void Winograd::choose_patches(const TensorView& out) {
+  // Rows of a patch that lie whole pages apart would share their places in the L1 cache.
+  patch_stride = round_up(channels_at_once(), kLanes) + kLanes;
+  const int64_t most_floats = gathers() ? kMostGatheredFloats : kMostPatchFloats;
+  const int64_t of_output = ceil_div(out.shape[kHeight], patch.tile[0]) * ceil_div(out.shape[kWidth], patch.tile[1]);
+  const int64_t beside = panels_at_once() * kColumns + (gathers() ? gathered_pixel() : 0);
+  const int64_t held = patch_floats() + points() * beside;
+  const int64_t fitting = (l2_cache_bytes() - kLeft) / static_cast<int64_t>(sizeof(float)) / held;
+  patches =
+      std::clamp(std::max(most_floats / patch_floats(), fitting), int64_t{kBlockRows}, std::max<int64_t>(of_output, kBlockRows));
+}
 
 // An image whose channels are adjacent, and where its patches begin.
 struct Image {
@@ -518,26 +588,30 @@ struct PartRun {
       block.rows = static_cast<int>(std::min<int64_t>(kBlockRows, end - column));
       block.out = out;
       block.accumulate = false;
-      for (int64_t tap = 0; tap < op.patch.taps[0] * op.patch.taps[1]; ++tap) {
-        const int64_t tap_down = tap / op.patch.taps[1], tap_across = tap % op.patch.taps[1];
-        const Winograd::Range all_down = op.at_tap(0, tap_down), all_across = op.at_tap(1, tap_across);
-        for (int64_t down = all_down.first; down < all_down.last; ++down) {
-          const int64_t y = (part.row + row + tap_down - op.pad[0]) * op.phases[0] + down;
-          for (int64_t across = all_across.first; across < all_across.last; ++across) {
-            const float* pointers[kBlockRows];
-            for (int r = 0; r < block.rows; ++r) {
-              const int64_t at = (part.column + column + r + tap_across - op.pad[1]) * op.phases[1] + across;
-              const bool inside = y >= 0 && y < op.x_height && at >= 0 && at < op.x_width;
-              pointers[r] = inside ? x + y * op.x_strides[kHeight] + at * op.x_strides[kWidth] : scratch.zeros;
-            }
-            block.pointers = pointers;
-            const float* const weights = static_cast<const float*>(args.inputs[1]) + (op.points() + tap) * op.u_strides[0] +
-                                         panel * op.u_strides[1] +
-                                         (down * op.phases[1] + across) * op.x_channels * op.u_strides[2];
-            aspen::cpu::ASPEN_TARGET::multiply(block, RightOperand<float>{weights, op.u_strides[2]}, kColumns);
-            block.accumulate = true;
-          }
+      for (int64_t tap = 0; tap < op.patch.taps[0] * op.patch.taps[1]; ++tap) multiply_tap(block, panel, row, column, tap);
+    }
+  }
+
+  // The block, of pixels from (row, column) of the part on, (+)= what the tap reads for them, in all phases, by its weights.
+  void multiply_tap(Block& block, int64_t panel, int64_t row, int64_t column, int64_t tap) const {
+    const int64_t tap_down = tap / op.patch.taps[1], tap_across = tap % op.patch.taps[1];
+    const Winograd::Range all_down = op.at_tap(0, tap_down), all_across = op.at_tap(1, tap_across);
+    const float* const weights =
+        static_cast<const float*>(args.inputs[1]) + (op.points() + tap) * op.u_strides[0] + panel * op.u_strides[1];
+    for (int64_t down = all_down.first; down < all_down.last; ++down) {
+      const int64_t y = (part.row + row + tap_down - op.pad[0]) * op.phases[0] + down;
+      for (int64_t across = all_across.first; across < all_across.last; ++across) {
+        const float* pointers[kBlockRows];
+        for (int r = 0; r < block.rows; ++r) {
+          const int64_t at = (part.column + column + r + tap_across - op.pad[1]) * op.phases[1] + across;
+          const bool inside = y >= 0 && y < op.x_height && at >= 0 && at < op.x_width;
+          pointers[r] = inside ? x + y * op.x_strides[kHeight] + at * op.x_strides[kWidth] : scratch.zeros;
         }
+        block.pointers = pointers;
+        const int64_t phase = down * op.phases[1] + across;
+        const RightOperand<float> of_phase{weights + phase * op.x_channels * op.u_strides[2], op.u_strides[2]};
+        aspen::cpu::ASPEN_TARGET::multiply(block, of_phase, kColumns);
+        block.accumulate = true;
       }
     }
   }
@@ -611,87 +685,13 @@ const char* run(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_winograd(const OpSpec& spec) {
-  if (spec.inputs.size() < 2) throw GraphError("winograd needs two inputs, x and transformed weights");
-  const TensorView& x = spec.inputs[0];
-  const TensorView& u = spec.inputs[1];
-  const TensorView& out = spec.output;
-  check_rank(x, 4, "winograd's input x");
-  check_rank(u, 4, "winograd's weights");
-  check_rank(out, 4, "winograd's output");
-  check_float32(x, "winograd's input x");
-  check_float32(u, "winograd's weights");
-  check_dense(out, "winograd's output");
-  WordReader words(spec.params);
-  const auto padding = words.list(4, "winograd's padding");
-  for (const int64_t pad : padding) {
-    if (pad < -kMaxExtent || pad > kMaxExtent) throw GraphError("winograd's padding is " + std::to_string(pad));
-  }
-  if (words.integer(0, kMaxExtent, "winograd's number of output channels") != out.shape[kChannel]) {
-    throw GraphError("winograd's output has shape " + describe(out) + ", which is not the number of channels that it gives");
-  }
-  const auto taps = words.list(2, "winograd's weights along the axes"), tile = words.list(2, "winograd's outputs of a patch");
-  const auto phases = words.list(2, "winograd's phases");
-  const auto begin = words.list(2, "winograd's first phases with weights"),
-             end = words.list(2, "winograd's last phases with weights");
-  const PatchShape patch{{tile[0], tile[1]}, {taps[0], taps[1]}};
-  const auto run_tile = visit_patch<RunTile>(patch, []<class P>(P) -> RunTile { return run<P>; });
-  for (int i = 0; i < 2; ++i) {
-    if (phases[i] < 1 || phases[i] > kMaxPhases) throw GraphError("winograd has " + std::to_string(phases[i]) + " phases");
-    if (begin[i] < 0 || begin[i] >= phases[i] || end[i] < 1 || end[i] > phases[i] ||
-        (patch.extent(i) == 1 && begin[i] >= end[i])) {
-      throw GraphError("winograd's phases " + std::to_string(begin[i]) + " and " + std::to_string(end[i]) + " of " +
-                       std::to_string(phases[i]) + " leave a point without weights");
-    }
-    const int64_t squares = ceil_div(x.shape[kHeight + i], phases[i]);
-    const int64_t extent = std::max<int64_t>(0, squares + padding[2 * i] + padding[2 * i + 1] + 1 - patch.taps[i]);
-    if (out.shape[kHeight + i] != extent) {
-      throw GraphError("winograd's output has shape " + describe(out) + " where x " + describe(x) + " gives " +
-                       std::to_string(extent) + " in dimension " + std::to_string(kHeight + i));
-    }
-  }
-  if (out.shape[kImage] != x.shape[kImage] || u.shape[0] != patch.points() + patch.taps[0] * patch.taps[1] ||
-      u.shape[1] != panels_of(out.shape[kChannel]) || u.shape[2] != phases[0] * phases[1] * x.shape[kChannel] ||
-      u.shape[3] != kColumns) {
-    throw GraphError("winograd's shapes x " + describe(x) + ", weights " + describe(u) + " and output " + describe(out) +
-                     " do not fit together");
-  }
+  SpecReader reader(spec);
   auto op = std::make_unique<Winograd>();
-  op->patch = patch;
-  op->x_height = x.shape[kHeight];
-  op->x_width = x.shape[kWidth];
-  op->x_channels = x.shape[kChannel];
-  std::copy_n(phases.begin(), 2, op->phases);
-  std::copy_n(begin.begin(), 2, op->begin);
-  std::copy_n(end.begin(), 2, op->end);
-  op->channels = u.shape[2];
-  op->panels = panels_of(out.shape[kChannel]);
-  op->pad[0] = padding[0];
-  op->pad[1] = padding[2];
-  for (int i = 0; i < 4; ++i) {
-    op->x_strides[i] = used_stride(x, i);
-    op->u_strides[i] = used_stride(u, i);
-  }
-  if ((x.shape[kChannel] > 1 && op->x_strides[kChannel] != 1) || (!is_empty(u) && op->u_strides[3] != 1)) {
-    throw GraphError("winograd needs adjacent channels of x and adjacent columns of its weights; copy them first");
-  }
-  // Rows of a patch that lie whole pages apart would share their places in the L1 cache.
-  op->patch_stride = round_up(op->channels_at_once(), kLanes) + kLanes;
-  const int64_t most_floats = op->gathers() ? kMostGatheredFloats : kMostPatchFloats;
-  const int64_t of_output = ceil_div(out.shape[kHeight], tile[0]) * ceil_div(out.shape[kWidth], tile[1]);
-  const int64_t beside = op->panels_at_once() * kColumns + (op->gathers() ? op->gathered_pixel() : 0);
-  const int64_t held = op->patch_floats() + op->points() * beside;
-  const int64_t fitting = (l2_cache_bytes() - kLeft) / static_cast<int64_t>(sizeof(float)) / held;
-  op->patches = std::clamp<int64_t>(std::max(most_floats / op->patch_floats(), fitting), kBlockRows,
-                                    std::max<int64_t>(of_output, kBlockRows));
-  op->epilogue = Epilogue::parse(words, spec, 2, DType::kF32);
-  PreparedOp prepared;
-  prepared.run = run_tile;
-  prepared.scratch_bytes =
-      static_cast<size_t>(op->transformed_bytes() + op->sums_bytes() + op->line_bytes() + op->gathered_bytes() +
-                          op->pixels_bytes() + 2 * op->marks_bytes() + op->zeros_bytes()) +
-      op->epilogue.scratch_bytes();
-  prepared.state = std::move(op);
-  return prepared;
+  op->read(reader);
+  op->choose_patches(spec.output);
+  const RunTile run_tile = visit_patch<RunTile>(op->patch, []<class P>(P) -> RunTile { return run<P>; });
+  const size_t scratch_bytes = op->scratch_bytes();
+  return {std::move(op), run_tile, scratch_bytes};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "shapes.h"
+#include "spec_reader.h"
 #include "winograd.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
@@ -117,25 +118,15 @@ const char* run(const TileArgs& args) noexcept {
 }  // namespace
 
 PreparedOp prepare_winograd_weights(const OpSpec& spec) {
-  if (spec.inputs.size() != 1) throw GraphError("winograd_weights needs one input, w");
-  const TensorView& w = spec.inputs[0];
-  check_rank(w, 4, "winograd_weights' input");
-  check_rank(spec.output, 4, "winograd_weights' output");
-  check_float32(w, "winograd_weights' input");
-  check_float32(spec.output, "winograd_weights' output");
-  check_dense(spec.output, "winograd_weights' output");
-  WordReader words(spec.params);
-  const auto tile = words.list(2, "winograd_weights' outputs of a patch");
-  if (words.integer(0, 0, "winograd_weights' mark for a block program") != 0 || !words.done()) {
-    throw GraphError("winograd_weights takes no epilogue");
-  }
+  SpecReader reader(spec);
+  const TensorView& w = reader.input(0, "w", {.rank = 4, .dtypes = DType::kF32});
+  reader.end_inputs(1);
+  const TensorView& out = reader.output({.rank = 4, .dtypes = DType::kF32, .dense = true});
+  const auto tile = reader.list(2, "the outputs of a patch");
+  reader.end_without_program();
   const PatchShape shape{{tile[0], tile[1]}, {w.shape[kKernelHeight], w.shape[kKernelWidth]}};
   const auto run_tile = visit_patch<RunTile>(shape, []<class P>(P) -> RunTile { return run<P>; });
-  const int64_t wanted[4] = {shape.points() + shape.taps[0] * shape.taps[1], panels_of(w.shape[kKernelOut]), w.shape[kKernelIn],
-                             kWinogradPanel};
-  if (!std::equal(wanted, wanted + 4, spec.output.shape)) {
-    throw GraphError("winograd_weights of " + describe(w) + " does not give " + describe(spec.output));
-  }
+  check_shape(out, "the output", shape.weights_shape(w.shape[kKernelIn], w.shape[kKernelOut]));
   auto op = std::make_unique<Weights>();
   op->channels = w.shape[kKernelIn];
   op->columns = w.shape[kKernelOut];

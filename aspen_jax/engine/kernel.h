@@ -41,6 +41,13 @@ constexpr int64_t size_of(DType dtype) {
   return kSizes[static_cast<int>(dtype)];
 }
 
+// numpy's name.
+constexpr std::string_view name_of(DType dtype) {
+  constexpr std::string_view kNames[kNumDTypes] = {"bool",   "int8",   "int16",   "int32",    "int64",   "uint8",  "uint16",
+                                                   "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
+  return kNames[static_cast<int>(dtype)];
+}
+
 // How a kernel sees an operand or its output: an n-dimensional strided window. Strides are in elements, may be zero
 // (broadcast) or negative (reverse). The engine has checked that every element lies inside the buffer behind it.
 struct TensorView {
@@ -50,7 +57,8 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};
 };
 
-// A graph, an op or a parameter that cannot be accepted. Thrown at load time only; it never crosses the FFI border.
+// A graph, an op or a parameter that cannot be accepted. Thrown at load time only; it never crosses the FFI border. The engine
+// puts the name of the op and of its kernel in front of what `prepare` throws.
 class GraphError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

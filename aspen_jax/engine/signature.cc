@@ -9,12 +9,6 @@ std::span<const int64_t> shape_of(const TensorView& tensor) { return {tensor.sha
 
 }  // namespace
 
-std::string_view name_of(DType dtype) {
-  constexpr std::string_view kNames[kNumDTypes] = {"bool",   "int8",   "int16",   "int32",    "int64",   "uint8",  "uint16",
-                                                   "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
-  return kNames[static_cast<int>(dtype)];
-}
-
 std::string describe(std::string_view dtype, std::span<const int64_t> shape) {
   std::string text(dtype);
   char separator = '[';

@@ -11,9 +11,6 @@
 
 namespace aspen {
 
-// numpy's name.
-std::string_view name_of(DType dtype);
-
 // As in "float32[1,224,224,3]".
 std::string describe(std::string_view dtype, std::span<const int64_t> shape);
 std::string describe(const TensorView& tensor);
