@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from aspen_jax.cuda.by_element import own, per_element
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import element, load
 from aspen_jax.cuda.runs import Read, address, is_run, per_run, run_length
-from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.ir.program import Op
 
 

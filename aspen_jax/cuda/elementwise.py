@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aspen_jax.cuda.by_element import per_element
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.runs import is_run, per_run, run_length
-from aspen_jax.cuda.source import per_element, writes
 from aspen_jax.ir.program import Op
 
 

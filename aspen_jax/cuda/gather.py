@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from aspen_jax.cuda.by_element import own, per_element
 from aspen_jax.cuda.indices import start
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import lane_bits, load
 from aspen_jax.cuda.runs import Read, is_run, per_run, read, run_length
-from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.ir.program import Op
 
 

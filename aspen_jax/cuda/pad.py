@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aspen_jax.cuda.by_element import own, per_element
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.ir.program import Op
 
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.by_element import own, per_element
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load, place
 from aspen_jax.cuda.runs import Read, run_function, run_length
-from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.tensor_maps import Tensor, tensors
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
 from aspen_jax.ir.program import Op, Operand
