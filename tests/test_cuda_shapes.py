@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,23 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import pool
+from aspen_jax.cuda import concatenate, elementwise, gather, pad, pool
 from aspen_jax.cuda.kernel import Strides, constant
 from tests.cuda_check import ops_of
 
 HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
 
-SHAPES = [Strides, pool.PoolShape]
+SHAPES = [
+    Strides,
+    concatenate.ConcatenateShape,
+    elementwise.ElementwiseShape,
+    gather.GatherShape,
+    pad.PadShape,
+    pool.PoolShape,
+]
 
 
-def arrays(*shapes, dtype=np.float32):
+def arrays(*shapes, dtype: Any = np.float32):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
@@ -57,3 +65,31 @@ def test_pooling_counts_the_places_between_elements():
 
     shape = pool.PoolShape.of(op_of(function, arrays((300, 70)), "pool"), start=5)
     assert shape == pool.PoolShape(2, (1, 3), (1, 2), (0, 1), (1, 4), (1, 2), (300, 139), 5)
+
+
+def test_padding_counts_the_places_between_elements():
+    def function(x):
+        return lax.pad(x, np.float32(0), ((1, 2, 0), (-3, 1, 2)))
+
+    assert pad.PadShape.of(op_of(function, arrays((300, 70)), "pad")) == pad.PadShape(2, (1, -3), (1, 3), (300, 208))
+
+
+def test_runs_of_a_concatenation_lie_in_one_piece():
+    def shape(axis, *shapes):
+        operands = arrays(*shapes)
+        return concatenate.ConcatenateShape.of(op_of(lambda *x: jnp.concatenate(x, axis), operands, "concatenate"))
+
+    assert shape(0, (30, 64), (7, 64)) == concatenate.ConcatenateShape(0, 4)
+    assert shape(1, (300, 64), (300, 32)) == concatenate.ConcatenateShape(1, 4)
+    assert shape(1, (300, 62), (300, 34)) == concatenate.ConcatenateShape(1, 2)
+    assert shape(1, (300, 63), (300, 33)) == concatenate.ConcatenateShape(1, 1)
+
+
+def test_gathering():
+    def function(x, i):
+        return x.at[:, i].get(mode="fill", fill_value=-1.0)
+
+    operands = [*arrays((30, 40, 64)), *arrays((50,), dtype=np.int32)]
+    bits = int(np.float32(-1).view(np.uint32))
+    expected = gather.GatherShape(3, 1, (0, -1, 2), (0, 39, 0), (1,), fills=True, fill=bits, run=4)
+    assert gather.GatherShape.of(op_of(function, operands, "gather")) == expected

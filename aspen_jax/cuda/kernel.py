@@ -16,11 +16,13 @@ class Kernel(NamedTuple):
     Attributes:
         template: its name; its first argument is the struct of the op's generated functions.
         arguments: the others, as C++.
-        functions: what is generated beside `finish`: element-wise programs alone.
+        run: adjacent elements that it computes at once; 1: none.
+        functions: what is generated beside `finish` and `run`: element-wise programs alone.
     """
 
     template: str
     arguments: Sequence[str]
+    run: int = 1
     functions: str = ""
 
 

@@ -20,6 +20,7 @@ from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kerne
 )
 from aspen_jax.cuda.kernel import FAMILIES
 from aspen_jax.cuda.lanes import element, finish
+from aspen_jax.cuda.runs import run_function
 from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
@@ -27,8 +28,11 @@ from aspen_jax.ops.opcodes import lane_of
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
     "cuda/kernels/attention.h",
+    "cuda/kernels/concatenate.h",
     "cuda/kernels/few_rows.h",
+    "cuda/kernels/gather.h",
     "cuda/kernels/operands.h",
+    "cuda/kernels/pad.h",
     "cuda/kernels/pool.h",
     "cuda/kernels/tensor_copy.h",
 )
@@ -107,7 +111,7 @@ def _struct(op: Op, name: str) -> str:
     if isinstance(kernel, str):
         return f"struct {name} {{\n{addresses}\n{finish(op)}\n{kernel}\n}};\n"
     parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
-    parts += [kernel.functions] if kernel.functions else []
+    parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
     return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])
 
 
