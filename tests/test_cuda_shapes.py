@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import concatenate, elementwise, gather, pad, pool
+from aspen_jax.cuda import concatenate, cumulative, elementwise, gather, pad, pool
 from aspen_jax.cuda.kernel import Strides, constant
 from tests.cuda_check import ops_of
 
@@ -22,6 +22,7 @@ HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
 SHAPES = [
     Strides,
     concatenate.ConcatenateShape,
+    cumulative.CumulativeShape,
     elementwise.ElementwiseShape,
     gather.GatherShape,
     pad.PadShape,
@@ -93,3 +94,8 @@ def test_gathering():
     bits = int(np.float32(-1).view(np.uint32))
     expected = gather.GatherShape(3, 1, (0, -1, 2), (0, 39, 0), (1,), fills=True, fill=bits, run=4)
     assert gather.GatherShape.of(op_of(function, operands, "gather")) == expected
+
+
+def test_running_results():
+    op = op_of(lambda x: lax.cumsum(x, 1, reverse=True), arrays((300, 70)), "cumulative")
+    assert cumulative.CumulativeShape.of(op) == cumulative.CumulativeShape(1, 70, reverse=True)

@@ -29,6 +29,7 @@ from aspen_jax.ops.opcodes import lane_of
 HEADERS = (
     "cuda/kernels/attention.h",
     "cuda/kernels/concatenate.h",
+    "cuda/kernels/cumulative.h",
     "cuda/kernels/few_rows.h",
     "cuda/kernels/gather.h",
     "cuda/kernels/operands.h",
