@@ -33,13 +33,12 @@ def test_every_op_of_every_network_has_a_kernel(name):
     }
     inputs = [jax.ShapeDtypeStruct(what.shape, DTYPES[what.kind]) for what in network.inputs.values()]
     ops = ops_of(in_jax(network), (shapes, *inputs))
-    text = translation_unit(ops, "")
+    translation_unit(ops, "")  # raises where an op has none
     # Nothing that multiplies is left to a thread an element.
     products = [op for op in ops if op.family.name in ("conv2d", "matmul")]
     assert products
     for op in products:
         assert "own(buffers, at)" not in translation_unit([op], ""), op
-    assert text.count("static constexpr int kThreads") == len(ops)
 
 
 @needs_compiler

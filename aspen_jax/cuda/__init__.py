@@ -1,6 +1,22 @@
-"""Program -> CUDA C++: for each op a struct whose `tile` computes any box of its output with one thread block.
+"""Program -> CUDA C++: for each op a kernel whose `tile` computes any box of its output with one thread block.
 
-The code stands on the headers in `cuda/kernels/`, which also compile for the host: there it is tested.
+A kernel is a template in `cuda/kernels/NAME.h` over a constant shape. For `x.max` by windows Python prints
+
+    struct Op0Program { ... };  // generated: the op's element-wise program
+    using Op0 = Pool<Op0Program, Input<0, ...>, scalar::max_f, PoolShape{.rank = 4, .window = {1, 3, 3, 1}, ...}>;
+
+To add or move a family:
+
+1. `NAME.py` has a frozen dataclass `NameShape`: strides, axes, vectors, blocks. Its `of(op)` takes all decisions. The cost
+   model may ask it too. It prints no C++.
+2. `cuda/kernels/NAME.h` has a struct of the same name and fields, and the template. It reads top to bottom: what it computes,
+   what a tile is, why so. It copies the shape to a local constant before it loops over axes (see elements.h).
+3. A function under `@writes("family")` gives `Kernel("Name", [...])`: input types, instructions, `constant(shape)`.
+   `source.HEADERS` names the header.
+4. `tests/test_cuda_shapes.py` lists the shape, which holds the fields to those of C++, and tests its decisions.
+
+Only element-wise programs are generated (`lanes.py`, `runs.py`, the stages of `rows.py`). Compare what the assembler says of
+registers before and after a move (`image.compile_log`). The headers also compile for the host: there kernels are tested.
 """
 
 from aspen_jax.cuda.attention import unfused

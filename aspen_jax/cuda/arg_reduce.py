@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.rows import STEP, THREADS, store_once, team, walk
-from aspen_jax.cuda.source import writes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
 from aspen_jax.ops.opcodes import lane_of

@@ -5,9 +5,9 @@ Both are cuda/kernels/attention.h. Anything else is taken apart into the three o
 
 from __future__ import annotations
 
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load, statements
 from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
-from aspen_jax.cuda.source import writes
 from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.attention import ATTENTION, parts_of

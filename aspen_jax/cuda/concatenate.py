@@ -1,38 +1,52 @@
-"""Concatenation: each element lies in one of the inputs, and so does a run of adjacent ones where all pieces are made of such."""
+"""Concatenation (cuda/kernels/concatenate.h)."""
 
 from __future__ import annotations
 
-from aspen_jax.cuda.lanes import element, load
-from aspen_jax.cuda.runs import Read, address, is_run, per_run, run_length
-from aspen_jax.cuda.source import own, per_element, writes
+import dataclasses
+import itertools
+
+from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
+from aspen_jax.cuda.runs import is_run, run_length
 from aspen_jax.ir.program import Op
 
 
+@dataclasses.dataclass(frozen=True)
+class ConcatenateShape:
+    """As ConcatenateShape in cuda/kernels/concatenate.h.
+
+    Attributes:
+        axis: along which the pieces lie.
+        run: adjacent elements that a thread moves at once.
+    """
+
+    axis: int
+    run: int
+
+    @classmethod
+    def of(cls, op: Op) -> ConcatenateShape:
+        axis, last = op.attrs.axis, len(op.output.shape) - 1
+        pieces, run = range(len(op.main_inputs)), run_length(op, op.main_inputs[0].dtype)
+
+        def are_runs() -> bool:
+            """Whether no run of so many lies in two pieces, and all may be read at once."""
+            is_whole = axis < last or all(begin % run == 0 for begin in begins(op))
+            return is_whole and all(is_run(op, number, last, run) for number in pieces)
+
+        while run > 1 and not are_runs():
+            run //= 2
+        return cls(axis, run)
+
+
+def begins(op: Op) -> list[int]:
+    """Where each piece begins along the axis."""
+    return [0, *itertools.accumulate(piece.shape[op.attrs.axis] for piece in op.main_inputs)][:-1]
+
+
 @writes("concatenate")
-def _concatenate(op: Op) -> str:
-    axis, rank, end, pieces = op.attrs.axis, len(op.output.shape), 0, []
-    starts = []
-    for number, piece in enumerate(op.main_inputs):
-        at = [f"at[{d}]" if d != axis else f"at[{d}] - {end}" for d in range(rank)]
-        starts.append(end)
-        end += piece.shape[axis]
-        pieces.append((number, f"at[{axis}] < {end}", at))
-    *others, last = pieces
-    lines = [f"if ({condition}) return {load(op, number, at)};" for number, condition, at in others]
-    text = own([*lines, f"return {load(op, last[0], last[2])};"])
-    dtype = op.main_inputs[0].dtype
-    count = run_length(op, dtype)
-    while count > 1 and not (
-        all(is_run(op, number, rank - 1, count) for number, *_ in pieces)
-        and (axis < rank - 1 or all(start % count == 0 for start in starts))
-    ):
-        count //= 2
-    if count == 1:
-        return text + per_element(op, "own(buffers, at)")
-
-    def run() -> Read:
-        choice = "".join(f"{condition} ? {address(op, number, at)} : " for number, condition, at in others)
-        line = f"const auto own = load_vector<{count}>({choice}{address(op, last[0], last[2])});"
-        return Read([line], f"{element(dtype)}::load(own.elements, i)")
-
-    return text + per_run(op, count, run, ", own(buffers, at)")
+def _concatenate(op: Op) -> Kernel:
+    shape = ConcatenateShape.of(op)
+    pieces = [
+        f"Piece<{begin}, {begin + piece.shape[shape.axis]}, {input_type(op, number)}>"
+        for number, (begin, piece) in enumerate(zip(begins(op), op.main_inputs, strict=True))
+    ]
+    return Kernel("Concatenate", [constant(shape), *pieces], run=shape.run)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from aspen_jax.cuda import products
+from aspen_jax.cuda.by_element import own, per_element
 from aspen_jax.cuda.conv_boxes import conv_boxes, tile_by_boxes
 from aspen_jax.cuda.depthwise import depthwise
+from aspen_jax.cuda.kernel import Kernel, writes
 from aspen_jax.cuda.lanes import load
 from aspen_jax.cuda.products import block_core, columns_of, core, either, tile
-from aspen_jax.cuda.source import own, per_element, writes
 from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.cuda.vectors import ELEMENTS, vector
 from aspen_jax.ir.program import Op, Operand
@@ -21,7 +22,7 @@ NARROW = 32
 
 
 @writes("conv2d")
-def _conv2d(op: Op) -> str | None:
+def _conv2d(op: Op) -> Kernel | str | None:
     x, w = op.inputs[:2]
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)

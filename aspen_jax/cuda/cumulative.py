@@ -1,47 +1,39 @@
-"""Running results along an axis: a thread walks it from its beginning, whatever part of it the box has."""
+"""Running results along an axis (cuda/kernels/cumulative.h)."""
 
 from __future__ import annotations
 
-from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.source import writes
+import dataclasses
+
+from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
 from aspen_jax.ops.opcodes import lane_of
 
-_STEPS = {
-    windows.SUM: "scalar::add_{lane}(sum, x)",
-    windows.PRODUCT: "scalar::mul_{lane}(sum, x)",
-    windows.MAX: "scalar::max_{lane}(sum, x)",
-    windows.MIN: "scalar::min_{lane}(sum, x)",
-    4: "scalar::add_of_exponentials(sum, x)",
-}
+_COMBINE = {windows.SUM: "add", windows.PRODUCT: "mul", windows.MAX: "max", windows.MIN: "min"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CumulativeShape:
+    """As CumulativeShape in cuda/kernels/cumulative.h.
+
+    Attributes:
+        axis: that is walked.
+        extent: its elements.
+        reverse: from the end to the beginning.
+    """
+
+    axis: int
+    extent: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, op: Op) -> CumulativeShape:
+        return cls(op.attrs.axis, op.output.shape[op.attrs.axis], op.attrs.reverse)
 
 
 @writes("cumulative")
-def _cumulative(op: Op) -> str | None:
-    attrs, rank, extent = op.attrs, len(op.output.shape), op.output.shape[op.attrs.axis]
-    dtype = op.inputs[0].dtype
-    lane = "u" if dtype.name == "uint32" and attrs.kind in (windows.MAX, windows.MIN) else lane_of(dtype)
-    axis = attrs.axis
-    inside = f"at[{axis}] >= box[{axis}] && at[{axis}] < box[{rank + axis}]"
-    place = f"{extent - 1} - step" if attrs.reverse else "step"
-    return f"""\
-  static constexpr int kThreads = 128;
-  struct Memory {{}};
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
-    int32_t lines[{2 * rank}];
-    for (int d = 0; d < {2 * rank}; ++d) lines[d] = box[d];
-    lines[{axis}] = 0, lines[{rank + axis}] = box[{rank + axis}] > box[{axis}] ? 1 : 0;
-    Block<kThreads> block;
-    each_element<{rank}>(block, lines, [&](const int* line) {{
-      int at[{rank}];
-      for (int d = 0; d < {rank}; ++d) at[d] = line[d];
-      uint32_t sum = 0;
-      for (int step = 0; step < {extent}; ++step) {{
-        at[{axis}] = {place};
-        const uint32_t x = {load(op, 0, [f"at[{d}]" for d in range(rank)])};
-        sum = step == 0 ? x : {_STEPS[attrs.kind].format(lane=lane)};
-        if ({inside}) finish(buffers, at, sum);
-      }}
-    }});
-  }}"""
+def _cumulative(op: Op) -> Kernel:
+    kind, dtype = op.attrs.kind, op.inputs[0].dtype
+    lane = "u" if dtype.name == "uint32" and kind in (windows.MAX, windows.MIN) else lane_of(dtype)
+    combine = f"scalar::{_COMBINE[kind]}_{lane}" if kind in _COMBINE else "scalar::add_of_exponentials"
+    return Kernel("Cumulative", [input_type(op, 0), combine, constant(CumulativeShape.of(op))])

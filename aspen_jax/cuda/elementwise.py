@@ -1,15 +1,32 @@
-"""Block ops: a program on each element, by runs of adjacent ones where there are such."""
+"""Block ops: a program on each element, by runs of adjacent ones where there are such (cuda/kernels/elements.h)."""
 
 from __future__ import annotations
 
-from aspen_jax.cuda.runs import is_run, per_run, run_length
-from aspen_jax.cuda.source import per_element, writes
+import dataclasses
+
+from aspen_jax.cuda.kernel import Kernel, constant, writes
+from aspen_jax.cuda.runs import is_run, run_length
 from aspen_jax.ir.program import Op
 
 
+@dataclasses.dataclass(frozen=True)
+class ElementwiseShape:
+    """As ElementwiseShape in cuda/kernels/elements.h.
+
+    Attributes:
+        run: adjacent elements that a thread computes at once.
+    """
+
+    run: int
+
+    @classmethod
+    def of(cls, op: Op) -> ElementwiseShape:
+        last = len(op.output.shape) - 1
+        adjacent = [item.dtype for number, item in enumerate(op.inputs) if last >= 0 and is_run(op, number, last, 1)]
+        return cls(run_length(op, *adjacent))
+
+
 @writes("block")
-def _block(op: Op) -> str:
-    last = len(op.output.shape) - 1
-    adjacent = [item.dtype for number, item in enumerate(op.inputs) if last >= 0 and is_run(op, number, last, 1)]
-    count = run_length(op, *adjacent)
-    return per_element(op, None) if count == 1 else per_run(op, count, None, "")
+def _block(op: Op) -> Kernel:
+    shape = ElementwiseShape.of(op)
+    return Kernel("Elementwise", [constant(shape)], run=shape.run)

@@ -46,13 +46,13 @@ def load(op: Op, number: int, coordinates: Sequence[str]) -> str:
     return f"{element(operand.dtype)}::load(buffers.inputs[{number}], {place(coordinates, operand.view.strides())})"
 
 
-def lane_bits(scalar: np.ndarray) -> str:
+def lane_bits(scalar: np.ndarray) -> int:
     """The lane that holds an element known beforehand."""
     lane = lane_of(scalar.dtype)
     if lane == "b":
-        return f"{0xFFFFFFFF if scalar else 0:#x}u"
+        return 0xFFFFFFFF if scalar else 0
     wide = scalar.astype(np.float32).view(np.uint32) if lane == "f" else scalar.astype(np.int64)
-    return f"{int(wide) & 0xFFFFFFFF:#x}u"
+    return int(wide) & 0xFFFFFFFF
 
 
 def finish(op: Op) -> str:

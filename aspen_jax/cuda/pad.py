@@ -1,20 +1,36 @@
-"""Padding: a thread an element, which is one of the input's or the padding value."""
+"""Padding (cuda/kernels/pad.h)."""
 
 from __future__ import annotations
 
-from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.source import own, per_element, writes
+import dataclasses
+
+from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
 from aspen_jax.ir.program import Op
 
 
+@dataclasses.dataclass(frozen=True)
+class PadShape:
+    """Where the input's elements lie in the output, as PadShape in cuda/kernels/pad.h says it.
+
+    Attributes:
+        rank: axes.
+        lo: of the first element along each axis.
+        step: from an element to the next.
+        extent: of the input, with the places between its elements.
+    """
+
+    rank: int
+    lo: tuple[int, ...]
+    step: tuple[int, ...]
+    extent: tuple[int, ...]
+
+    @classmethod
+    def of(cls, op: Op) -> PadShape:
+        shape, step = op.inputs[0].shape, tuple(interior + 1 for interior in op.attrs.interior)
+        extent = tuple((size - 1) * apart + 1 if size else 0 for size, apart in zip(shape, step, strict=True))
+        return cls(len(shape), tuple(op.attrs.lo), step, extent)
+
+
 @writes("pad")
-def _pad(op: Op) -> str:
-    lines, places = [], []
-    for axis, extent in enumerate(op.inputs[0].shape):
-        step = op.attrs.interior[axis] + 1
-        outside = f"p{axis} < 0 || p{axis} >= {max(extent, 0) * step - step + 1}"
-        outside += f" || p{axis} % {step} != 0" if step > 1 else ""
-        lines += [f"const int p{axis} = at[{axis}] - {op.attrs.lo[axis]};", f"if ({outside}) return {load(op, 1, ())};"]
-        places.append(f"p{axis} / {step}")
-    lines.append(f"return {load(op, 0, places)};")
-    return own(lines) + per_element(op, "own(buffers, at)")
+def _pad(op: Op) -> Kernel:
+    return Kernel("Pad", [input_type(op, 0), input_type(op, 1), constant(PadShape.of(op))])

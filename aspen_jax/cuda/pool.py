@@ -1,42 +1,58 @@
-"""Pooling: a thread walks the window of its element."""
+"""Pooling (cuda/kernels/pool.h)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
-from aspen_jax.cuda.lanes import load
+from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
 from aspen_jax.cuda.rows import combination
-from aspen_jax.cuda.source import per_element, writes
 from aspen_jax.ir.program import Op
 
 
-def _walk(combine: str, start: str, loops: Sequence[str], skip: str, read: str) -> str:
-    nest = "\n".join(f"    {loop}" for loop in loops)
-    return f"""\
-  static ASPEN_DEVICE uint32_t own(const Addresses& buffers, [[maybe_unused]] const int* at) {{
-    uint32_t sum = {start};
-{nest} {{
-{skip}      sum = {combine}(sum, {read});
-    }}
-    return sum;
-  }}
-"""
+@dataclasses.dataclass(frozen=True)
+class PoolShape:
+    """Where the window of an element lies, as PoolShape in cuda/kernels/pool.h says it.
+
+    Attributes:
+        rank: axes.
+        window: elements of a window along each axis.
+        strides: from a window to the next.
+        lo: how far the first window begins before the input.
+        dilation: from an element of a window to the next.
+        base: from an element of the input to the next.
+        extent: of the input, with the places between its elements.
+        start: the lane to begin with.
+    """
+
+    rank: int
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    lo: tuple[int, ...]
+    dilation: tuple[int, ...]
+    base: tuple[int, ...]
+    extent: tuple[int, ...]
+    start: int
+
+    @classmethod
+    def of(cls, op: Op, start: int) -> PoolShape:
+        attrs, shape = op.attrs, op.inputs[0].shape
+        extent = tuple((size - 1) * base + 1 for size, base in zip(shape, attrs.base_dilation, strict=True))
+        return cls(
+            len(shape),
+            tuple(attrs.window),
+            tuple(attrs.strides),
+            tuple(attrs.padding_lo),
+            tuple(attrs.window_dilation),
+            tuple(attrs.base_dilation),
+            extent,
+            start,
+        )
 
 
 @writes("pool")
-def _pool(op: Op) -> str | None:
-    attrs, shape = op.attrs, op.inputs[0].shape
-    combined = combination(op.inputs[0].dtype, attrs.kind)
+def _pool(op: Op) -> Kernel | None:
+    combined = combination(op.inputs[0].dtype, op.attrs.kind)
     if combined is None:
         return None
-    loops, places, skips = [], [], []
-    for axis in range(len(shape)):
-        loops.append(f"for (int w{axis} = 0; w{axis} < {attrs.window[axis]}; ++w{axis})")
-        place = f"at[{axis}] * {attrs.strides[axis]} - {attrs.padding_lo[axis]} + w{axis} * {attrs.window_dilation[axis]}"
-        base = attrs.base_dilation[axis]
-        skips.append(f"      const int p{axis} = {place};\n")
-        skips.append(f"      if (p{axis} < 0 || p{axis} >= {(shape[axis] - 1) * base + 1}")
-        skips.append(f" || p{axis} % {base} != 0" if base > 1 else "")
-        skips.append(") continue;\n")
-        places.append(f"p{axis} / {base}")
-    return _walk(*combined, loops, "".join(skips), load(op, 0, places)) + per_element(op, "own(buffers, at)")
+    combine, start = combined
+    return Kernel("Pool", [input_type(op, 0), combine, constant(PoolShape.of(op, start))])

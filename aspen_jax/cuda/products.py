@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.by_element import own, per_element
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load, place
-from aspen_jax.cuda.runs import Read, run_function, run_length
-from aspen_jax.cuda.source import own, per_element, writes
+from aspen_jax.cuda.runs import run_function, run_length
 from aspen_jax.cuda.tensor_maps import Tensor, tensors
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
 from aspen_jax.ir.program import Op, Operand
@@ -181,8 +182,8 @@ def _stored(op: Op, column: int | None) -> tuple[int, str, str]:
     if run == 1:
         return 1, "", by_element
     whole = f"count == {run} && {first} % {run} == 0 && {first} >= box[{column}]"
-    by_run = f"if ({whole}) {{\n          run(buffers, at, sums);\n          return;\n        }}\n        {by_element}"
-    return run, run_function(op, run, lambda: Read([], "as_bits(sums[i])"), ", const float* sums"), by_run
+    by_run = f"if ({whole}) {{\n          run(buffers, at, Sums{{sums}});\n          return;\n        }}\n        {by_element}"
+    return run, run_function(op, run), by_run
 
 
 def either(warpgroups: str, others: str) -> str:

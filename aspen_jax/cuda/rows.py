@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load, statements, used_inputs
-from aspen_jax.cuda.source import writes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
 from aspen_jax.ops.block_program import COPY, BlockProgram
@@ -32,21 +32,22 @@ _MANY_ROWS = 2048
 STEP = "[[maybe_unused]] int step, [[maybe_unused]] int thread, int* at, [[maybe_unused]] Numbers& numbers"
 
 _COMBINE = {windows.SUM: "add", windows.MAX: "max", windows.MIN: "min", windows.PRODUCT: "mul"}
+_ONES = 0xFFFFFFFF
 _BITWISE = {windows.AND: "and", windows.OR: "or", windows.XOR: "xor", windows.MAX: "or", windows.MIN: "and"}
 
 
-def combination(dtype: np.dtype, kind: int) -> tuple[str, str] | None:
+def combination(dtype: np.dtype, kind: int) -> tuple[str, int] | None:
     """The instruction that combines two lanes of a dtype, and the lane to begin with."""
     lane = lane_of(dtype)
     if lane == "b":
-        return (f"scalar::{_BITWISE[kind]}_b", "~0u" if _BITWISE[kind] == "and" else "0u") if kind in _BITWISE else None
+        return (f"scalar::{_BITWISE[kind]}_b", _ONES if _BITWISE[kind] == "and" else 0) if kind in _BITWISE else None
     if lane == "i" and kind in (windows.AND, windows.OR, windows.XOR):
-        return f"scalar::{_BITWISE[kind]}_i", "~0u" if kind == windows.AND else "0u"
+        return f"scalar::{_BITWISE[kind]}_i", _ONES if kind == windows.AND else 0
     if kind not in _COMBINE or lane not in ("f", "i"):
         return None
     of = "u" if dtype.name == "uint32" and kind in (windows.MAX, windows.MIN) else lane
     start = np.asarray(windows.identity(kind, np.dtype({"f": np.float32, "i": np.int32, "u": np.uint32}[of])))
-    return f"scalar::{_COMBINE[kind]}_{of}", f"{int(start.view(np.uint32)):#x}u"
+    return f"scalar::{_COMBINE[kind]}_{of}", int(start.view(np.uint32))
 
 
 def team(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
@@ -65,7 +66,7 @@ class _Stage(NamedTuple):
     """A stage of a row program: what combines it and the lane to begin with, if it is reduced; else whether elements have it."""
 
     program: BlockProgram
-    combine: tuple[str, str] | None
+    combine: tuple[str, int] | None
     of_elements: bool
 
 
@@ -124,7 +125,7 @@ def _tile(op: Op, stages: Sequence[_Stage], num_inputs: int) -> str:
         if combine is not None:
             instruction, start = combine
             passes.append(
-                f"block.each_thread([&](int thread) {{ found[thread] = {start}; }});\n"
+                f"block.each_thread([&](int thread) {{ found[thread] = {start:#x}u; }});\n"
                 f"      each_step([&]({STEP}) {{ found[thread] = {instruction}(found[thread], {own}); }});\n"
                 f"      Rows::reduce(block, memory.team, found, [](uint32_t a, uint32_t b) {{ return {instruction}(a, b); }});\n"
                 f"      block.each_thread([&](int thread) {{ numbers_of[thread].of[{number}] = found[thread]; }});"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +39,6 @@ def run_length(op: Op, *dtypes: np.dtype) -> int:
     return count
 
 
-def address(op: Op, number: int, coordinates: Sequence[str]) -> str:
-    """Where input `number` has the element at these coordinates of its view."""
-    word = _WORDS[op.inputs[number].dtype.itemsize]
-    own = place(coordinates, op.inputs[number].view.strides())
-    return f"static_cast<const {word}*>(buffers.inputs[{number}]) + {own}"
-
-
 def is_run(op: Op, number: int, axis: int, count: int) -> bool:
     """Whether `count` elements of input `number` along this axis of its view may be read at once, wherever a run begins."""
     view = op.inputs[number].view
@@ -59,60 +52,34 @@ def read(op: Op, number: int, coordinates: Sequence[str], axis: int, count: int)
     stride = operand.view.strides()[axis]
     if stride == 0:
         return Read([f"const uint32_t {name} = {load(op, number, coordinates)};"], name)
-    if is_run(op, number, axis, count):
-        line = f"const auto {name} = load_vector<{count}>({address(op, number, coordinates)});"
-        return Read([line], f"{element(operand.dtype)}::load({name}.elements, i)")
     own = place(coordinates, operand.view.strides())
+    if is_run(op, number, axis, count):
+        address = f"static_cast<const {_WORDS[operand.dtype.itemsize]}*>(buffers.inputs[{number}]) + {own}"
+        line = f"const auto {name} = load_vector<{count}>({address});"
+        return Read([line], f"{element(operand.dtype)}::load({name}.elements, i)")
     return Read([], f"{element(operand.dtype)}::load(buffers.inputs[{number}], {own} + int64_t{{i}} * {stride})")
 
 
-def per_run(op: Op, count: int, own: Callable[[], Read] | None, lane: str) -> str:
-    """A tile function that goes by runs, and single elements where a box cuts them.
-
-    Args:
-        op: the op; its output has an axis.
-        count: elements of a run.
-        own: what the kernel gives; None: all is done by the op's program.
-        lane: the same for a single element, behind a comma, or nothing.
-    """
-    return f"""\
-{run_function(op, count, own)}
-  static constexpr int kThreads = 256;
-  struct Memory {{}};
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
-    Block<kThreads> block;
-    each_run<{len(op.output.shape)}, {count}>(
-        block, box, [&](const int* at) {{ run(buffers, at); }}, [&](const int* at) {{ finish(buffers, at{lane}); }});
-  }}"""
-
-
-def run_function(op: Op, count: int, own: Callable[[], Read] | None, parameters: str = "") -> str:
+def run_function(op: Op, count: int) -> str:
     """A function `run` that computes `count` elements from `at` on along the last axis, and stores them at once.
 
-    Args:
-        op: the op; its output has an axis.
-        count: elements of a run.
-        own: what the kernel gives; None: all is done by the op's program.
-        parameters: what the function takes besides addresses and coordinates, behind a comma.
+    What the kernel gives, if the op has one, has `lane(i)` for each of them.
     """
-    rank, num_main = len(op.output.shape), op.family.num_main(op)
-    at = [f"at[{axis}]" for axis in range(rank)]
-    lines, registers = [], []
-    if own is not None:
-        lines, lane_of_own = own()
-        registers.append(lane_of_own)
-    result, inner = (registers or ["own"])[0], []
+    at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
+    num_main, lines, inner, result = op.family.num_main(op), [], [], "own.lane(i)"
     if op.program is not None:
+        registers = ["own.lane(i)"] if num_main else []
         for number in range(num_main, len(op.inputs)):
-            more, item = read(op, number, at, rank - 1, count)
-            lines = [*lines, *more]
+            more, item = read(op, number, at, len(at) - 1, count)
+            lines += more
             registers.append(item)
         inner, result = statements(op.program, registers)
     word, kind = _WORDS[op.output.dtype.itemsize], element(op.output.dtype)
     to = f"static_cast<{word}*>(buffers.output) + {place(at, View.identity(op.output.shape).strides())}"
     before, body = ("\n".join(f"{indent}{line}" for line in text) for indent, text in (("    ", lines), ("      ", inner)))
+    template, own = ("  template <class Own>\n", ", const Own& own") if num_main else ("", "")
     return f"""\
-  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at{parameters}) {{
+{template}  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at{own}) {{
 {before}
     Vector<{word}, {count}> result;
     ASPEN_UNROLL for (int i = 0; i < {count}; ++i) {{

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from aspen_jax.cuda.indices import start
+from aspen_jax.cuda.kernel import writes
 from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.source import writes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
 

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kernels
+    arg_reduce,
+    attention,
+    concatenate,
+    conv,
+    cumulative,
+    elementwise,
+    gather,
+    pad,
+    pool,
+    products,
+    rows,
+    scatter,
+)
+from aspen_jax.cuda.kernel import FAMILIES
 from aspen_jax.cuda.lanes import element, finish
+from aspen_jax.cuda.runs import run_function
 from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
 
-Write = Callable[[Op], str | None]
-
-_FAMILIES: dict[str, Write] = {}
-
 # They include all others, each under one name: NVRTC knows a header again by that alone.
-HEADERS = ("cuda/kernels/attention.h", "cuda/kernels/few_rows.h", "cuda/kernels/operands.h", "cuda/kernels/tensor_copy.h")
+HEADERS = (
+    "cuda/kernels/attention.h",
+    "cuda/kernels/concatenate.h",
+    "cuda/kernels/cumulative.h",
+    "cuda/kernels/few_rows.h",
+    "cuda/kernels/gather.h",
+    "cuda/kernels/operands.h",
+    "cuda/kernels/pad.h",
+    "cuda/kernels/pool.h",
+    "cuda/kernels/tensor_copy.h",
+)
 
 _KERNEL = """\
 extern "C" {{
@@ -30,16 +52,6 @@ extern "C" __global__ void __launch_bounds__({op}::kThreads)
 
 class UnsupportedOp(Exception):
     """An op for which there is no CUDA code; XLA computes it."""
-
-
-def writes(family: str) -> Callable[[Write], Write]:
-    """Declares what writes the body of the struct for ops of a family: None where it cannot."""
-
-    def declare(write: Write) -> Write:
-        _FAMILIES[family] = write
-        return write
-
-    return declare
 
 
 def translation_unit(ops: Sequence[Op], entry: str) -> str:
@@ -85,25 +97,10 @@ def why_no_code(op: Op) -> str | None:
 
 def _struct(op: Op, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
-    from aspen_jax.cuda import (  # noqa: F401 - they declare what they write
-        arg_reduce,
-        attention,
-        concatenate,
-        conv,
-        cumulative,
-        elementwise,
-        gather,
-        pad,
-        pool,
-        products,
-        rows,
-        scatter,
-    )
-
-    write = _FAMILIES.get(op.family.name)
+    write = FAMILIES.get(op.family.name)
     dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
-    body = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
-    if body is None:
+    kernel = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
+    if kernel is None:
         raise UnsupportedOp(f"no CUDA code for {op.family.name} of {', '.join(map(str, dtypes))}")
     addresses = f"  using Addresses = Buffers<{max(1, len(op.inputs))}>;"
     if maps := _tensors(op):
@@ -112,35 +109,15 @@ def _struct(op: Op, name: str) -> str:
   using Addresses = TensorBuffers<{len(op.inputs)}>;
   static ASPEN_DEVICE constexpr TensorShape tensor(int number) {{ return number == 0 ? {shapes}; }}"""
         addresses = products.either(with_maps, addresses)
-    return f"struct {name} {{\n{addresses}\n{finish(op)}\n{body}\n}};\n"
+    if isinstance(kernel, str):
+        return f"struct {name} {{\n{addresses}\n{finish(op)}\n{kernel}\n}};\n"
+    parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
+    parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
+    return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])
 
 
 def _tensors(op: Op) -> tuple[Tensor, Tensor] | None:
     """What a kernel copies in boxes where a GPU has warpgroups."""
-    from aspen_jax.cuda import conv, products
-
     if op.family.name == "matmul":
         return products.tensors_of(op)
     return conv.tensors_of(op) if op.family.name in ("conv2d", "conv2d_slices") else None
-
-
-def per_element(op: Op, lane: str | None) -> str:
-    """A tile function that computes each element by itself: `lane` is an expression or a lambda's call for the kernel's own."""
-    value = "" if lane is None else f", {lane}"
-    return f"""\
-  static constexpr int kThreads = 256;
-  struct Memory {{}};
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
-    Block<kThreads> block;
-    each_element<{len(op.output.shape)}>(block, box, [&](const int* at) {{ finish(buffers, at{value}); }});
-  }}"""
-
-
-def own(lines: Sequence[str]) -> str:
-    """A function `own` of these lines, which gives the lane of the kernel's own at `at`."""
-    body = "\n".join(f"    {line}" for line in lines)
-    return f"""\
-  static ASPEN_DEVICE uint32_t own([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at) {{
-{body}
-  }}
-"""

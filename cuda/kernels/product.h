@@ -181,6 +181,12 @@ using BlockCore = typename Either<kHasWarpgroups && kVector == 8 && kDepth >= Sw
                                   WgmmaCore<Kind, kRows, kColumns, kAlongDepth>,
                                   MmaCore<Kind, kRows, kColumns, kRows / 2, kColumns * 32 / kRows, kAlongDepth>>::Type;
 
+// Adjacent sums, as lanes.
+struct Sums {
+  const float* of;
+  ASPEN_DEVICE uint32_t lane(int i) const { return as_bits(of[i]); }
+};
+
 template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {

@@ -36,9 +36,10 @@ ASPEN_DEVICE constexpr KernelShape shape_of() {
   return shape;
 }
 
-// How elements become lanes of 32 bits and back.
+// How elements become lanes of 32 bits and back. A Word is as wide as an element.
 template <class Stored>
 struct Plain {
+  using Word = Stored;
   static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
     return static_cast<uint32_t>(static_cast<const Stored*>(data)[index]);
   }
@@ -47,12 +48,14 @@ struct Plain {
   }
 };
 struct Bool {
+  using Word = uint8_t;
   static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
     return scalar::mask(static_cast<const uint8_t*>(data)[index] != 0);
   }
   static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) { static_cast<uint8_t*>(data)[index] = lane & 1; }
 };
 struct BFloat16 {
+  using Word = uint16_t;
   static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
     return static_cast<uint32_t>(static_cast<const uint16_t*>(data)[index]) << 16;
   }
@@ -62,6 +65,7 @@ struct BFloat16 {
   static ASPEN_DEVICE uint16_t narrowed(float value) { return static_cast<uint16_t>(scalar::as_bf16_f(as_bits(value)) >> 16); }
 };
 struct Float16 {
+  using Word = uint16_t;
   static ASPEN_DEVICE uint32_t load(const void* data, int64_t index) {
     return as_bits(widened_f16(static_cast<const uint16_t*>(data)[index]));
   }

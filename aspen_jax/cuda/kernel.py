@@ -1,0 +1,68 @@
+"""A kernel as Python gives it: a template in `cuda/kernels/`, and the constants that it is over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from aspen_jax.cuda.lanes import element
+from aspen_jax.ir.program import Op
+
+
+class Kernel(NamedTuple):
+    """What a kernel is.
+
+    Attributes:
+        template: its name; its first argument is the struct of the op's generated functions.
+        arguments: the others, as C++.
+        run: adjacent elements that it computes at once; 1: none.
+        functions: what is generated beside `finish` and `run`: element-wise programs alone.
+    """
+
+    template: str
+    arguments: Sequence[str]
+    run: int = 1
+    functions: str = ""
+
+
+Write = Callable[[Op], "Kernel | str | None"]
+
+FAMILIES: dict[str, Write] = {}
+
+
+def writes(family: str) -> Callable[[Write], Write]:
+    """Declares what gives the kernel for ops of a family: None where there is none."""
+
+    def declare(write: Write) -> Write:
+        FAMILIES[family] = write
+        return write
+
+    return declare
+
+
+def constant(value: Any) -> str:
+    """A value as C++: a dataclass as the struct of its name and fields."""
+    if dataclasses.is_dataclass(value):
+        fields = (f".{field.name} = {constant(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}{{{', '.join(fields)}}}"
+    if isinstance(value, tuple):
+        return f"{{{', '.join(map(constant, value))}}}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Strides:
+    """Those of a view, as Strides in cuda/kernels/elements.h."""
+
+    rank: int
+    of: tuple[int, ...]
+
+
+def input_type(op: Op, number: int) -> str:
+    """The type that reads input `number` of an op through its view (cuda/kernels/elements.h)."""
+    operand = op.inputs[number]
+    strides = tuple(operand.view.strides())
+    return f"Input<{number}, {element(operand.dtype)}, {constant(Strides(len(strides), strides))}>"
