@@ -50,6 +50,30 @@ def test_the_licences_of_compiled_libraries_come_along() -> None:
     assert "Permission is hereby granted" in (directory / "robin_map.txt").read_text()
 
 
+def test_every_installed_requirement_has_a_free_licence() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "licences.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "| jax | " in result.stdout
+    assert "| numpy | " in result.stdout
+
+
+def test_a_licence_that_is_unknown_or_not_free_fails_the_report(tmp_path: Path) -> None:
+    for name, lines in {"aspen_jax": "Requires-Dist: closed\nLicense-Expression: Apache-2.0", "closed": ""}.items():
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1\n{lines}\n")
+    report = [sys.executable, str(ROOT / "tools" / "licences.py")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    refused = subprocess.run(report, capture_output=True, text=True, env=environment, timeout=120)
+    assert refused.returncode == 1
+    assert "closed 1: its metadata names no licence" in refused.stderr
+    permitted = subprocess.run([*report, "--permit", "closed"], capture_output=True, text=True, env=environment, timeout=120)
+    assert permitted.returncode == 0, permitted.stderr
+    with (tmp_path / "closed-1.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("License-Expression: MIT AND LicenseRef-Proprietary\n")
+    assert subprocess.run(report, capture_output=True, env=environment, timeout=120).returncode == 1
+
+
 def test_every_source_file_is_installed() -> None:
     directory = Path(aspen_jax.__file__).parent
     sources = {path.relative_to(ROOT / "aspen_jax") for path in (ROOT / "aspen_jax").rglob("*.py")}
