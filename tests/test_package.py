@@ -25,12 +25,53 @@ def test_the_promised_names_are_public() -> None:
     assert [name for name in aspen_jax.__all__ if not hasattr(aspen_jax, name)] == []
 
 
-def test_the_distribution_holds_the_module_and_of_the_sources_what_generated_code_includes() -> None:
+def test_the_distribution_holds_the_module_and_of_the_sources_the_headers_that_others_include() -> None:
     files = [Path(str(file)) for file in importlib.metadata.files("aspen_jax") or []]
     assert any(file.name.startswith("_engine.") and file.suffix == ".so" for file in files)
     sources = {file for file in files if file.name.endswith((".cc", ".h", ".inc", ".a", "CMakeLists.txt"))}
-    kernels = (ROOT / "cuda" / "kernels").glob("*.h")
-    assert sources == {Path("aspen_jax/cuda/include/cuda/kernels") / header.name for header in kernels}
+    kernels = {Path("aspen_jax/cuda/include/cuda/kernels") / header.name for header in (ROOT / "cuda/kernels").glob("*.h")}
+    engine = {header.relative_to(ROOT) for header in (ROOT / "aspen_jax/engine").glob("*.h")}
+    assert Path("aspen_jax/engine/policy.h") in engine
+    assert sources == kernels | engine
+
+
+def test_the_module_is_one_for_all_python_versions_from_3_12_on() -> None:
+    (wheel,) = [file for file in importlib.metadata.files("aspen_jax") or [] if file.name == "WHEEL"]
+    tags = [line.split()[1] for line in wheel.read_text().splitlines() if line.startswith("Tag:")]
+    python = "cp312-abi3-" if sys.version_info >= (3, 12) else "cp311-cp311-"
+    assert [tag for tag in tags if not tag.startswith(python)] == []
+
+
+def test_the_licences_of_compiled_libraries_come_along() -> None:
+    files = [Path(str(file)) for file in importlib.metadata.files("aspen_jax") or []]
+    assert {file.name for file in files if file.parent == Path("aspen_jax/licences")} == {"nanobind.txt", "robin_map.txt"}
+    directory = Path(aspen_jax.__file__).parent / "licences"
+    assert "Redistributions in binary form" in (directory / "nanobind.txt").read_text()
+    assert "Permission is hereby granted" in (directory / "robin_map.txt").read_text()
+
+
+def test_every_installed_requirement_has_a_free_licence() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "licences.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "| jax | " in result.stdout
+    assert "| numpy | " in result.stdout
+
+
+def test_a_licence_that_is_unknown_or_not_free_fails_the_report(tmp_path: Path) -> None:
+    for name, lines in {"aspen_jax": "Requires-Dist: closed\nLicense-Expression: Apache-2.0", "closed": ""}.items():
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1\n{lines}\n")
+    report = [sys.executable, str(ROOT / "tools" / "licences.py")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    refused = subprocess.run(report, capture_output=True, text=True, env=environment, timeout=120)
+    assert refused.returncode == 1
+    assert "closed 1: its metadata names no licence" in refused.stderr
+    permitted = subprocess.run([*report, "--permit", "closed"], capture_output=True, text=True, env=environment, timeout=120)
+    assert permitted.returncode == 0, permitted.stderr
+    with (tmp_path / "closed-1.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("License-Expression: MIT AND LicenseRef-Proprietary\n")
+    assert subprocess.run(report, capture_output=True, env=environment, timeout=120).returncode == 1
 
 
 def test_every_source_file_is_installed() -> None:
@@ -50,6 +91,20 @@ def test_importing_needs_no_compiler_and_no_other_program(tmp_path: Path) -> Non
     command = [sys.executable, "-W", "error", "-c", "import aspen_jax; print(aspen_jax.__version__)"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment | {"PATH": ""}, timeout=120)
     assert (result.stdout, result.stderr) == (f"{aspen_jax.__version__}\n", "")
+
+
+def test_sources_without_their_engine_say_what_to_do(tmp_path: Path) -> None:
+    """As in a checkout after `pip install .`, where Python finds the sources first; no other package is asked for before."""
+    sources = tmp_path / "aspen_jax"
+    sources.mkdir()
+    (sources / "__init__.py").write_text((ROOT / "aspen_jax" / "__init__.py").read_text())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-S", "-c", "import aspen_jax"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+    assert result.returncode == 1
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith(f"ImportError: {sources} is source code without its compiled engine: start Python in another ")
+    assert message.endswith("or run `pip install -e .` to use this one")
 
 
 def test_python_and_the_engine_agree_on_block_opcodes() -> None:
