@@ -1,6 +1,6 @@
 """Draws tiles.svg: three operators on two workers, with barriers between operators and without.
 
-    python docs/images/tiles.py
+    python docs/pictures/tiles.py
 
 A drawing, not a measurement. Both halves come from one schedule: a free worker takes the shallowest tile that is ready. Without
 barriers a tile is ready when the tiles that it reads are done, with barriers when the whole operator before it is done.

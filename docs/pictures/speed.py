@@ -1,6 +1,6 @@
 """Draws speed.svg: how long a call takes by jax.jit and by the fastest other runtime, aspen_jax's call being 1.
 
-    python docs/images/speed.py
+    python docs/pictures/speed.py
 
 The figures are those of docs/results/zen4.md, measured on 25 November 2026: two cores of an AMD EPYC (Zen 4) in a shared virtual
 machine, float32, batch 1, two workers, Python 3.11, jax 0.10.2, ONNX Runtime 1.32.0, OpenVINO 2026.4.1. Quotients are medians
