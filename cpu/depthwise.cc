@@ -104,8 +104,7 @@ void micro(const Steps& steps, const Window& window, const Finish& finish, int64
       }
     }
     finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
-    get.store_all(sum, out, steps.out_pixel);
-    out += kPixels * steps.out_pixel;
+    out = get.store_all(sum, out, steps.out_pixel);
   }
 }
 

@@ -35,9 +35,9 @@ struct PixelVectors {
     return kPartial && v == kVectors - 1 ? load_partial(from, lanes) : load(from);
   }
 
-  // Stores the sums of pixels that are `step` apart.
+  // Stores the sums of pixels that are `step` apart, and gives the place of the next one.
   template <int kPixels>
-  ASPEN_INLINE void store_all(const Floats (&sum)[kPixels][kVectors], float* out, int64_t step) const {
+  ASPEN_INLINE float* store_all(const Floats (&sum)[kPixels][kVectors], float* out, int64_t step) const {
 #pragma GCC unroll 16
     for (int p = 0; p < kPixels; ++p, out += step) {
 #pragma GCC unroll 16
@@ -49,6 +49,7 @@ struct PixelVectors {
         }
       }
     }
+    return out;
   }
 };
 

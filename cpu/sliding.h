@@ -74,8 +74,7 @@ void sliding_micro(const Steps& steps, const Line& line, const Finish& finish, i
       }
     }
     finish_in_registers(finish, begun, place.pixel + group * kPixels, place.channel, sum, get);
-    get.store_all(sum, out, steps.out_pixel);
-    out += kPixels * steps.out_pixel;
+    out = get.store_all(sum, out, steps.out_pixel);
   }
 }
 
