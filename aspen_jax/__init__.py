@@ -11,8 +11,8 @@ import importlib.util
 
 if importlib.util.find_spec("aspen_jax._engine") is None:  # in a checkout, Python finds the sources before what is installed
     raise ImportError(
-        f"{__path__[0]} is source code without its compiled engine: start Python in another folder to use the package that "
-        "`pip install .` installed, or run `pip install -e .` to use this one"
+        f"{__path__[0]} is source code without its compiled engine: start Python as `python -P`, or in another folder, to use "
+        "the package that `pip install .` installed, or run `pip install -e .` to use this one"
     )
 
 from aspen_jax.api.decorator import aspen

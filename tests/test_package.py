@@ -103,7 +103,7 @@ def test_sources_without_their_engine_say_what_to_do(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
-    assert message.startswith(f"ImportError: {sources} is source code without its compiled engine: start Python in another ")
+    assert message.startswith(f"ImportError: {sources} is source code without its compiled engine: start Python as `python -P`, ")
     assert message.endswith("or run `pip install -e .` to use this one")
 
 

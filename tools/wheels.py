@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +86,24 @@ def repair(tools: Path, wheel: Path, out: Path) -> None:
     """Say which symbols decide how old a Linux may be, and write the wheel with that tag to `out`."""
     on_path = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     run(tools / "auditwheel", "show", wheel, env=on_path)
-    run(tools / "auditwheel", "repair", "--wheel-dir", out, wheel, env=on_path)
+    run(tools / "auditwheel", "repair", "--wheel-dir", wheel.parent / "repaired", wheel, env=on_path)
+    (repaired,) = (wheel.parent / "repaired").iterdir()
+    granted, needed = re.search(r"manylinux_2_(\d+)_", repaired.name), newest_glibc(wheel)
+    assert granted is not None, f"auditwheel grants {repaired.name} no tag"
+    if needed <= int(granted[1]):
+        shutil.copy(repaired, out)
+        return
+    # auditwheel overlooks the symbols of the dynamic linker, such as __rseq_size.
+    print(f"auditwheel grants glibc 2.{granted[1]}, but the module asks for 2.{needed}", flush=True)
+    tag = f"manylinux_2_{needed}_{platform.machine()}"
+    run(tools / "auditwheel", "repair", "--plat", tag, "--only-plat", "--wheel-dir", out, wheel, env=on_path)
+
+
+def newest_glibc(wheel: Path) -> int:
+    """The minor version of the newest glibc that a compiled module in a wheel names among the versions of its symbols."""
+    with zipfile.ZipFile(wheel) as archive:
+        modules = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
+    return max(int(minor) for module in modules for minor in re.findall(rb"\0GLIBC_2\.(\d+)", module))
 
 
 def attempt(programs: Path, wheel: Path, folder: Path) -> None:
