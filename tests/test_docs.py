@@ -35,7 +35,7 @@ def test_the_tutorial_runs_in_tiles_for_its_readers():
 
 
 def test_links_of_pages_lead_to_files():
-    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
     links = [(page, link) for page in pages for link in _LINK.findall(page.read_text())]
     assert len(links) > 20, "the pattern finds no links"
     assert not [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()]
