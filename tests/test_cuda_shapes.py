@@ -13,7 +13,21 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import concatenate, cumulative, elementwise, gather, pad, pool
+from aspen_jax.cuda import (
+    attention,
+    concatenate,
+    conv_by_element,
+    cumulative,
+    depthwise,
+    elementwise,
+    few_rows,
+    gather,
+    matrices,
+    pad,
+    pool,
+    product_by_element,
+)
+from aspen_jax.cuda.cores import FmaCore, MmaCore
 from aspen_jax.cuda.kernel import Strides, constant
 from tests.cuda_check import ops_of
 
@@ -21,12 +35,19 @@ HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
 
 SHAPES = [
     Strides,
+    attention.AttentionShape,
     concatenate.ConcatenateShape,
+    conv_by_element.ConvShape,
     cumulative.CumulativeShape,
+    depthwise.DepthwiseShape,
     elementwise.ElementwiseShape,
+    few_rows.FewRowsShape,
     gather.GatherShape,
+    matrices.Axes,
+    matrices.MatrixShape,
     pad.PadShape,
     pool.PoolShape,
+    product_by_element.SumShape,
 ]
 
 
@@ -99,3 +120,91 @@ def test_gathering():
 def test_running_results():
     op = op_of(lambda x: lax.cumsum(x, 1, reverse=True), arrays((300, 70)), "cumulative")
     assert cumulative.CumulativeShape.of(op) == cumulative.CumulativeShape(1, 70, reverse=True)
+
+
+def attention_op(queries, keys, width, dtype: Any = np.float32, precision="highest"):
+    def function(q, k, v):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v)
+
+    operands = arrays(*((2, length, 3, width) for length in (queries, keys, keys)), dtype=dtype)
+    with jax.default_matmul_precision(precision):
+        return op_of(function, operands, "attention")
+
+
+def test_attention_walks_heads_and_reads_values_across_the_keys():
+    shape = attention.AttentionShape.of(attention_op(40, 130, 16))
+    assert shape is not None
+    assert (shape.row_axis, shape.column_axis, shape.outer) == (1, 3, matrices.Axes(2, (0, 2)))
+    assert shape.scores == matrices.Axes(3, (0, 2, 1))
+    assert (shape.depth, shape.num_keys, shape.num_columns, shape.slice, shape.reach) == (16, 130, 16, 0, 130)
+    by_keys = matrices.MatrixShape(1, Strides(4, (130 * 48, 0, 16, 0)), line=48, step=1, vector=4, along_depth=True)
+    assert shape.keys == by_keys
+    assert shape.values == matrices.MatrixShape(2, Strides(4, (130 * 48, 0, 16, 1)), 1, 48, vector=4, along_depth=False)
+
+
+def test_attention_takes_as_many_queries_as_are_asked_for_and_fit():
+    def cores(*sizes, **how):
+        op = attention_op(*sizes, **how)
+        shape = attention.AttentionShape.of(op)
+        assert shape is not None
+        return attention.AttentionCores.of(op, shape)
+
+    exact, wide = cores(33, 130, 16), cores(150, 150, 128, dtype=jnp.bfloat16, precision="default")
+    assert exact == attention.AttentionCores(FmaCore(64, 64, True), FmaCore(64, 64, False))
+    assert wide == attention.AttentionCores(MmaCore("Bf16", 64, 64, 32, 16, True), MmaCore("Bf16", 64, 128, 32, 32, False))
+    few, deep = cores(10, 70, 64, precision="default"), cores(64, 70, 256)
+    assert few is not None
+    assert deep is not None
+    assert (few.scores.rows, deep.scores.rows) == (16, 32)
+
+
+def test_depthwise_convolutions_read_adjacent_channels():
+    def shape(channels, dtype: Any = np.float32):
+        def function(x, w):
+            numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": channels}
+            return lax.conv_general_dilated(x, w, (2, 1), ((1, 2), (0, 3)), rhs_dilation=(1, 3), **numbers)
+
+        operands = arrays((2, 40, 50, channels), (3, 2, 1, channels), dtype=dtype)
+        return depthwise.DepthwiseShape.of(op_of(function, operands, "conv2d"))
+
+    strides, weights = Strides(4, (32000, 800, 16, 1)), Strides(4, (32, 16, 0, 1))
+    assert shape(16) == depthwise.DepthwiseShape(40, 50, 3, 2, 2, 1, 1, 3, 1, 0, strides, weights, pixels=4, vector=4)
+    assert [shape(channels).vector for channels in (10, 7)] == [2, 1]
+    assert shape(16, dtype=jnp.bfloat16).vector == 4
+
+
+def test_few_rows_read_adjacent_columns_or_an_adjacent_depth():
+    def shape(equation, *shapes):
+        op = op_of(lambda a, b: jnp.einsum(equation, a, b), arrays(*shapes), "matmul")
+        own = matrices.Matrices.of(op)
+        assert own is not None
+        return few_rows.FewRowsShape.of(op, own)
+
+    across = shape("mk,kn->mn", (4, 136), (136, 248))
+    assert across is not None
+    assert (across.num_rows, across.depth, across.column_axis, across.rows.of) == (4, 136, 1, (0,))
+    assert across.right == matrices.MatrixShape(1, Strides(2, (0, 1)), 1, 248, vector=4, along_depth=False)
+    along = shape("mk,nk->mn", (4, 136), (248, 136))
+    assert along is not None
+    assert along.right == matrices.MatrixShape(1, Strides(2, (0, 136)), 136, 1, vector=4, along_depth=True)
+    assert shape("mk,kn->mn", (9, 136), (136, 248)) is None
+
+
+def test_products_that_no_matrices_describe_walk_each_summed_axis():
+    op = op_of(lambda a, b: jnp.einsum("mkj,jkn->nm", a, b), arrays((37, 24, 5), (5, 24, 72)), "matmul")
+    assert matrices.Matrices.of(op) is None
+    assert [item.shape for item in op.inputs] == [(72, 5, 24), (5, 24, 37)]  # read through views: [n, j, k] by [j, k, m]
+    shape = product_by_element.SumShape.of(op)
+    assert (shape.left, shape.right) == (Strides(2, (1, 0)), Strides(2, (0, 120)))
+    by_extent = dict(zip(shape.extents, zip(shape.left_summed.of, shape.right_summed.of, strict=True), strict=True))
+    assert by_extent == {24: (72, 5), 5: (24 * 72, 1)}
+
+
+def test_convolutions_by_element_know_the_channels_of_a_group():
+    def function(x, w):
+        numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": 12}
+        return lax.conv_general_dilated(x, w, (2, 1), ((1, 2), (0, 3)), rhs_dilation=(1, 3), **numbers)
+
+    op = op_of(function, arrays((2, 40, 50, 24), (3, 2, 2, 36)), "conv2d")
+    assert conv_by_element.ConvShape.of(op) == conv_by_element.ConvShape(40, 50, 3, 2, 2, 3, 2, 1, 1, 3, 1, 0)

@@ -15,8 +15,13 @@ To add or move a family:
    `source.HEADERS` names the header.
 4. `tests/test_cuda_shapes.py` lists the shape, which holds the fields to those of C++, and tests its decisions.
 
-Only element-wise programs are generated (`lanes.py`, `runs.py`, the stages of `rows.py`). Compare what the assembler says of
-registers before and after a move (`image.compile_log`). The headers also compile for the host: there kernels are tested.
+Only element-wise programs are generated: `finish`, `run`, what attention does to a score, the stages of rows. The headers also
+compile for the host: there kernels are tested.
+
+What still writes C++ as text: `products.matmul` and `products.tile`, which `conv._products` and `conv_boxes.tile_by_boxes` use
+too; `rows._tile` and `rows.walk`, which `arg_reduce` uses too. A move keeps the registers that the assembler reports
+(`image.compile_log`), or fewer. Two things cost registers: the bounds of a box that are kept over a whole block instead of
+being read again, and coordinates that are copied where an offset is enough.
 """
 
 from aspen_jax.cuda.attention import unfused

@@ -1,17 +1,22 @@
 """Attention whose row program is a softmax, whatever is masked, scaled or added before, and slices of such.
 
-Both are cuda/kernels/attention.h. Anything else is taken apart into the three ops that it is (`unfused`).
+Both are cuda/kernels/attention_tile.h. Anything else is taken apart into the three ops that it is (`unfused`).
 """
 
 from __future__ import annotations
 
-from aspen_jax.cuda.kernel import writes
-from aspen_jax.cuda.lanes import load, statements
-from aspen_jax.cuda.products import VISITED, Matrices, Side, columns_of, core, data, decoded, extent, offset
-from aspen_jax.cuda.vectors import ELEMENTS, STORED, vector
-from aspen_jax.ir.program import Op, Program
+import dataclasses
+
+import numpy as np
+
+from aspen_jax.cuda.cores import FmaCore, MmaCore, core
+from aspen_jax.cuda.kernel import Kernel, constant, template, writes
+from aspen_jax.cuda.lanes import function, lane_bits, load, statements
+from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape, Side
+from aspen_jax.cuda.vectors import ELEMENTS, STORED
+from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ops.attention import ATTENTION, parts_of
-from aspen_jax.ops.attention_slices import NUMBERS, attention_of
+from aspen_jax.ops.attention_slices import attention_of
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.softmax import softmax_of
 
@@ -21,7 +26,154 @@ _MOST_BYTES = 160 << 10
 _KEYS = 64  # at a time
 _MOST_COLUMNS = 128
 
-_NARROW = {"float32": "weight", "bfloat16": "BFloat16::narrowed(weight)", "float16": "narrowed_f16(weight)"}
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShape:
+    """Which queries, keys and values a tile goes through, as AttentionShape in cuda/kernels/attention_tile.h.
+
+    Attributes:
+        row_axis: of the output, along the queries' rows.
+        column_axis: of the output, along the values' columns; -1: there is one column.
+        outer: the output's other axes of more than one element.
+        scores: for each axis of the scores but the keys, the axis of the output.
+        depth: of the first product.
+        num_keys: of the second one.
+        num_columns: of the values.
+        slice: keys of a slice; 0: there are no slices.
+        queries: the first product's left side.
+        keys: its right side.
+        values: the second product's right side.
+        reach: of row r all weights are exact zeros from key r + reach on,
+        most: if no score is larger than this lane.
+    """
+
+    row_axis: int
+    column_axis: int
+    outer: Axes
+    scores: Axes
+    depth: int
+    num_keys: int
+    num_columns: int
+    slice: int
+    queries: MatrixShape
+    keys: MatrixShape
+    values: MatrixShape
+    reach: int
+    most: int
+
+    @classmethod
+    def of(cls, op: Op) -> AttentionShape | None:
+        """None where no one stride walks a sum, or something between the products is no float32."""
+        attrs, rank, whole = op.attrs, len(op.output.shape), whole_of(op)
+        scores, rows, values = parts_of(whole)
+        matrices, v, last = Matrices.of(scores), values.main_inputs[1 - attrs.values_chained], len(attrs.shape) - 1
+        if matrices is None or matrices.depth < 1 or v.dtype.name not in ELEMENTS or not op.output.size:
+            return None
+        if {scores.output.dtype.name, rows.output.dtype.name} != {"float32"} or matrices.left.operand.dtype != v.dtype:
+            return None
+        if last not in matrices.right.strides or (last - 1 not in matrices.left.strides and attrs.shape[last - 1] != 1):
+            return None
+        # The slices are an axis of the output before those of the attention.
+        is_sliced = op is not whole
+        labels = [tuple(label + (is_sliced and label >= 0) for label in own) for own in (values.attrs.a, values.attrs.b)]
+        weights_labels, v_labels = labels[attrs.values_chained], labels[1 - attrs.values_chained]
+        out_axes = weights_labels[:last]
+        right = _values(op, v, v_labels, v_labels.index(weights_labels[last]))
+        own = [axis for axis in sorted(right.strides) if axis not in out_axes]
+        column = rank - 1 if is_sliced else own[-1] if own else -1
+        num_columns = 1 if column < 0 else v.shape[v_labels.index(column)]
+        taken = (out_axes[-1], column)
+        outer = tuple(axis for axis, size in enumerate(op.output.shape) if size != 1 and axis not in taken)
+        return cls(
+            out_axes[-1],
+            column,
+            Axes(len(outer), outer),
+            Axes(last, out_axes),
+            matrices.depth,
+            attrs.shape[last],
+            num_columns,
+            op.attrs.length if is_sliced else 0,
+            _queries_shape(matrices, rank, out_axes, outer),
+            _keys_shape(matrices, rank, out_axes, outer, attrs.shape[last]),
+            _values_shape(right, rank, column, outer, num_columns, attrs.shape[last]),
+            attrs.reach,
+            lane_bits(np.array(2.0**attrs.exponent, np.float32)),
+        )
+
+
+def whole_of(op: Op) -> Op:
+    """The attention that an op is, or is the slices of."""
+    return op if op.family is ATTENTION else attention_of(op)
+
+
+def _values(op: Op, v: Operand, labels: tuple[int, ...], summed: int) -> Side:
+    """The values by axes of the output; `summed` is their axis along the keys."""
+    strides = v.view.strides()
+    own = zip(labels, v.shape, strides, strict=True)
+    number = op.attrs.scores_inputs + op.attrs.rows_inputs - 1
+    return Side(number, v, {label: stride for label, size, stride in own if label >= 0 and size != 1}, strides[summed])
+
+
+def _queries_shape(matrices: Matrices, rank: int, out_axes: tuple[int, ...], outer: tuple[int, ...]) -> MatrixShape:
+    queries, row = matrices.left, len(out_axes) - 1
+    strides = {out_axes[axis]: stride for axis, stride in queries.strides.items()}
+    own = {axis: stride for axis, stride in strides.items() if axis in outer or axis == out_axes[row]}
+    vector = queries.vector_along(matrices.depth)
+    return queries.shape(rank, own, queries.strides.get(row, 0), vector, along_depth=True)
+
+
+def _keys_shape(matrices: Matrices, rank: int, out_axes: tuple[int, ...], outer: tuple[int, ...], num_keys: int) -> MatrixShape:
+    keys, last = matrices.right, len(out_axes)
+    own = {out_axes[axis]: stride for axis, stride in keys.strides.items() if axis != last and out_axes[axis] in outer}
+    along = keys.step == 1 or keys.strides[last] != 1
+    vector = keys.vector_along(matrices.depth) if along else keys.vector_across(last, num_keys)
+    return keys.shape(rank, own, keys.strides[last], vector, along_depth=along)
+
+
+def _values_shape(values: Side, rank: int, column: int, outer: tuple[int, ...], num_columns: int, num_keys: int) -> MatrixShape:
+    own = {axis: stride for axis, stride in values.strides.items() if axis in outer or axis == column}
+    line = values.strides.get(column, 0)
+    vector = values.vector_along(num_keys) if line != 1 else values.vector_across(column, num_columns)
+    return values.shape(rank, own, line, vector, along_depth=line != 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCores:
+    """What multiplies queries with keys, and weights with values: as many rows by as many threads."""
+
+    scores: FmaCore | MmaCore
+    values: FmaCore | MmaCore
+
+    @classmethod
+    def of(cls, op: Op, shape: AttentionShape) -> AttentionCores | None:
+        """The most rows that fit into shared memory and are not mostly empty; None where none fit."""
+        asked, like = op.attrs.shape[-2], op.replace(inputs=(op.inputs[shape.values.input],))
+        is_wide = like.inputs[0].dtype.itemsize == 4 and op.exact
+        width = _MOST_COLUMNS if shape.num_columns > 64 and not is_wide else 64
+        smallest = 32 if is_wide else 16
+        for rows in (64, 32, 16):
+            if rows < smallest or (rows > smallest and rows >= 2 * asked):
+                continue
+            # More sums than 32 a thread, beside the scores, would not stay in registers.
+            warps = 8 if width > 64 and rows > 16 else 4
+            cores = cls(
+                core(like, rows, along_depth=shape.keys.along_depth, columns=_KEYS, warps=warps),
+                core(like, rows, along_depth=shape.values.along_depth, columns=width, warps=warps),
+            )
+            if cores.nbytes(shape.depth, like.inputs[0].dtype.itemsize) <= _MOST_BYTES:
+                return cores
+        return None
+
+    def nbytes(self, depth: int, itemsize: int) -> int:
+        """Of shared memory, but for some words a row."""
+        chunk, padding = 64 // itemsize, 16 // itemsize
+        rows, row = self.scores.rows, chunk + padding
+
+        def elements(own: FmaCore | MmaCore, depth: int) -> int:
+            columns = own.columns * row if own.along_depth else chunk * (own.columns + 8)
+            return -(-depth // chunk) * (rows * row + columns)
+
+        return (elements(self.scores, depth) + elements(self.values, _KEYS)) * itemsize + rows * (_KEYS + 4) * 4
 
 
 def unfused(program: Program) -> Program:
@@ -33,197 +185,51 @@ def unfused(program: Program) -> Program:
 
 
 @writes("attention")
-def _attention(op: Op) -> str | None:
+def _attention(op: Op) -> Kernel | None:
     logits = softmax_of(parts_of(op)[1].attrs.rows)
-    return None if logits is None else _attend(op, op, logits)
+    return None if logits is None else _kernel(op, logits)
 
 
 @writes("attention_slices")
-def _attention_slices(op: Op) -> str | None:
-    whole = attention_of(op)
-    (logits,) = parts_of(whole)[1].attrs.rows.stages
-    return _attend(op, whole, logits.program)
+def _attention_slices(op: Op) -> Kernel | None:
+    (logits,) = parts_of(whole_of(op))[1].attrs.rows.stages
+    return _kernel(op, logits.program)
 
 
-def _attend(op: Op, whole: Op, logits: BlockProgram) -> str | None:
-    """The attention `whole`, which is `op` or what that is the slices of; `logits` are what the softmax takes."""
-    scores, rows, values = parts_of(whole)
-    attrs, rank = op.attrs, len(op.output.shape)
-    is_sliced, last, chained = op is not whole, len(attrs.shape) - 1, attrs.values_chained
-    # The slices are an axis of the output before those of the attention.
-    labels = [tuple(label + (is_sliced and label >= 0) for label in own) for own in (values.attrs.a, values.attrs.b)]
-    matrices = Matrices.of(scores)
-    v = values.main_inputs[1 - chained]
-    dtype = v.dtype.name
-    if matrices is None or matrices.depth < 1 or dtype not in ELEMENTS or not op.output.size:
+def _kernel(op: Op, logits: BlockProgram) -> Kernel | None:
+    """The kernel of attention whose softmax takes `logits`."""
+    shape = AttentionShape.of(op)
+    cores = None if shape is None else AttentionCores.of(op, shape)
+    if shape is None or cores is None:
         return None
-    if {scores.output.dtype.name, rows.output.dtype.name} != {"float32"} or matrices.left.operand.dtype != v.dtype:
-        return None
-    if last not in matrices.right.strides or (last - 1 not in matrices.left.strides and attrs.shape[last - 1] != 1):
-        return None
-    # Numbers of the inputs of the parts among those of the op.
-    rows_first = attrs.scores_inputs
-    values_first = rows_first + attrs.rows_inputs - 1
-    rows_numbers = [rows_first + k - (k > attrs.rows_chained) for k in range(attrs.rows_inputs)]
+    stored = STORED[op.inputs[shape.values.input].dtype.name]
+    arguments = [stored, template(cores.scores), template(cores.values), constant(shape)]
+    return Kernel("AttentionTile", arguments, functions=f"{_score(op, logits)}\n{_store(op)}")
 
-    # Axes of the output: where those of the scores are, the queries' rows, and the columns of the values.
-    out_axes = labels[chained][:last]
-    row_axis = out_axes[last - 1]
-    v_strides = {
-        label: stride
-        for label, size, stride in zip(labels[1 - chained], v.shape, v.view.strides(), strict=True)
-        if label >= 0 and size != 1
-    }
-    own = [axis for axis in sorted(v_strides) if axis not in out_axes]
-    column = rank - 1 if is_sliced else own[-1] if own else None
-    summed = labels[1 - chained].index(labels[chained][last])
-    right = Side(values_first, v, v_strides, v.view.strides()[summed])
-    outer_axes = tuple(a for a, size in enumerate(op.output.shape) if size != 1 and a not in (row_axis, column))
-    outer, names = decoded(outer_axes, "part", rank)
-    scores_names = {axis: names[out] for axis, out in enumerate(out_axes) if out in names}
-    scores_at = [scores_names.get(axis, f"box[{out}]") for axis, out in enumerate(out_axes)]
-    scores_at[last - 1] = "first_row + row"
 
-    element, length = ELEMENTS[dtype], attrs.shape[last]
-    queries, keys = matrices.left, matrices.right
-    num_columns = 1 if column is None else v.shape[labels[1 - chained].index(column)]
-    keys_along = keys.step == 1 or keys.strides[last] != 1
-    columns_stride = 0 if column is None else right.strides.get(column, 0)
-    values_along = columns_stride != 1
-    others = [stride for axis, stride in keys.strides.items() if axis != last]
-    keys_vector = (
-        keys.vector_along(matrices.depth)
-        if keys_along
-        else vector(v.dtype, length, keys.step, *others, keys.operand.view.offset())
-    )
-    others = [stride for axis, stride in right.strides.items() if axis != column]
-    values_vector = right.vector_along(length)
-    if not values_along:
-        values_vector = vector(v.dtype, num_columns, right.step, *others, v.view.offset())
-    width = _MOST_COLUMNS if num_columns > 64 and not (dtype == "float32" and op.exact) else 64
-
-    def cores(num_rows: int) -> tuple[str, str]:
-        # More sums than 32 a thread, beside the scores, would not stay in registers.
-        like, warps = op.replace(inputs=(v,)), 8 if width > 64 and num_rows > 16 else 4
-        return (
-            core(like, num_rows, along_depth=keys_along, columns=_KEYS, warps=warps),
-            core(like, num_rows, along_depth=values_along, columns=width, warps=warps),
-        )
-
-    def nbytes(num_rows: int) -> int:
-        depth, size = (16, 4) if dtype == "float32" else (32, 2)
-        row, chunks, own_chunks = depth + 16 // size, -(-matrices.depth // depth), _KEYS // depth
-        key_elements = _KEYS * row if keys_along else depth * (_KEYS + 8)
-        value_elements = width * row if values_along else depth * (width + 8)
-        elements = chunks * (num_rows * row + key_elements) + own_chunks * (num_rows * row + value_elements)
-        return elements * size + num_rows * (_KEYS + 4) * 4
-
-    asked = attrs.shape[last - 1]
-    smallest = 32 if dtype == "float32" and op.exact else 16
-    sizes = [size for size in (64, 32, 16) if size >= smallest and (size == smallest or size < 2 * asked)]
-    fitting = [size for size in sizes if nbytes(size) <= _MOST_BYTES]
-    if not fitting:
-        return None
-    scores_core, values_core = cores(fitting[0])
-
-    at_scores = [f"at[{axis}]" for axis in range(last + 1)]
-    lines, result = ["const uint32_t score = sum;"], "score"
+def _score(op: Op, logits: BlockProgram) -> str:
+    """A function `score`: the first product's program on a sum, then what the softmax takes."""
+    attrs, scores = op.attrs, parts_of(whole_of(op))[0]
+    at = [f"at[{axis}]" for axis in range(len(attrs.shape))]
+    lines, result = [], "own"
     if scores.program is not None:
-        registers = ["score", *(load(op, k, at_scores) for k in range(2, attrs.scores_inputs))]
-        inner, result = statements(scores.program, registers)
+        inner, result = statements(scores.program, ["own", *(load(op, k, at) for k in range(2, attrs.scores_inputs))])
         lines += ["uint32_t scored;", "{", *inner, f"scored = {result};", "}"]
         result = "scored"
-    registers = [result if k == attrs.rows_chained else load(op, number, at_scores) for k, number in enumerate(rows_numbers)]
+    # Numbers of the row program's inputs among those of the op.
+    numbers = [attrs.scores_inputs + k - (k > attrs.rows_chained) for k in range(attrs.rows_inputs)]
+    registers = [result if k == attrs.rows_chained else load(op, number, at) for k, number in enumerate(numbers)]
     inner, result = statements(logits, registers)
-    lines += [*inner, f"return {result};"]
-    score = "\n".join(f"    {line}" for line in lines)
+    return function("uint32_t score", ", uint32_t own", [*lines, *inner, f"return {result};"])
 
-    extras = [values_first + 1 + k for k in range(len(values.inputs) - 2)]
-    out_at = [f"at[{axis}]" for axis in range(rank)]
+
+def _store(op: Op) -> str:
+    """A function `store`: the last product's program on a weighted sum, then what ends an element of the op."""
+    attrs, values = op.attrs, parts_of(whole_of(op))[2]
+    at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
     lines, result = [], "own"
     if values.program is not None:
-        lines, result = statements(values.program, ["own", *(load(op, number, out_at) for number in extras)])
-    begin, end, skip = columns_of(column, rank, 1 if values_along else values_vector)
-    first_key, num_keys, own_sum = "0", f"{length}", "sum / total"
-    if is_sliced:
-        # A box may lie behind the columns; one of them is computed all the same.
-        unit, own_sum = 1 if values_along else values_vector, "sum"
-        begin, end = (
-            f"min_of(box[{rank - 1}], {num_columns - 1}) / {unit} * {unit}",
-            f"min_of(box[{2 * rank - 1}], {num_columns})",
-        )
-        skip = f"if (first_column + column < box[{rank - 1}]) return;\n            "
-        first_key, num_keys = f"{names.get(0, 'box[0]')} * {attrs.length}", f"min_of({length} - first_key, {attrs.length})"
-    at = {axis: f"box[{axis}]" for axis in range(rank)} | names | {row_axis: "first_row + row"}
-    totals = "[](int, float, float) {}"
-    if is_sliced:
-        place = ", ".join(at[axis] for axis in range(rank - 1))
-        totals = f"""\
-[&](int row, float most, float total) {{
-            ASPEN_UNROLL for (int number = 0; number < {NUMBERS}; ++number) {{
-              const int at[] = {{{place}, {num_columns} + number}};
-              if (at[{rank - 1}] < box[{rank - 1}] || at[{rank - 1}] >= box[{2 * rank - 1}]) continue;
-              store(buffers, at, as_bits(number == 0 ? most : total));
-            }}
-          }}"""
-    if column is not None:
-        at[column] = "first_column + column"
-    first = {last - 1: "first_row"} | scores_names
-    value_first = {**names, **({} if column is None else {column: "first_column"})}
-    keys_data, values_data = (
-        f"{data(side, element)} + int64_t{{first_key}} * {stride} + {offset(side.strides, coordinates)}"
-        for side, stride, coordinates in ((keys, keys.strides[last], scores_names), (right, right.step, value_first))
-    )
-    keys_type = (
-        f"placed_rows<{element}, {keys_vector}>({keys_data}, "
-        f"[](int key) {{ return int64_t{{key}} * {keys.strides[last]}; }}, {keys.step}, {matrices.depth})"
-        if keys_along
-        else f"MatrixColumns<{element}, {keys_vector}>{{{keys_data}, {keys.step}, {matrices.depth}}}"
-    )
-    values_type = (
-        f"placed_rows<{element}, {values_vector}>({values_data}, "
-        f"[](int column) {{ return int64_t{{column}} * {columns_stride}; }}, {right.step}, num_keys)"
-        if values_along
-        else f"MatrixColumns<{element}, {values_vector}>{{{values_data}, {right.step}, num_keys}}"
-    )
-    return f"""\
-  static ASPEN_DEVICE uint32_t score([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at, uint32_t sum) {{
-{score}
-  }}
-  using Own = Attention<{scores_core}, {values_core}, {matrices.depth}, {str(attrs.reach < length).lower()}>;
-  static constexpr int kThreads = Own::kThreads;
-  using Memory = Own::Memory;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
-    const int parts = ({end} - {begin} + Own::kColumns - 1) / Own::kColumns;
-    const int blocks = (box[{rank + row_axis}] - box[{row_axis}] + Own::kRows - 1) / Own::kRows;
-    for (int all = 0; all < parts * blocks * {extent(outer_axes, rank)}; ++all) {{
-      const int first_column = {begin} + all % parts * Own::kColumns;
-      const int first_row = box[{row_axis}] + all / parts % blocks * Own::kRows;
-      [[maybe_unused]] const int part = all / parts / blocks;
-      {" ".join(outer)}
-      const int first_key = {first_key}, num_keys = {num_keys};
-      const auto queries = placed_rows<{element}, {queries.vector_along(matrices.depth)}>(
-          {data(queries, element)} + {offset(queries.strides, first)},
-          [](int row) {{ return int64_t{{row}} * {queries.strides.get(last - 1, 0)}; }}, {queries.step}, {matrices.depth});
-      const auto keys = {keys_type};
-      const auto values = {values_type};
-      const int num_rows = min_of(box[{rank + row_axis}] - first_row, Own::kRows);
-      Own::attend(
-          memory, queries, keys, values, num_rows, num_keys, min_of({end} - first_column, Own::kColumns),
-          Own::Mask{{min_of(num_keys, first_row + num_rows - 1 + {attrs.reach}), 0x1p{attrs.exponent}f}},
-          [&](int row, int key, uint32_t sum) {{
-            const int at[] = {{{", ".join([*scores_at[:last], "first_key + key"])}}};
-            return score(buffers, at, sum);
-          }},
-          [](float weight) {{ return {_NARROW[dtype]}; }},
-          [](const {element}& element) {{ return as_float({STORED[dtype]}::load(&element, 0)); }},
-          {totals},
-          [&]({VISITED}, [[maybe_unused]] float total) {{
-            {skip}const int at[] = {{{", ".join(at[axis] for axis in range(rank))}}};
-            store(buffers, at, as_bits({own_sum}));
-          }});
-    }}
-  }}
-  static ASPEN_DEVICE void store(const Addresses& buffers, const int* at, uint32_t own) {{
-{chr(10).join(f"    {line}" for line in [*lines, f"finish(buffers, at, {result});"])}
-  }}"""
+        first = attrs.scores_inputs + attrs.rows_inputs
+        extras = [load(op, first + k, at) for k in range(len(values.inputs) - 2)]
+        lines, result = statements(values.program, ["own", *extras])
+    return function("void store", ", uint32_t own", [*lines, f"finish(buffers, at, {result});"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from aspen_jax.cuda import products
-from aspen_jax.cuda.by_element import own, per_element
 from aspen_jax.cuda.conv_boxes import conv_boxes, tile_by_boxes
+from aspen_jax.cuda.conv_by_element import conv_by_element
+from aspen_jax.cuda.cores import block_core, core
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.kernel import Kernel, writes
-from aspen_jax.cuda.lanes import load
-from aspen_jax.cuda.products import block_core, columns_of, core, either, tile
+from aspen_jax.cuda.products import columns_of, either, tile
 from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.cuda.vectors import ELEMENTS, vector
 from aspen_jax.ir.program import Op, Operand
@@ -27,7 +27,7 @@ def _conv2d(op: Op) -> Kernel | str | None:
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)
     product = _as_product(op)
-    return products.matmul(product) if product is not None else _products(op) or _by_element(op)
+    return products.matmul(product) if product is not None else _products(op) or conv_by_element(op)
 
 
 @writes("conv2d_slices")
@@ -86,7 +86,7 @@ def _products(op: Op, slices: int = 0) -> str | None:
     # Axes of the output: the slices, then n, y, x and c.
     rank = len(op.output.shape)
     n, y, x_axis, c = range(rank - 4, rank)
-    begin, end, _ = columns_of(c, rank, column_vector)
+    begin, end = columns_of(c, rank, column_vector)
     length = attrs.length(depth) if slices else depth
     rows = (
         f"const ConvRows<{element}, {row_vector}> {'gathered' if slices else 'rows'}"
@@ -143,27 +143,3 @@ def _products(op: Op, slices: int = 0) -> str | None:
     by_threads = tile(op, multiplies, f"      {rows}\n      {columns}", loop, num_rows, num_columns, str(length), coordinates, c)
     boxes = conv_boxes(op)
     return by_threads if boxes is None else either(tile_by_boxes(op, boxes), by_threads)
-
-
-def _by_element(op: Op) -> str:
-    x, w = op.inputs[:2]
-    attrs = op.attrs
-    (_, height, width, _), (kernel_height, kernel_width, channels, outputs) = x.shape, w.shape
-    top, _, left, _ = attrs.padding
-    lines = f"""\
-float sum = 0;
-const int first_channel = at[3] / {max(outputs // attrs.groups, 1)} * {channels};
-for (int kh = 0; kh < {kernel_height}; ++kh) {{
-  const int y = at[1] * {attrs.strides[0]} - {top} + kh * {attrs.dilation[0]};
-  if (y < 0 || y >= {height}) continue;
-  for (int kw = 0; kw < {kernel_width}; ++kw) {{
-    const int x = at[2] * {attrs.strides[1]} - {left} + kw * {attrs.dilation[1]};
-    if (x < 0 || x >= {width}) continue;
-    for (int c = 0; c < {channels}; ++c) {{
-      sum += as_float({load(op, 0, ("at[0]", "y", "x", "first_channel + c"))}) *
-             as_float({load(op, 1, ("kh", "kw", "c", "at[3]"))});
-    }}
-  }}
-}}
-return as_bits(sum);"""
-    return own(lines.splitlines()) + per_element(op, "own(buffers, at)")

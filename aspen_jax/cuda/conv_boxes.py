@@ -11,7 +11,8 @@ import functools
 import math
 
 from aspen_jax.cuda.blocks import block, whole
-from aspen_jax.cuda.products import COPIED_IN_BOXES, block_core, tile
+from aspen_jax.cuda.cores import block_core
+from aspen_jax.cuda.products import COPIED_IN_BOXES, tile
 from aspen_jax.cuda.tensor_maps import LINE, MOST_BOX, MOST_STEP, Tensor, is_allowed
 from aspen_jax.cuda.vectors import vector
 from aspen_jax.ir.program import Op

@@ -53,6 +53,12 @@ def constant(value: Any) -> str:
     return str(int(value))
 
 
+def template(value: Any) -> str:
+    """A dataclass as C++: the template of its name, over its fields. Strings are types."""
+    fields = (getattr(value, field.name) for field in dataclasses.fields(value))
+    return f"{type(value).__name__}<{', '.join(item if isinstance(item, str) else constant(item) for item in fields)}>"
+
+
 @dataclasses.dataclass(frozen=True)
 class Strides:
     """Those of a view, as Strides in cuda/kernels/elements.h."""

@@ -69,11 +69,15 @@ def finish(op: Op) -> str:
         registers = ["own"] if num_main else []
         registers += [load(op, number, at) for number in range(num_main, len(op.inputs))]
         lines, result = statements(op.program, registers)
-    arguments = "const Addresses& buffers, [[maybe_unused]] const int* at"
-    if num_main:
-        arguments += ", [[maybe_unused]] uint32_t own"
-    body = "\n".join(f"    {line}" for line in [*lines, f"{store}{result});"])
-    return f"  static ASPEN_DEVICE void finish({arguments}) {{\n{body}\n  }}"
+    own = ", [[maybe_unused]] uint32_t own" if num_main else ""
+    return function("void finish", own, [*lines, f"{store}{result});"])
+
+
+def function(name: str, parameters: str, lines: Sequence[str]) -> str:
+    """A function of these lines, with its type; it takes addresses, coordinates, and `parameters` behind a comma."""
+    body = "\n".join(f"    {line}" for line in lines)
+    arguments = f"[[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at{parameters}"
+    return f"  static ASPEN_DEVICE {name}({arguments}) {{\n{body}\n  }}"
 
 
 def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], str]:

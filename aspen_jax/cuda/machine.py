@@ -10,7 +10,7 @@ import numpy as np
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import FEWEST_CHANNELS, NARROW, box_of_pixels
-from aspen_jax.cuda.products import FEW_ROWS
+from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.source import why_no_code
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES

@@ -5,127 +5,19 @@ Any axes in any order: the summed ones must be walked by one stride on both side
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
-from aspen_jax.cuda.blocks import block
-from aspen_jax.cuda.by_element import own, per_element
-from aspen_jax.cuda.kernel import writes
-from aspen_jax.cuda.lanes import load, place
+from aspen_jax.cuda.cores import Core, block_core
+from aspen_jax.cuda.few_rows import FewRowsShape, few_rows
+from aspen_jax.cuda.kernel import Kernel, template, writes
+from aspen_jax.cuda.lanes import place
+from aspen_jax.cuda.matrices import Matrices, Side
+from aspen_jax.cuda.product_by_element import product_by_element
 from aspen_jax.cuda.runs import run_function, run_length
 from aspen_jax.cuda.tensor_maps import Tensor, tensors
-from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, vector
-from aspen_jax.ir.program import Op, Operand
-from aspen_jax.ops.matmul import MatmulAttrs
-
-# So few rows are no work beside reading the columns.
-FEW_ROWS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """One operand of a product: its input number, and the stride of each of the output's axes that it has."""
-
-    number: int
-    operand: Operand
-    strides: dict[int, int]
-    step: int  # along the depth
-
-    def vector_along(self, depth: int) -> int:
-        """Elements that may be read at once along the depth."""
-        if self.step != 1 and depth > 1:
-            return 1
-        return vector(self.operand.dtype, depth, *self.strides.values(), self.operand.view.offset())
-
-
-@dataclasses.dataclass(frozen=True)
-class Matrices:
-    """A product as matrices: rows x depth by depth x columns, for each entry of the outer axes.
-
-    Attributes:
-        rows: the axes of the output that make up a row's number, the last fastest.
-        column: the axis that is a column's number; None: there is one column.
-        outer: the other axes of more than one element.
-    """
-
-    depth: int
-    left: Side
-    right: Side
-    rows: tuple[int, ...]
-    column: int | None
-    outer: tuple[int, ...]
-
-    @classmethod
-    def of(cls, op: Op) -> Matrices | None:
-        """None where no one stride walks the summed axes, or the operands' dtypes differ."""
-        attrs: MatmulAttrs = op.attrs
-        a, b = op.inputs[:2]
-        if a.dtype != b.dtype:
-            return None
-        summed: dict[int, tuple[int, int, int]] = {}
-        sides: list[dict[int, int]] = [{}, {}]
-        for side, labels, operand in zip(sides, (attrs.a, attrs.b), (a, b), strict=True):
-            for label, extent, stride in zip(labels, operand.shape, operand.view.strides(), strict=True):
-                if label >= 0 and extent != 1:
-                    side[label] = stride
-        for label, extent in zip(attrs.a, a.shape, strict=True):
-            if label < 0 and extent != 1:
-                place_b = attrs.b.index(label)
-                summed[label] = (extent, a.view.strides()[attrs.a.index(label)], b.view.strides()[place_b])
-        depth, steps = 1, (1, 1)
-        for extent, *strides in sorted(summed.values(), key=lambda item: -abs(item[1])):
-            if depth > 1 and any(outer != inner * extent for outer, inner in zip(steps, strides, strict=True)):
-                return None
-            depth, steps = depth * extent, (strides[0], strides[1])
-        axes = [axis for axis, extent in enumerate(op.output.shape) if extent != 1]
-        left, right = (Side(number, op.inputs[number], sides[number], steps[number]) for number in (0, 1))
-        if axes and axes[-1] in left.strides and axes[-1] not in right.strides:
-            left, right = right, left
-        own_columns = [axis for axis in axes if axis not in left.strides]
-        column = own_columns[-1] if own_columns else None
-        rows = tuple(axis for axis in axes if axis not in right.strides)
-        return cls(depth, left, right, rows, column, tuple(axis for axis in axes if axis not in rows and axis != column))
-
-    def columns_vector(self, op: Op) -> int | None:
-        """Adjacent columns that may be read at once; None where they are not adjacent."""
-        right = self.right
-        if self.column is None or right.strides[self.column] != 1 or right.step == 1:
-            return None
-        others = [stride for axis, stride in right.strides.items() if axis != self.column]
-        return vector(right.operand.dtype, op.output.shape[self.column], right.step, *others, right.operand.view.offset())
-
-    def num_rows(self, op: Op) -> int:
-        """Rows of the whole op."""
-        return math.prod(op.output.shape[axis] for axis in self.rows)
-
-
-def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> str:
-    """The type that multiplies (cuda/kernels/product.h), by how many rows there are."""
-    dtype, along = op.inputs[0].dtype.name, str(along_depth).lower()
-    if dtype == "float32" and op.exact:
-        return f"FmaCore<{64 if num_rows > 32 else 32}, {columns}, {along}>"
-    rows, warp_rows = (64, 32) if num_rows > 32 else (32, 16) if num_rows > 16 else (16, 16)
-    warp_columns = columns // (warps // (rows // warp_rows))
-    return f"MmaCore<{KINDS[dtype]}, {rows}, {columns}, {warp_rows}, {warp_columns}, {along}>"
-
-
-def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: bool = False) -> str:
-    """The type that multiplies blocks of `block(op)`.
-
-    Args:
-        op: a product or convolution.
-        num_rows: of the whole op.
-        depth: what is summed.
-        vector: adjacent elements that may be read at once of both operands.
-        along_depth: columns lie along the depth.
-    """
-    dtype = op.inputs[0].dtype
-    if dtype.itemsize != 2 or num_rows <= 32:
-        return core(op, num_rows, along_depth=along_depth)
-    rows, columns = block(op)
-    return f"BlockCore<{KINDS[dtype.name]}, {rows}, {columns}, {vector}, {depth}, {str(along_depth).lower()}>"
-
+from aspen_jax.cuda.vectors import ELEMENTS
+from aspen_jax.ir.program import Op
 
 # What is done with an element of a product is given, or with a run of them.
 VISITED = "[[maybe_unused]] int row, [[maybe_unused]] int column, float sum"
@@ -139,7 +31,7 @@ COPIED_IN_BOXES = "  using Memory = TensorMemory<Core, Core::kStages>;"
 
 def tile(
     op: Op,
-    core: str,
+    core: Core,
     operands: str,
     loop: str,
     num_rows: str,
@@ -157,7 +49,7 @@ def tile(
     count, functions, store = _stored(op, column)
     return f"""\
 {functions}
-  using Core = {core};
+  using Core = {template(core)};
   static constexpr int kThreads = Core::kThreads;
 {memory}
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
@@ -230,34 +122,30 @@ def extent(axes: Sequence[int], rank: int) -> str:
     return " * ".join(f"(box[{rank + axis}] - box[{axis}])" for axis in axes) or "1"
 
 
-def columns_of(axis: int | None, rank: int, vector: int) -> tuple[str, str, str]:
-    """Where a box's columns begin and end, and what keeps those from being stored that were read only for whole vectors."""
+def columns_of(axis: int | None, rank: int, vector: int) -> tuple[str, str]:
+    """Where a box's columns begin and end, those before it that are read only for whole vectors included."""
     if axis is None:
-        return "0", "1", ""
-    if vector == 1:
-        return f"box[{axis}]", f"box[{rank + axis}]", ""
-    return (
-        f"box[{axis}] / {vector} * {vector}",
-        f"box[{rank + axis}]",
-        f"if (first_column + column < box[{axis}]) return;\n        ",
-    )
+        return "0", "1"
+    return f"box[{axis}] / {vector} * {vector}" if vector > 1 else f"box[{axis}]", f"box[{rank + axis}]"
 
 
 @writes("matmul")
-def matmul(op: Op) -> str:
+def matmul(op: Op) -> Kernel | str:
     """A product of any axes in any order."""
     matrices = Matrices.of(op)
     if matrices is None or matrices.depth < 1:
-        return _matmul_by_element(op)
+        return product_by_element(op)
+    few = FewRowsShape.of(op, matrices)
+    if few is not None:
+        return few_rows(op, few)
     rank, left, right = len(op.output.shape), matrices.left, matrices.right
     dtype = left.operand.dtype.name
     element, across = ELEMENTS[dtype], matrices.columns_vector(op)
-    few = 1 <= matrices.num_rows(op) <= FEW_ROWS
     row_vector, line_vector = left.vector_along(matrices.depth), right.vector_along(matrices.depth)
     outer, names = decoded(matrices.outer, "part", rank)
     row_lines, row_names = decoded(matrices.rows, "first_row + row", rank)
     column = matrices.column
-    begin, end, skip = columns_of(column, rank, across or 1)
+    begin, end = columns_of(column, rank, across or 1)
     at = {axis: f"box[{axis}]" for axis in range(rank)} | names | row_names
     if column is not None:
         at[column] = "first_column + column"
@@ -270,27 +158,6 @@ def matmul(op: Op) -> str:
     first = {**names, **({} if column is None else {column: "first_column"})}
     right_data = f"{data(right, element)} + {offset(right.strides, first)}"
     column_stride = 0 if column is None else right.strides[column]
-    if few and (across is not None or (left.step == right.step == 1)):
-        shared = min(row_vector, line_vector)
-        text = "FewRows" if across is not None else "FewRowsByLines"
-        return f"""\
-  using Product = {text}<{STORED[dtype]}, {matrices.num_rows(op)}, {shared if across is None else across}>;
-  static constexpr int kThreads = Product::kThreads;
-  using Memory = Product::Memory;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {{
-    for (int part = 0; part < {extent(matrices.outer, rank)}; ++part) {{
-      {" ".join(outer)}
-      const int first_row = 0, first_column = {begin};
-      {place_rows}
-      const {element}* const left = {left_data};
-      Product::multiply(memory, [&](int row) {{ return left + place(row); }}, {left.step}, {right_data},
-                        {right.step if across is not None else column_stride}, {extent(matrices.rows, rank)},
-                        {end} - first_column, {matrices.depth}, [&]({VISITED}) {{
-        {skip}{coordinates}
-        finish(buffers, at, as_bits(sum));
-      }});
-    }}
-  }}"""
     maps, memory = tensors_of(op), COPIED_BY_THREADS
     loop = f"""\
     const int blocks = (all_rows + Core::kRows - 1) / Core::kRows;
@@ -349,14 +216,3 @@ def _boxes(op: Op, matrices: Matrices, maps: tuple[Tensor, Tensor], outer: dict[
     rows = maps[0].boxes(0, ("0", f"[&] {{ {' '.join(lines)} return {number}; }}()"), outer)
     columns = maps[1].boxes(1, ("first_column", "0") if maps[1].depth_axis else ("0", "first_column"), outer)
     return f"      const auto rows = {rows};\n      const auto columns = {columns};"
-
-
-def _matmul_by_element(op: Op) -> str:
-    extents = {label: extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0}
-    loops = [f"for (int s{-1 - label} = 0; s{-1 - label} < {extent}; ++s{-1 - label})" for label, extent in extents.items()]
-
-    def lane(number: int, labels: tuple[int, ...]) -> str:
-        return load(op, number, [f"at[{label}]" if label >= 0 else f"s{-1 - label}" for label in labels])
-
-    product = f"sum += as_float({lane(0, op.attrs.a)}) * as_float({lane(1, op.attrs.b)});"
-    return own(["float sum = 0;", *loops, product, "return as_bits(sum);"]) + per_element(op, "own(buffers, at)")

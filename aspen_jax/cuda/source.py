@@ -27,14 +27,16 @@ from aspen_jax.ops.opcodes import lane_of
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
-    "cuda/kernels/attention.h",
+    "cuda/kernels/attention_tile.h",
     "cuda/kernels/concatenate.h",
+    "cuda/kernels/conv_by_element.h",
     "cuda/kernels/cumulative.h",
-    "cuda/kernels/few_rows.h",
+    "cuda/kernels/depthwise.h",
+    "cuda/kernels/few_rows_tile.h",
     "cuda/kernels/gather.h",
-    "cuda/kernels/operands.h",
     "cuda/kernels/pad.h",
     "cuda/kernels/pool.h",
+    "cuda/kernels/product_by_element.h",
     "cuda/kernels/tensor_copy.h",
 )
 

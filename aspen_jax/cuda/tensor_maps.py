@@ -11,7 +11,7 @@ from aspen_jax.cuda.blocks import block
 from aspen_jax.ir.program import Op
 
 if TYPE_CHECKING:
-    from aspen_jax.cuda.products import Matrices
+    from aspen_jax.cuda.matrices import Matrices
 
 # What an axis of a map can be (cuTensorMapEncodeTiled); coordinates are int32.
 _MOST_EXTENT, _MOST_STRIDE = 2**31 - 1, 2**40 - 1

@@ -70,8 +70,9 @@ struct Float16 {
     return as_bits(widened_f16(static_cast<const uint16_t*>(data)[index]));
   }
   static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
-    static_cast<uint16_t*>(data)[index] = narrowed_f16(as_float(lane));
+    static_cast<uint16_t*>(data)[index] = narrowed(as_float(lane));
   }
+  static ASPEN_DEVICE uint16_t narrowed(float value) { return narrowed_f16(value); }
 };
 
 // Adjacent elements, aligned as one.

@@ -1,0 +1,72 @@
+"""What multiplies a block of a product (cuda/kernels/product.h)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.vectors import KINDS
+from aspen_jax.ir.program import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class FmaCore:
+    """In float32 throughout."""
+
+    rows: int
+    columns: int
+    along_depth: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class MmaCore:
+    """On tensor cores, by warps of so many rows and columns."""
+
+    kind: str
+    rows: int
+    columns: int
+    warp_rows: int
+    warp_columns: int
+    along_depth: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCore:
+    """On tensor cores, by warpgroups where a GPU has their instructions and they are worth it."""
+
+    kind: str
+    rows: int
+    columns: int
+    vector: int
+    depth: int
+    along_depth: bool
+
+
+Core = FmaCore | MmaCore | BlockCore
+
+
+def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> FmaCore | MmaCore:
+    """What multiplies, by how many rows there are."""
+    dtype = op.inputs[0].dtype.name
+    if dtype == "float32" and op.exact:
+        return FmaCore(64 if num_rows > 32 else 32, columns, along_depth)
+    rows, warp_rows = (64, 32) if num_rows > 32 else (32, 16) if num_rows > 16 else (16, 16)
+    warp_columns = columns // (warps // (rows // warp_rows))
+    return MmaCore(KINDS[dtype], rows, columns, warp_rows, warp_columns, along_depth)
+
+
+def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: bool = False) -> Core:
+    """What multiplies blocks of `block(op)`.
+
+    Args:
+        op: a product or convolution.
+        num_rows: of the whole op.
+        depth: what is summed.
+        vector: adjacent elements that may be read at once of both operands.
+        along_depth: columns lie along the depth.
+    """
+    dtype = op.inputs[0].dtype
+    if dtype.itemsize != 2 or num_rows <= 32:
+        return core(op, num_rows, along_depth=along_depth)
+    rows, columns = block(op)
+    return BlockCore(KINDS[dtype.name], rows, columns, vector, depth, along_depth)

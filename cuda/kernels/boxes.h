@@ -1,0 +1,34 @@
+// Boxes of an output, some of whose axes a kernel walks block by block.
+#pragma once
+
+#include "elements.h"
+
+namespace aspen::cuda {
+
+// Some of an array's axes, the last fastest.
+struct Axes {
+  int count;
+  int of[kMostAxes];
+};
+
+// Elements of a box along these axes.
+template <int kRank, Axes kAxes>
+ASPEN_DEVICE int count_along(const int32_t* box) {
+  constexpr Axes axes = kAxes;
+  int count = 1;
+  ASPEN_UNROLL for (int i = 0; i < axes.count; ++i) count *= box[kRank + axes.of[i]] - box[axes.of[i]];
+  return count;
+}
+
+// Takes the number of an element along these axes apart into its coordinates.
+template <int kRank, Axes kAxes>
+ASPEN_DEVICE void decode(const int32_t* box, int number, int* at) {
+  constexpr Axes axes = kAxes;
+  ASPEN_UNROLL for (int i = axes.count - 1; i >= 0; --i) {
+    const int axis = axes.of[i], extent = box[kRank + axis] - box[axis];
+    at[axis] = box[axis] + (i == 0 ? number : number % extent);
+    number /= extent;
+  }
+}
+
+}  // namespace aspen::cuda
