@@ -26,6 +26,7 @@ from aspen_jax.cuda import (
     pad,
     pool,
     product_by_element,
+    scatter,
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
 from aspen_jax.cuda.kernel import Strides, constant
@@ -48,6 +49,7 @@ SHAPES = [
     pad.PadShape,
     pool.PoolShape,
     product_by_element.SumShape,
+    scatter.ScatterShape,
 ]
 
 
@@ -172,6 +174,25 @@ def test_depthwise_convolutions_read_adjacent_channels():
     assert shape(16) == depthwise.DepthwiseShape(40, 50, 3, 2, 2, 1, 1, 3, 1, 0, strides, weights, pixels=4, vector=4)
     assert [shape(channels).vector for channels in (10, 7)] == [2, 1]
     assert shape(16, dtype=jnp.bfloat16).vector == 4
+
+
+def test_scattered_points_that_walk_an_axis_meet_each_element_once():
+    def function(x, u, i):
+        return x.at[:, i].set(u)
+
+    operands = [*arrays((300, 40, 8), (300, 9, 8)), *arrays((9,), dtype=np.int32)]
+    shape = scatter.ScatterShape.of(op_of(function, operands, "scatter"))
+    assert shape is not None
+    assert (shape.walks, shape.chosen, shape.sizes, shape.last) == ((0, -1, 2), (False,) * 3, (300, 1, 8), (0, 39, 0))
+    assert (shape.points, shape.met_by, shape.extents, shape.drops) == ((1,), (-1,), (9,), True)
+
+    operands = [*arrays((300, 40), (300, 9)), *arrays((300, 9), dtype=np.int32)]
+    shape = scatter.ScatterShape.of(op_of(jax.vmap(lambda x, u, i: x.at[i].set(u)), operands, "scatter"))
+    assert shape is not None
+    assert (shape.points, shape.met_by, shape.chosen) == ((0, 1), (0, -1), (True, False))
+
+    many = op_of(function, [*arrays((30, 400, 8), (30, 20_000, 8)), *arrays((20_000,), dtype=np.int32)], "scatter")
+    assert scatter.ScatterShape.of(many) is None
 
 
 def test_few_rows_read_adjacent_columns_or_an_adjacent_depth():

@@ -1,17 +1,11 @@
-"""Scattering: a thread an element, which walks all points for the windows that it is in. Points take effect in their order.
-
-Where there are many points, that would take too long: XLA scatters them.
-
-Where the output lies where x does, what no window meets is left as it is; one window alone is all that threads look at.
-"""
+"""Scattering (cuda/kernels/scatter.h). Where there are many points, that would take too long: XLA scatters them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from aspen_jax.cuda.indices import start
-from aspen_jax.cuda.kernel import writes
-from aspen_jax.cuda.lanes import load
+from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
 
@@ -21,62 +15,71 @@ _COMBINE = (None, "add", "mul", "min", "max")
 _MOST_POINTS = 1 << 14
 
 
+@dataclasses.dataclass(frozen=True)
+class ScatterShape:
+    """Which updates meet an element of x, as ScatterShape in cuda/kernels/scatter.h says it.
+
+    Attributes:
+        rank: axes of x.
+        walks: for each axis of x the axis of the updates that walks it; -1: none.
+        chosen: of x: whether that axis chooses points.
+        sizes: of windows along each axis of x.
+        starts: where windows begin that no index places.
+        last: where the last window begins that fits.
+        num_points: axes of the updates that choose points.
+        points: their numbers.
+        met_by: for each of them the axis of x that it walks; -1: none.
+        extents: of each of them.
+        drops: whether windows that do not fit are left out; else they are clamped.
+        may_share: whether the output may lie where x does.
+    """
+
+    rank: int
+    walks: tuple[int, ...]
+    chosen: tuple[bool, ...]
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    last: tuple[int, ...]
+    num_points: int
+    points: tuple[int, ...]
+    met_by: tuple[int, ...]
+    extents: tuple[int, ...]
+    drops: bool
+    may_share: bool
+
+    @classmethod
+    def of(cls, op: Op) -> ScatterShape | None:
+        """None where there are too many points."""
+        attrs, (x, updates) = op.attrs, op.inputs[:2]
+        points, walks = tuple(attrs.index_axes), tuple(attrs.walks)
+        extents = tuple(updates.shape[axis] for axis in points)
+        if math.prod(extents) > _MOST_POINTS:
+            return None
+        sizes = tuple(updates.shape[walk] if walk >= 0 else 1 for walk in walks)
+        return cls(
+            len(x.shape),
+            walks,
+            tuple(walk in points for walk in walks),
+            sizes,
+            tuple(attrs.starts),
+            tuple(extent - size for extent, size in zip(x.shape, sizes, strict=True)),
+            len(points),
+            points,
+            tuple(walks.index(axis) if axis in walks else -1 for axis in points),
+            extents,
+            attrs.drops,
+            x.view.is_dense(),
+        )
+
+
 @writes("scatter")
-def _scatter(op: Op) -> str | None:
-    attrs, (x, updates) = op.attrs, op.inputs[:2]
-    lane, rank = lane_of(x.dtype), len(x.shape)
-    if attrs.combination and (lane not in ("f", "i") or x.dtype.name == "uint32"):
+def _scatter(op: Op) -> Kernel | None:
+    attrs, x, shape = op.attrs, op.inputs[0], ScatterShape.of(op)
+    lane, name = lane_of(x.dtype), _COMBINE[attrs.combination]
+    if shape is None or (name is not None and (lane not in ("f", "i") or x.dtype.name == "uint32")):
         return None
-    if math.prod(updates.shape[axis] for axis in attrs.index_axes) > _MOST_POINTS:
-        return None
-    # The points that walk an axis of x meet an element in one place; the others are tried one after the other.
-    meets = {walk: f"at[{axis}]" for axis, walk in enumerate(attrs.walks) if walk in attrs.index_axes}
-    point = {axis: meets.get(axis, f"i{axis}") for axis in attrs.index_axes}
-    loops = [f"for (int i{axis} = 0; i{axis} < {updates.shape[axis]}; ++i{axis})" for axis in point if axis not in meets]
-    lines, places, window = [], dict(point), []
-    for axis, (walk, component) in enumerate(zip(attrs.walks, attrs.components, strict=True)):
-        if walk in meets:
-            continue
-        size = updates.shape[walk] if walk >= 0 else 1
-        begin = str(attrs.starts[axis])
-        if component >= 0:
-            read = component + 2, [*point.values()], axis, x.shape[axis] - size
-            lines += start(op, *read, "continue;" if attrs.drops else None)
-            window += start(op, *read, "return;" if attrs.drops else None)
-            begin = f"start{axis}"
-        lines.append(f"const int in{axis} = at[{axis}] - {begin};")
-        lines.append(f"if (in{axis} < 0 || in{axis} >= {size}) continue;")
-        window.append(f"within[{axis}] = max_of(box[{axis}], {begin});")
-        window.append(f"within[{rank + axis}] = min_of(box[{rank + axis}], {begin} + {size});")
-        window.append(f"if (within[{axis}] >= within[{rank + axis}]) return;")
-        if walk >= 0:
-            places[walk] = f"in{axis}"
-    update = load(op, 1, [places[axis] for axis in range(len(updates.shape))])
-    there = load(op, 0, [f"at[{axis}]" for axis in range(rank)])
-    combine = _COMBINE[attrs.combination]
-    lines.append(
-        f"value = {update};" if combine is None else f"value = scalar::{combine}_{lane}(is_met ? value : {there}, {update});"
-    )
-    lines.append("is_met = true;")
-    nest = "\n".join(
-        [*(f"{loop} {{" for loop in loops or ["for (int once = 0; once < 1; ++once)"]), *lines, "}" * max(len(loops), 1)]
-    )
-    # Only one window is where it is, whichever element looks for it.
-    clip = "\n".join(["if (in_place) {", *window, "}"] if not attrs.index_axes else [])
-    return f"""\
-  static constexpr int kThreads = 256;
-  struct Memory {{}};
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory&) {{
-    Block<kThreads> block;
-    const bool in_place = {"buffers.inputs[0] == buffers.output" if x.view.is_dense() else "false"};
-    int32_t within[{2 * rank + 1}];
-    for (int i = 0; i < {2 * rank}; ++i) within[i] = box[i];
-    {clip}
-    each_element<{rank}>(block, within, [&](const int* at) {{
-      uint32_t value = 0;
-      bool is_met = false;
-      {nest}
-      if (is_met || !in_place) finish(buffers, at, is_met ? value : {there});
-    }});
-  }}
-"""
+    combine = "replaced" if name is None else f"scalar::{name}_{lane}"
+    # Of axes that choose points no index is asked.
+    wanted = zip(attrs.components, shape.chosen, strict=True)
+    indices = ["NoIndex" if of < 0 or chosen else input_type(op, of + 2) for of, chosen in wanted]
+    return Kernel("Scatter", [input_type(op, 0), input_type(op, 1), combine, constant(shape), *indices])

@@ -37,6 +37,7 @@ HEADERS = (
     "cuda/kernels/pad.h",
     "cuda/kernels/pool.h",
     "cuda/kernels/product_by_element.h",
+    "cuda/kernels/scatter.h",
     "cuda/kernels/tensor_copy.h",
 )
 
