@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aspen_jax import cuda
-from aspen_jax.cuda import source
+from aspen_jax.cuda import kernel
 from aspen_jax.lowering import choice
 from aspen_jax.ops import FAMILIES
 from tests.random_programs import _ELEMENTS, random_program
@@ -103,7 +103,7 @@ def having(place: str) -> frozenset[str]:
     if place == "CUDA code":
         for module in pkgutil.iter_modules(cuda.__path__):
             importlib.import_module(f"aspen_jax.cuda.{module.name}")  # each declares what it writes
-        return frozenset(source._FAMILIES)
+        return frozenset(kernel.FAMILIES)
     return frozenset(name for name, family in FAMILIES.items() if "reference" in type(family).__dict__ or _inherits(family))
 
 

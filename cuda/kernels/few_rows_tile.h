@@ -49,11 +49,12 @@ struct FewRowsTile : Op {
       Product::multiply(memory, row_at, kShape.left.step, right + place_of<kShape.right.strides>(at), stride,
                         count_along<kRank, kShape.rows>(box), num_columns, kShape.depth,
                         [&](int row, [[maybe_unused]] int column, float sum) {
-                          int own[kRank + 1];
-                          ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
+                          // Taken apart again: kept over the product, these coordinates would cost registers.
+                          int own[kRank + 1] = {};
+                          decode<kRank, kShape.outer>(box, matrix, own);
                           decode<kRank, kShape.rows>(box, row, own);
                           if constexpr (kColumnAxis >= 0) {
-                            own[kColumnAxis] += column;
+                            own[kColumnAxis] = box[kColumnAxis] / kUnit * kUnit + column;
                             if (kUnit > 1 && own[kColumnAxis] < box[kColumnAxis]) return;
                           }
                           Op::finish(buffers, own, as_bits(sum));
