@@ -1,7 +1,11 @@
-"""The kernel tests again, in a process of its own for each CPU target that the machine has and this process does not use."""
+"""The kernel tests again, in a process of its own for each CPU target that the machine has and this process does not use.
+
+Every second of them, by turns from day to day: ASPEN_TEST_SHARE=0/1 runs all.
+"""
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aspen_jax import _engine
+from tests.conftest import SHARE_VARIABLE
 
 KERNEL_TESTS = (
     "test_convolutions.py",
@@ -46,10 +51,11 @@ def test_kernels_on_target(target, tmp_path):
         "no:cacheprovider",
         *(str(tests / name) for name in names),
     ]
-    environment = {**os.environ, "ASPEN_CPU_TARGET": target}
+    share = os.environ.get(SHARE_VARIABLE, f"{datetime.date.today().toordinal() % 2}/2")
+    environment = {**os.environ, "ASPEN_CPU_TARGET": target, SHARE_VARIABLE: share}
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert result.returncode == 0, f"{SHARE_VARIABLE}={share}\n" + result.stdout[-4000:] + result.stderr[-2000:]
 
 
 def test_the_target_is_the_one_that_was_asked_for(tmp_path):
