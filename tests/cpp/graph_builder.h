@@ -153,7 +153,9 @@ class GraphBuilder {
   static std::vector<std::byte> payload_with_fields(const Arrays& arrays, const std::string& names,
                                                     const std::vector<Words>& fields) {
     std::vector<std::byte> payload = payload_of(arrays);
-    append_array(payload, Words(names.begin(), names.end()), 0);
+    Words bytes;
+    for (const char c : names) bytes.push_back(static_cast<unsigned char>(c));
+    append_array(payload, bytes, 0);
     for (const Words& field : fields) append_array(payload, field, 1);
     return payload;
   }
