@@ -80,7 +80,7 @@ REMEDY = {
     "fuzz case": "add a graph of it to tests/cpp/kernels_fuzz.cc",
     "CUDA code": "write it in aspen_jax/cuda/, or say in this file why not",
     "rates": "measure it with `python -m benchmarks chooser`, which fits aspen_jax/lowering/rates.json",
-    "docs row": 'add a row to docs/graph_format.md, "Kernels"',
+    "docs row": 'add a row to docs/graph_format.md, "Parameter words"',
     "reference in jax.lax": "write its `reference`",
 }
 
