@@ -74,7 +74,7 @@ class TileGraph:
     workspace_bytes: int
     max_depth: int
     constants: tuple[np.ndarray, ...] = ()
-    fields: Mapping[str, np.ndarray] = graph_format.NO_FIELDS
+    fields: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tiles(self) -> int:
