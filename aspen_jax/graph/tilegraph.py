@@ -53,7 +53,7 @@ class TileGraph:
         workspace_bytes: size of the workspace.
         max_depth: the largest depth of an op.
         constants: an array for each of the last operands; `run` appends them, and they are saved with the graph.
-        fields: int64 vectors by name: what a user keeps with the graph, such as a placement of its tiles. They are saved with the
+        fields: int64 vectors by name: what a user keeps with the graph, such as a number for each tile. They are saved with the
             graph; the engine leaves them out.
     """
 
