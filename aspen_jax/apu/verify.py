@@ -1,14 +1,13 @@
 """Everything that makes a TileGraph a right one, checked on its arrays alone.
 
-`check_layout` makes sure that the arrays fit together, so that reading them can never fail; `verify` then checks what they say.
-Required edges come from the op families' regions, as in the APU, but the tiles are taken as they are: any set of boxes may cover
-an output as long as each element is written once.
+`check_layout` of graph/layout.py makes sure that the arrays fit together; `verify` then checks what they say. Required edges come
+from the op families' regions, as in the APU, but the tiles are taken as they are: any set of boxes may cover an output as long as
+each element is written once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NoReturn
 
 import numpy as np
 
@@ -16,77 +15,13 @@ from aspen_jax.apu.dependencies import Read, data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import ALIGNMENT
 from aspen_jax.apu.verify_reuse import check_reuse
-from aspen_jax.errors import GraphFormatError
-from aspen_jax.graph.tilegraph import TileGraph, read_input
-from aspen_jax.ir.dtypes import DTYPES
+from aspen_jax.graph.layout import LARGEST_BYTES, check_layout, refuse
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program, Value
-from aspen_jax.ir.view import View
-from aspen_jax.ops.family import MAX_RANK
-
-_LARGEST_BYTES = 1 << 48
+from aspen_jax.ir.view import MAX_RANK, View
 
 # Boxes are checked and looked up on the grid of all their planes, which for a grid of tiles has one cell a tile.
 _MOST_CELLS_PER_TILE = 64
-
-
-def _refuse(message: str) -> NoReturn:
-    raise GraphFormatError(f"{message}; save the graph again, or trace the function again")
-
-
-def check_layout(graph: TileGraph) -> None:
-    """Check that the arrays have the lengths that they imply and that every id is in range.
-
-    Raises:
-        GraphFormatError: they do not.
-    """
-    num_values, num_buffers = len(graph.values), len(graph.operands) + len(graph.results) + 1
-    buffer, offset, dtype, rank = graph.values.T
-    _check_range("the buffer of value", buffer, num_buffers)
-    _check_range("the offset of value", offset, _LARGEST_BYTES)
-    _check_range("the dtype of value", dtype, len(DTYPES))
-    _check_range("the rank of value", rank, MAX_RANK + 1)
-    _check_length("shapes of values", graph.value_shapes, int(rank.sum()))
-    _check_range("extent", graph.value_shapes, _LARGEST_BYTES)
-    _check_range("operand", graph.operands, num_values)
-    _check_range("result", graph.results, num_values)
-
-    kernel, output, num_inputs, num_params, depth = graph.ops.T
-    if len(graph.op_names) != graph.num_ops:
-        _refuse(f"{len(graph.op_names)} names for {graph.num_ops} ops")
-    _check_range("the workspace size", np.array([graph.workspace_bytes]), _LARGEST_BYTES)
-    _check_range("the largest depth", np.array([graph.max_depth]), 1 << 31)
-    _check_range("the kernel of op", kernel, len(graph.kernels))
-    _check_range("the output of op", output, num_values)
-    _check_range("the number of inputs of op", num_inputs, len(graph.inputs) + 1)
-    _check_range("the number of parameters of op", num_params, len(graph.params) + 1)
-    _check_range("the depth of op", depth, graph.max_depth + 1)
-    _check_length("parameter words", graph.params, int(num_params.sum()))
-    words, position = graph.inputs.tolist(), 0
-    for _ in range(int(num_inputs.sum())):
-        value, _, position = read_input(words, position)
-        if not 0 <= value < num_values:
-            _refuse(f"an op reads value {value} of {num_values}")
-    _check_length("words of op inputs", graph.inputs, position)
-
-    _check_range("the op of tile", graph.tile_ops, graph.num_ops)
-    _check_length("box bounds", graph.tile_boxes, int(2 * rank[output[graph.tile_ops]].sum()))
-    _check_length("counts of children", graph.child_counts, graph.num_tiles)
-    _check_range("the number of children of tile", graph.child_counts, graph.num_edges + 1)
-    _check_length("children", graph.children, int(graph.child_counts.sum()))
-    _check_range("child", graph.children, graph.num_tiles)
-    _check_length("costs", graph.costs, graph.num_tiles)
-    _check_range("the cost of tile", graph.costs, 1 << 62)
-
-
-def _check_range(what: str, array: np.ndarray, limit: int) -> None:
-    wrong = np.flatnonzero((array < 0) | (array >= limit))
-    if wrong.size:
-        _refuse(f"{what} {wrong[0]} is {array[wrong[0]]}, outside [0, {limit})")
-
-
-def _check_length(what: str, array: np.ndarray, length: int) -> None:
-    if len(array) != length:
-        _refuse(f"the graph holds {len(array)} {what} where {length} are needed")
 
 
 def verify(graph: TileGraph) -> None:
@@ -101,14 +36,14 @@ def verify(graph: TileGraph) -> None:
     _check_ops(graph, program)
     if not graph.dag.is_acyclic():
         on_cycle = np.setdiff1d(np.arange(graph.num_tiles), np.concatenate([np.zeros(0, np.int64), *graph.dag.levels]))
-        _refuse(f"tile {on_cycle[0]} waits for itself: the graph has a cycle")
+        refuse(f"tile {on_cycle[0]} waits for itself: the graph has a cycle")
     tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
     grids = {op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)}
     reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
     parents, children = data_edges([read for op_reads in reads for read in op_reads], grids)
     missing = np.flatnonzero(~graph.dag.has_edges(parents, children))
     if missing.size:
-        _refuse(f"tile {children[missing[0]]} reads what tile {parents[missing[0]]} writes and does not wait for it")
+        refuse(f"tile {children[missing[0]]} reads what tile {parents[missing[0]]} writes and does not wait for it")
     check_reuse(graph, program, tiles, reads)
 
 
@@ -118,8 +53,8 @@ def _check_values(graph: TileGraph) -> None:
     for number, (buffer, offset, _, _) in enumerate(graph.values.tolist()):
         shape, dtype = graph.value(number)
         size = math.prod(shape) * dtype.itemsize
-        if size > _LARGEST_BYTES:
-            _refuse(f"value {number} of shape {list(shape)} has {size} bytes")
+        if size > LARGEST_BYTES:
+            refuse(f"value {number} of shape {list(shape)} has {size} bytes")
         if buffer < len(outside):
             shape_there, dtype_there = graph.value(outside[buffer])
             size_there = math.prod(shape_there) * dtype_there.itemsize
@@ -130,16 +65,16 @@ def _check_values(graph: TileGraph) -> None:
             else:
                 fits = dtype == dtype_there and offset == 0 and size == size_there
             if not fits:
-                _refuse(f"value {number} lies at byte {offset} of buffer {buffer}, which is that of value {outside[buffer]}")
+                refuse(f"value {number} lies at byte {offset} of buffer {buffer}, which is that of value {outside[buffer]}")
         elif offset % ALIGNMENT or offset + size > graph.workspace_bytes:
-            _refuse(f"value {number} lies at byte {offset} of a workspace of {graph.workspace_bytes} and has {size} bytes")
+            refuse(f"value {number} lies at byte {offset} of a workspace of {graph.workspace_bytes} and has {size} bytes")
     shared = set()
     for buffer, number in enumerate(outside):
         place = int(graph.values[number, 0])
         if place == buffer:
             continue
         if not place < len(graph.operands) <= buffer or number == outside[place] or place in shared:
-            _refuse(f"value {number} is that of buffer {buffer} and lies in buffer {place}")
+            refuse(f"value {number} is that of buffer {buffer} and lies in buffer {place}")
         shared.add(place)
 
 
@@ -149,46 +84,46 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
     written: set[Value] = set()
     for op in program.ops:
         if op.output in given or op.output in written:
-            _refuse(f"op {op.name} writes a value that is an operand or that another op writes")
+            refuse(f"op {op.name} writes a value that is an operand or that another op writes")
         written.add(op.output)
     writers: dict[int, list[Op]] = {int(graph.values[number, 0]): [] for number in graph.results}
     for op, buffer in zip(program.ops, graph.values[graph.ops[:, 1], 0].tolist(), strict=True):
         if buffer in writers:
             writers[buffer].append(op)
         elif buffer < len(graph.operands):
-            _refuse(f"op {op.name} writes in operand {buffer}, where no result lies")
+            refuse(f"op {op.name} writes in operand {buffer}, where no result lies")
     for number in graph.results:
         found = writers[int(graph.values[number, 0])]
         if not found or not all(op.in_place for op in found[1:]):
-            _refuse(
+            refuse(
                 f"the buffer of result value {number} is written by {len(found)} ops, none of which rewrites the other's value"
             )
     for number, op in enumerate(program.ops):
         where = f"op {number} ({op.name})"
         for index, operand in enumerate(op.inputs):
             if operand.value not in written and operand.value not in given:
-                _refuse(f"input {index} of {where} is written by no op")
+                refuse(f"input {index} of {where} is written by no op")
             _check_view(f"input {index} of {where}", operand.view, operand.value.size)
         try:
             op.family.check(op)
         except (ValueError, IndexError, TypeError, ArithmeticError) as error:
-            _refuse(f"{where} does not fit its inputs: {error}")
+            refuse(f"{where} does not fit its inputs: {error}")
 
 
 def _check_view(where: str, view: View, size: int) -> None:
     sources = [dim.source for dim in view.dims if dim.source != -1]
     if len(view.starts) != len(view.base) or min(view.base, default=1) < 0 or math.prod(view.base) != size:
-        _refuse(f"{where} reshapes a value of {size} elements to {list(view.base)}")
+        refuse(f"{where} reshapes a value of {size} elements to {list(view.base)}")
     if view.rank > MAX_RANK or len(set(sources)) < len(sources) or not all(0 <= source < len(view.base) for source in sources):
-        _refuse(f"{where} has a view whose dimensions walk {sources} of {len(view.base)}")
+        refuse(f"{where} has a view whose dimensions walk {sources} of {len(view.base)}")
     if any(extent < 0 or (source == -1 and step) for source, step, extent in view.dims):
-        _refuse(f"{where} has a view with a negative extent or a broadcast that steps")
+        refuse(f"{where} has a view with a negative extent or a broadcast that steps")
     if 0 in view.shape:
         return
     reach = {dim.source: dim.step * (dim.extent - 1) for dim in view.dims if dim.source != -1}
     for axis, (start, extent) in enumerate(zip(view.starts, view.base, strict=True)):
         if not (0 <= start < extent and 0 <= start + reach.get(axis, 0) < extent):
-            _refuse(f"{where} has a view that leaves its value: from {start} to {start + reach.get(axis, 0)} of {extent}")
+            refuse(f"{where} has a view that leaves its value: from {start} to {start + reach.get(axis, 0)} of {extent}")
 
 
 def _grid(where: str, value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Grid:
@@ -196,17 +131,17 @@ def _grid(where: str, value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Gri
     shape = np.array(value.shape, np.int64)
     wrong = np.flatnonzero(((boxes[:, :, 0] < 0) | (boxes[:, :, 0] >= boxes[:, :, 1]) | (boxes[:, :, 1] > shape)).any(axis=1))
     if wrong.size:
-        _refuse(f"tile {tiles[wrong[0]]} of {where} has the box {boxes[wrong[0]].tolist()} in shape {list(value.shape)}")
+        refuse(f"tile {tiles[wrong[0]]} of {where} has the box {boxes[wrong[0]].tolist()} in shape {list(value.shape)}")
     cuts = tuple(np.unique(np.append(boxes[:, d], (0, extent))) for d, extent in enumerate(value.shape))
     num_cells = math.prod(len(cut) - 1 for cut in cuts)
     if num_cells > _MOST_CELLS_PER_TILE * (len(tiles) + 1):
-        _refuse(f"the {len(tiles)} tiles of {where} are too irregular or do not cover it")
+        refuse(f"the {len(tiles)} tiles of {where} are too irregular or do not cover it")
     grid = Grid(cuts, np.full(num_cells, -1))
     row, cell = grid.touched(boxes)
     written = np.bincount(cell, minlength=num_cells)
     if (written != 1).any():
         cell = int(np.flatnonzero(written != 1)[0])
-        _refuse(f"the tiles of {where} write the elements at {grid.boxes[cell].tolist()} {written[cell]} times")
+        refuse(f"the tiles of {where} write the elements at {grid.boxes[cell].tolist()} {written[cell]} times")
     grid.tiles[cell] = tiles[row]
     return grid
 
@@ -219,5 +154,5 @@ def _reads(number: int, op: Op, tiles: np.ndarray, boxes: np.ndarray) -> list[Re
             if (read.boxes < 0).any() or (read.boxes[:, :, 1] > np.array(read.value.shape, np.int64)).any():
                 raise ValueError("a region leaves the value that it reads")
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
-        _refuse(f"what op {number} ({op.name}) reads cannot be told: {error}")
+        refuse(f"what op {number} ({op.name}) reads cannot be told: {error}")
     return reads

@@ -1,6 +1,8 @@
 // From the arrays of docs/graph_format.md to a Graph. Sizes are checked before they are multiplied, ids before they index.
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "graph.h"
@@ -370,10 +372,12 @@ class GraphReader {
   void skip_fields() {
     const auto names = wire_.array<uint8_t>("field names");
     if (!is_utf8(names)) throw GraphError("the names of the tile graph's fields are no UTF-8 text");
+    std::set<std::string> known;
     for (auto begin = names.begin(); begin != names.end();) {
       const auto end = std::find(begin, names.end(), 0);
       if (end == begin || end == names.end()) throw GraphError("a name of the tile graph's fields is empty or has no end");
       const std::string name(begin, end);
+      if (!known.insert(name).second) throw GraphError("two fields of the tile graph are called '" + name + "'");
       if (name.front() == '!') {
         throw GraphError("the tile graph needs its field '" + name +
                          "', which this build does not know; run it by the aspen_jax that wrote it, or a newer one");

@@ -21,11 +21,12 @@ from aspen_jax.frontend.left_to_xla import REASONS
 from aspen_jax.frontend.partition import Converted, Fallback, Tileable, partition
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import CONVERTERS
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.ops.family import MAX_EXTENT, MAX_RANK
+from aspen_jax.ops.family import MAX_EXTENT
 
 # Equations whose inputs are all known when tracing are folded up to this size of result; larger ones are computed in each call.
 # A constant is copied into each executable, so one that takes little to compute is not worth as many bytes.

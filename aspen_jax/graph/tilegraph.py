@@ -15,9 +15,10 @@ import numpy as np
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph import graph_file, graph_format
 from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.layout import check_layout, read_input, refuse
 from aspen_jax.ir.dtypes import DTYPES
 from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.ir.view import View, ViewDim
+from aspen_jax.ir.view import View
 
 if TYPE_CHECKING:
     from aspen_jax.ops.family import OpFamily
@@ -26,8 +27,6 @@ _NUM_ARRAYS = 14
 
 # The kind of an input that stands for an argument which no tile could hold and none reads: `run` takes anything for it.
 _UNREAD = ((0,), np.dtype(np.uint8))
-
-_REMEDY = "save the graph again, or trace the function again"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -146,16 +145,14 @@ class TileGraph:
             next_param += num_params
             family = families.get(self.kernels[kernel])
             if family is None:
-                raise GraphFormatError(
+                refuse(
                     f"op {number} ({self.op_names[number]}) needs kernel {self.kernels[kernel]!r}, which this aspen_jax does not "
-                    f"have; it has {', '.join(sorted(families))}; {_REMEDY}"
+                    f"have; it has {', '.join(sorted(families))}"
                 )
             try:
                 attrs, block = family.parse(words)
             except (ValueError, OverflowError) as error:
-                raise GraphFormatError(
-                    f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}; {_REMEDY}"
-                ) from error
+                refuse(f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}")
             op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number])
             operand = family.rewritten(op)
             is_there = operand is not None and places[operand.value] == self.values[output, :2].tolist()
@@ -274,12 +271,10 @@ class TileGraph:
         Raises:
             GraphFormatError: the bytes are truncated, damaged, of another version, or no graph.
         """
-        from aspen_jax.apu.verify import check_layout
-
         arrays, fields = graph_format.decode(data, _NUM_ARRAYS)
         names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = arrays
         if counts.size != 8 or values.size % 4 or ops.size % 5:
-            raise GraphFormatError(f"the counts, the table of values or that of ops hold part of a row; {_REMEDY}")
+            refuse("the counts, the table of values or that of ops hold part of a row")
         num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()
         strings = graph_format.strings(names, "the graph")
         graph = cls(
@@ -289,9 +284,9 @@ class TileGraph:
         counted = (num_kernels, num_operands, num_results, num_values, num_ops, num_tiles)
         held = (len(graph.kernels), len(operands), len(results), len(graph.values), graph.num_ops, graph.num_tiles)
         if counted != held:
-            raise GraphFormatError(
+            refuse(
                 "the graph's counts of kernels, operands, results, values, ops and tiles are "
-                f"{', '.join(map(str, counted))} and its arrays hold {', '.join(map(str, held))}; {_REMEDY}"
+                f"{', '.join(map(str, counted))} and its arrays hold {', '.join(map(str, held))}"
             )
         check_layout(graph)
         return graph
@@ -316,7 +311,7 @@ class TileGraph:
             file = graph_file.read(path)
             graph = cls.from_bytes(file.graph)
             if file.num_constants > len(graph.operands):
-                raise GraphFormatError(f"{file.num_constants} constants for {len(graph.operands)} operands; {_REMEDY}")
+                refuse(f"{file.num_constants} constants for {len(graph.operands)} operands")
             known = graph.operands[len(graph.operands) - file.num_constants :]
             graph = dataclasses.replace(graph, constants=file.constants([graph.value(number) for number in known]))
             graph.verify()
@@ -400,21 +395,6 @@ class TileGraph:
         from aspen_jax import _engine
 
         return _engine.Plan(self.to_bytes())
-
-
-def read_input(words: list[int], position: int) -> tuple[int, View, int]:
-    """An op input from `TileGraph.inputs`: value, view and where the next one begins.
-
-    Raises:
-        GraphFormatError: the words end early.
-    """
-    value, base_rank, rank = words[position : position + 3] if position + 3 <= len(words) else (0, -1, -1)
-    end = position + 3 + 2 * base_rank + 3 * rank
-    if base_rank < 0 or rank < 0 or end > len(words):
-        raise GraphFormatError(f"the op inputs of the graph end in the middle of a view; {_REMEDY}")
-    base, starts = words[position + 3 : position + 3 + base_rank], words[position + 3 + base_rank : end - 3 * rank]
-    dims = words[end - 3 * rank : end]
-    return value, View(tuple(base), tuple(starts), tuple(ViewDim(*dims[d : d + 3]) for d in range(0, 3 * rank, 3))), end
 
 
 def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+MAX_RANK = 8
+"""Dimensions that kernels take."""
+
 
 class ViewDim(NamedTuple):
     """One dimension of a view: the R-dimension it walks (-1: none, a broadcast), its step and its extent."""

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Operand
 
 
-# Dimensions that kernels take.
-MAX_RANK = 8
-
 # The boxes of tiles are int32.
 MAX_EXTENT = 2**31 - 1
 

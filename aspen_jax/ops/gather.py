@@ -12,11 +12,11 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ir.program import Operand
-from aspen_jax.ir.view import View
+from aspen_jax.ir.view import MAX_RANK, View
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import MAX_RANK, OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Work
 from aspen_jax.ops.layout import reshaped, viewed
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ import numpy as np
 
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ir.program import Op, Operand, Value
-from aspen_jax.ir.view import View
+from aspen_jax.ir.view import MAX_RANK, View
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, NUMBERS, AttentionSlicesAttrs
 from aspen_jax.ops.block_program import BlockBuilder, Ref
-from aspen_jax.ops.family import MAX_RANK
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs

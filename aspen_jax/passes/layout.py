@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.ir.view import View
+from aspen_jax.ir.view import MAX_RANK, View
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY
-from aspen_jax.ops.family import MAX_RANK, unpermuted
+from aspen_jax.ops.family import unpermuted
 from aspen_jax.passes import storage
 
 

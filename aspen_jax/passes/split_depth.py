@@ -21,11 +21,11 @@ import numpy as np
 from aspen_jax.cost.machine import Machine
 from aspen_jax.cost.tiling import cheapest
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
-from aspen_jax.ops.family import MAX_RANK
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.rows import RowsAttrs

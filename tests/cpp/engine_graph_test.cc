@@ -108,6 +108,7 @@ TEST(fields_of_version_2_are_left_out_or_refused) {
   }
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a", 1), {{}})), "has no end");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("\0", 1), {{}})), "is empty");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a\0b\0a\0", 6), {{}, {}, {}})), "two fields");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, "\xff", {{}})), "no UTF-8");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("!nested\0", 8), {{}})), "needs its field '!nested'");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a\0", 2), {{}, {}})), "bytes too many");
