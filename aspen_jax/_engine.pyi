@@ -117,6 +117,95 @@ class Plan:
     def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each result."""
 
+NEVER: int
+"""Nanoseconds that stand for never: what a resource without a kernel for a tile takes."""
+
+class VirtualGraph:
+    """What of a graph the virtual clock reads (engine/virtual_graph.h)."""
+
+    def __init__(
+        self,
+        child_counts: np.ndarray,
+        children: np.ndarray,
+        tile_ops: np.ndarray,
+        depths: np.ndarray,
+        bytes: np.ndarray,
+        is_read: np.ndarray,
+    ) -> None:
+        """Read the arrows.
+
+        Args:
+            child_counts: int64 [T].
+            children: int64 [E], of the first tile, then of the second.
+            tile_ops: int64 [T].
+            depths: int64 [T], by which tiles are ordered.
+            bytes: int64 [T], what each tile writes; empty where nothing is copied.
+            is_read: uint8 [E], whether each arrow carries data; empty where nothing is copied.
+
+        Raises:
+            InputError: the arrays do not fit together, or the arrows lead in a circle.
+        """
+
+    @property
+    def num_tiles(self) -> int: ...
+
+class VirtualMachine:
+    """Resources, memories and links (engine/virtual_machine.h)."""
+
+    def __init__(self, lanes: Sequence[int], memories: Sequence[int], links: Sequence[tuple[int, float]]) -> None:
+        """Describe a machine.
+
+        Args:
+            lanes: of each resource.
+            memories: of each resource.
+            links: latency in nanoseconds and nanoseconds a byte, from each memory to each.
+
+        Raises:
+            InputError: there is no resource, one without lanes, an unknown memory, or a negative time.
+        """
+
+    @property
+    def num_resources(self) -> int: ...
+
+class Expectation:
+    """When tiles would end, as they are assigned one after the other (engine/expectation.h)."""
+
+    def __init__(self, graph: VirtualGraph, machine: VirtualMachine, nanoseconds: np.ndarray) -> None:
+        """Begin with nothing assigned; `nanoseconds` is int64 [T, resources]."""
+
+    @property
+    def now(self) -> int: ...
+    @property
+    def num_resources(self) -> int: ...
+    def earliest_finish(self, tile: int) -> np.ndarray:
+        """For each resource, int64; NEVER where it has no kernel."""
+
+    def earliest_resource(self, tile: int) -> int:
+        """The resource on which the tile ends first; -1 where none has a kernel."""
+
+    def assign(self, tile: int, resource: int) -> None:
+        """Put a tile behind what was assigned to a resource."""
+
+def simulate(
+    graph: VirtualGraph, machine: VirtualMachine, nanoseconds: np.ndarray, place: Any, order: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A run in simulated time (engine/virtual_time.h).
+
+    Args:
+        graph: what is run.
+        machine: on what.
+        nanoseconds: int64 [T, resources].
+        place: None: idle lanes take what is ready. An int32 array [T]: the resource of each tile. A function of an `Expectation`
+            and a tile: likewise, asked when the tile is ready. "earliest finish": where the tile is expected to end first.
+        order: "shallow first", "first ready first" or "without child cache".
+
+    Returns:
+        int64 [T, 3]: lane, begin and end of each tile. int64 [copies, 5]: tile, memory from, memory to, begin and end of each.
+
+    Raises:
+        InputError: something does not fit, or a tile comes to a resource without a kernel for it.
+    """
+
 class CudaRun:
     """A graph and its code on the first GPU, without XLA. Python's own check of arrays is in aspen_jax/cuda/device_run.py."""
 

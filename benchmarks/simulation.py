@@ -1,43 +1,19 @@
-"""A run of a tile graph by more workers than there are cores: Algorithm 1 played on the measured times of its tiles."""
+"""Runs of a tile graph by more workers than there are cores: the engine's Algorithm 1 on the measured times of its tiles."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from aspen_jax.graph.tilegraph import TileGraph
-
-COLUMNS = 63
-"""Columns of the Ready Pool, kColumns in aspen_jax/engine/policy.h."""
-
-
-class _ReadyPool:
-    """Rows of queues, one for each worker: the lowest column first, in it whoever came first."""
-
-    def __init__(self, workers: int):
-        self._rows: list[list[tuple[int, int, int]]] = [[] for _ in range(workers)]
-        self._pushed = 0
-        self.size = 0
-
-    def push(self, row: int, column: int, tile: int) -> None:
-        heapq.heappush(self._rows[row], (column, self._pushed, tile))
-        self._pushed += 1
-        self.size += 1
-
-    def pop(self, worker: int) -> int:
-        """From the worker's own row, otherwise from the others in a circle; the pool must not be empty."""
-        row = next(row for row in (*self._rows[worker:], *self._rows[:worker]) if row)
-        self.size -= 1
-        return heapq.heappop(row)[2]
+from aspen_jax.schedule import Costs, Cpu, Machine, simulate
 
 
 def simulated_span(graph: TileGraph, nanoseconds: Sequence[int] | np.ndarray, workers: int) -> int:
     """From the beginning of the first tile to the end of the last, by the engine's default policy.
 
-    Each worker goes on with the first child that its tile made ready and leaves the others in its row of the Ready Pool. What is
-    not in the tiles' times costs nothing: waking workers, looking for tiles, caches and memory that workers share.
+    What is not in the tiles' times costs nothing: waking workers, looking for tiles, caches and memory that workers share.
 
     Args:
         graph: what is run.
@@ -47,40 +23,7 @@ def simulated_span(graph: TileGraph, nanoseconds: Sequence[int] | np.ndarray, wo
     Returns:
         nanoseconds.
     """
-    columns = (graph.ops[graph.tile_ops, 4] * COLUMNS // (graph.max_depth + 1)).tolist()
-    ends = np.cumsum(graph.child_counts)
-    children = [ids.tolist() for ids in np.split(graph.children, ends[:-1])] if graph.num_tiles else []
-    parents_left = graph.parent_counts.tolist()
-    durations = [int(time) for time in nanoseconds]
-    pool = _ReadyPool(workers)
-    roots = np.flatnonzero(graph.parent_counts == 0)
-    for row, part in enumerate(np.array_split(roots, min(workers, len(roots)) or 1)):
-        for tile in part.tolist():
-            pool.push(row, columns[tile], tile)
-
-    now = 0
-    idle = list(range(workers))
-    walking: list[tuple[int, int, int]] = []  # end, worker, tile
-    while pool.size or walking:
-        while pool.size and idle:
-            worker = idle.pop(0)
-            tile = pool.pop(worker)
-            heapq.heappush(walking, (now + durations[tile], worker, tile))
-        now, worker, tile = heapq.heappop(walking)
-        kept = -1
-        for child in children[tile]:
-            parents_left[child] -= 1
-            if parents_left[child]:
-                continue
-            if kept < 0:
-                kept = child
-            else:
-                pool.push(worker, columns[child], child)
-        if kept < 0:
-            idle.append(worker)
-        else:
-            heapq.heappush(walking, (now + durations[kept], worker, kept))
-    return now
+    return simulate(graph, Machine([Cpu(workers)]), Costs(np.asarray(nanoseconds)[:, None])).makespan
 
 
 def span(timeline: np.ndarray) -> int:

@@ -68,6 +68,17 @@ def test_dot_product_attention(shape, mask):
     check(function, q, k, v, extra, ops=int(queries > 1 and keys > 1))
 
 
+def test_a_product_of_softmaxes_is_cut_into_chains_that_do_not_overlap():
+    x, w = normal(96, 96), normal(96, 96, seed=1)
+
+    def repeated(x, w):
+        for _ in range(6):
+            x = jax.nn.softmax(x @ w, axis=-1)
+        return x
+
+    check(repeated, x, w, ops=3)
+
+
 def test_grouped_queries():
     q, k, v = normal(2, 19, 6, 8), normal(2, 23, 2, 8), normal(2, 23, 2, 8, seed=1)
     check(lambda q, k, v: jax.nn.dot_product_attention(q, k, v), q, k, v)

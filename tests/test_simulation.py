@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from aspen_jax.graph.dag import Dag
 from aspen_jax.graph.tilegraph import TileGraph
-from benchmarks.simulation import COLUMNS, simulated_span, span, times_with_scheduling
+from benchmarks.simulation import simulated_span, span, times_with_scheduling
 
 
 def tiles(size, edges):
@@ -52,14 +50,10 @@ def test_a_worker_keeps_the_first_child_and_others_take_shallow_tiles_first():
     # 0 makes 1 and 2 ready, 3 makes 4. Worker 0 walks on to 1, so the idle worker takes 2 from its row.
     graph, _ = tiles(5, [(0, 1), (0, 2), (3, 4)])
     assert simulated_span(graph, [10, 10, 10, 1, 1], 2) == 20
-    # Worker 0 has the roots 0 and 1, worker 1 has 4. After 0 and 2, worker 0 takes 1 and not 3, which is deeper.
-    graph, _ = tiles(6, [(0, 2), (0, 3), (1, 5)])
-    assert simulated_span(graph, [1, 10, 1, 60, 3, 51], 2) == 63
-
-
-def test_the_columns_are_the_engines():
-    policy = (Path(__file__).parents[1] / "aspen_jax" / "engine" / "policy.h").read_text()
-    assert f"kColumns = {COLUMNS};" in policy
+    # Worker 0 has the roots 0 and 1, worker 1 has 4 and 6. After 0 and 2, worker 0 takes 1 and not 3, which is deeper; worker 1
+    # takes 3 from its row.
+    graph, _ = tiles(7, [(0, 2), (0, 3), (1, 5)])
+    assert simulated_span(graph, [1, 10, 1, 60, 3, 51, 1], 2) == 64
 
 
 def test_times_of_tiles_reach_to_the_next_one():

@@ -38,13 +38,29 @@ def verify(graph: TileGraph) -> None:
         on_cycle = np.setdiff1d(np.arange(graph.num_tiles), np.concatenate([np.zeros(0, np.int64), *graph.dag.levels]))
         refuse(f"tile {on_cycle[0]} waits for itself: the graph has a cycle")
     tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
-    grids = {op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)}
     reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
-    parents, children = data_edges([read for op_reads in reads for read in op_reads], grids)
+    parents, children = _data_edges(program, tiles, reads)
     missing = np.flatnonzero(~graph.dag.has_edges(parents, children))
     if missing.size:
         refuse(f"tile {children[missing[0]]} reads what tile {parents[missing[0]]} writes and does not wait for it")
     check_reuse(graph, program, tiles, reads)
+
+
+def carries_data(graph: TileGraph) -> np.ndarray:
+    """Of each edge, in the order of `TileGraph.children`, whether the child reads what its parent writes, bool [E]."""
+    program = graph.program()
+    tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
+    reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
+    parents, children = _data_edges(program, tiles, reads)
+    before, after = graph.dag.edges()
+    return np.isin(before * graph.num_tiles + after, parents * graph.num_tiles + children)
+
+
+def _data_edges(
+    program: Program, tiles: list[tuple[np.ndarray, np.ndarray]], reads: list[list[Read]]
+) -> tuple[np.ndarray, np.ndarray]:
+    grids = {op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)}
+    return data_edges([read for op_reads in reads for read in op_reads], grids)
 
 
 def _check_values(graph: TileGraph) -> None:

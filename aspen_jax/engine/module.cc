@@ -1,5 +1,5 @@
-// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file and cuda/python.cc include
-// nanobind.
+// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc and cuda/python.cc
+// include nanobind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -21,6 +21,7 @@
 #include "cuda/driver.h"
 #include "cuda/python.h"
 #include "ffi.h"
+#include "lab.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
@@ -218,6 +219,7 @@ NB_MODULE(_engine, module) {
       nb::call_guard<nb::gil_scoped_release>());
   module.def("block_opcodes", &block_opcodes);
   cuda::define(module);
+  define_lab(module);
 
   module.def(
       "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"));

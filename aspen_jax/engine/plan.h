@@ -10,18 +10,12 @@
 #include "graph.h"
 #include "kernel.h"
 #include "registry.h"
+#include "traversal.h"
 
 namespace aspen {
 
 class RunState;
 class RunStateCache;
-
-// A tile as a DSE wants it. The children of tile t are children[first_child .. (next tile's) first_child).
-struct PlannedTile {
-  const int32_t* box;
-  uint32_t op;
-  uint32_t first_child;
-};
 
 // Where an op's input or output begins: `offset` bytes into an operand, a result or the workspace, which are numbered as in the
 // graph. Kept apart from the views, which every run would otherwise bring into the caches to find these.
@@ -68,7 +62,7 @@ class Plan {
  private:
   Graph graph_;
   std::vector<PreparedOp> prepared_;
-  std::vector<PlannedTile> tiles_;  // and a sentinel, so that the last tile's children end somewhere
+  std::vector<PlannedTile> tiles_;  // and a sentinel: see Traversal
   std::vector<int32_t> roots_;
   std::vector<Place> inputs_, outputs_;
   std::vector<uint32_t> results_to_clear_;

@@ -5,7 +5,7 @@
 
 namespace aspen {
 
-class Plan;
+class Traversal;
 
 // Functions of static lifetime without state: they are called by all DSEs at once.
 struct Policy {
@@ -16,7 +16,7 @@ struct Policy {
   int (*victim)(int self, int attempt, int rows);
 
   // Whether a child that became ready should be walked to instead of the one kept so far. Null: the first one is kept.
-  bool (*prefer)(const Plan& plan, int32_t candidate, int32_t kept);
+  bool (*prefer)(const Traversal& traversal, uint32_t candidate, uint32_t kept);
 
   // Whether a DSE walks on to a child at all (the paper's child cache); otherwise all go through the Ready Pool.
   bool keeps_child = true;

@@ -12,7 +12,8 @@ bool Row::try_lock(uint64_t columns) noexcept {
   return word_.compare_exchange_weak(columns, columns | kLocked, std::memory_order_acquire, std::memory_order_relaxed);
 }
 
-void Row::push(const Batch& batch, const RunState& run) noexcept {
+void Row::push(const Batch& batch) noexcept {
+  const Traversal& traversal = *batch.first->traversal;
   Backoff backoff;
   uint64_t columns = word_.load(std::memory_order_relaxed);
   while ((columns & kLocked) || !try_lock(columns)) {
@@ -22,7 +23,7 @@ void Row::push(const Batch& batch, const RunState& run) noexcept {
   Node* node = batch.first;
   for (int i = 0; i < batch.size; ++i) {
     Node* const next = node->next;
-    const int column = run.column_of(node);
+    const int column = traversal.column_of(node);
     Queue& queue = queues_[column];
     if (columns >> column & 1) {
       queue.last->next = node;

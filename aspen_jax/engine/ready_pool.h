@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "policy.h"
-#include "run_state.h"
 #include "runtime.h"
+#include "traversal.h"
 
 namespace aspen {
 
@@ -28,8 +28,8 @@ struct Batch {
 // read-modify-writes, a pop one, and a look at a foreign row one load.
 class alignas(64) Row {
  public:
-  // All tiles of the batch belong to this run. Sequentially consistent with `has_work`: see parking.h.
-  void push(const Batch& batch, const RunState& run) noexcept;
+  // All tiles of the batch belong to one traversal. Sequentially consistent with `has_work`: see parking.h.
+  void push(const Batch& batch) noexcept;
 
   // The first tile of the lowest column, or null. A thief does not wait where the row is locked: it comes back.
   Node* pop() noexcept;

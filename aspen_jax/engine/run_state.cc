@@ -9,23 +9,18 @@
 namespace aspen {
 
 RunState::RunState(const Plan& plan)
-    : plan_(plan),
+    : Traversal(plan.tiles(), plan.graph().children.data(), plan.graph().ops.size()),
+      plan_(plan),
       ops_(plan.graph().ops.size()),
-      inputs_(plan.graph().inputs.size()),
-      parents_left_(plan.num_tiles()),
-      nodes_(plan.num_tiles(), Node{nullptr, this}) {
+      inputs_(plan.graph().inputs.size()) {
   const Graph& graph = plan.graph();
   if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
   // A graph from a stranger may lack edges, and a tile then read what no tile has written: not what others left in this memory.
   std::fill_n(workspace_.data(), static_cast<size_t>(graph.workspace_bytes), std::byte{0});
   for (size_t i = 0; i < ops_.size(); ++i) {
     const PreparedOp& prepared = plan.prepared()[i];
-    ops_[i] = {prepared.run,
-               prepared.state.get(),
-               inputs_.data() + graph.ops[i].first_input,
-               nullptr,
-               graph.values[graph.ops[i].output].dense.rank,
-               0};
+    ops_[i] = {prepared.run, prepared.state.get(), inputs_.data() + graph.ops[i].first_input, nullptr,
+               graph.values[graph.ops[i].output].dense.rank};
   }
 }
 
@@ -47,13 +42,7 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
     if (std::ranges::find(operands, results[result]) != operands.end()) continue;
     std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
   }
-  if (columns_of_ != call.policy) {
-    columns_of_ = call.policy;
-    for (size_t i = 0; i < ops_.size(); ++i) {
-      ops_[i].column = std::clamp(call.policy->column(graph.ops[i].depth, graph.max_depth), 0, kColumns - 1);
-    }
-  }
-  std::copy(graph.parents.begin(), graph.parents.end(), parents_left_.begin());
+  restart(*call.policy, graph.parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
   call_ = std::move(call);
   failed_.store(false, std::memory_order_relaxed);
   tiles_left_.store(static_cast<int64_t>(plan_.num_tiles()), std::memory_order_relaxed);

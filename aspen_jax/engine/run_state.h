@@ -17,16 +17,9 @@
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
+#include "traversal.h"
 
 namespace aspen {
-
-class RunState;
-
-// A tile's place in a queue of the Ready Pool. Part of the run's state, so that queueing allocates nothing.
-struct Node {
-  Node* next = nullptr;
-  RunState* run = nullptr;
-};
 
 // An op with the addresses of this run.
 struct RunOp {
@@ -35,10 +28,9 @@ struct RunOp {
   const void* const* inputs;
   void* output;
   int rank;
-  int column;
 };
 
-class RunState {
+class RunState final : public Traversal {
  public:
   // Throws std::bad_alloc.
   explicit RunState(const Plan& plan);
@@ -57,13 +49,8 @@ class RunState {
 
   const Plan& plan() const { return plan_; }
   Observer* observer() const { return call_.observer.get(); }
-  const Policy& policy() const { return *call_.policy; }
   uint64_t id() const { return call_.id; }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
-  Node& node(uint32_t tile) { return nodes_[tile]; }
-  uint32_t tile_of(const Node* node) const { return static_cast<uint32_t>(node - nodes_.data()); }
-  int column_of(const Node* node) const { return ops_[plan_.tiles()[tile_of(node)].op].column; }
-  uint32_t& parents_left(uint32_t tile) { return parents_left_[tile]; }
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
@@ -95,10 +82,7 @@ class RunState {
   const Plan& plan_;
   std::vector<RunOp> ops_;
   std::vector<const void*> inputs_;
-  std::vector<uint32_t> parents_left_;  // atomic while the run is shared: see dse.cc
-  std::vector<Node> nodes_;
   Arena workspace_;
-  const Policy* columns_of_ = nullptr;  // the policy that the ops' columns were computed with
   Call call_;
   std::string error_;
   // Written by all workers at the end of each path, so it has a cache line of its own.

@@ -109,9 +109,21 @@ class Runtime::Impl {
   struct Pooled {
     Impl& impl;
     int self;
+    Row& row;
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
-    void pushed(int count) const noexcept { impl.parking_.wake(count); }
+    bool may_keep(uint32_t) const noexcept { return !leaving(); }
+    void push(const Batch& batch) const noexcept {
+      row.push(batch);
+      impl.parking_.wake(batch.size);
+    }
     bool leaving() const noexcept { return self >= impl.target_.load(std::memory_order_relaxed); }
+  };
+
+  // Company of a run that the caller's thread walks from begin to end: nobody to wake.
+  struct OfOneThread : Alone {
+    Row& row;
+    static bool may_keep(uint32_t) noexcept { return true; }
+    void push(const Batch& batch) const noexcept { row.push(batch); }
   };
 
   int configured();
@@ -121,7 +133,7 @@ class Runtime::Impl {
   void work(int self) noexcept;
   Node* search(int self) noexcept;
   bool leave(int self) noexcept;
-  void spread_roots(RunState& run) noexcept;
+  void spread(RunState& run) noexcept;
   static void run_alone(RunState* run) noexcept;
 
   void handle_process_events();
@@ -217,8 +229,8 @@ void Runtime::Impl::work(int self) noexcept {
 #endif
   const FloatMode mode;
   Arena scratch;
-  const Dse dse{pool_.row(self), scratch, self};
-  const Pooled company{*this, self};
+  const Dse dse{scratch, self};
+  const Pooled company{*this, self, pool_.row(self)};
   placement_.enter(self);
   for (;;) {
     if (company.leaving() && leave(self)) return;
@@ -302,7 +314,7 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   } else if (alone) {
     run_alone(run.release());
   } else {
-    spread_roots(*run.release());
+    spread(*run.release());
   }
 }
 
@@ -311,32 +323,24 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   Row row;
   Batch roots;
   for (const int32_t root : run->plan().roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
-  row.push(roots, *run);
-  const Dse dse{row, scratch, kCallerThread};
+  row.push(roots);
+  const Dse dse{scratch, kCallerThread};
   RunState* finished = nullptr;
   {
     const FloatMode mode;  // not for `done`, which is the caller's
-    while (Node* head = row.pop()) finished = walk(head, dse, Alone{});
+    while (Node* head = row.pop()) finished = walk(head, dse, OfOneThread{{}, row});
   }
   complete(finished);
 }
 
-// Uniformly over the rows, neighbours together. Small runs begin at different rows.
-void Runtime::Impl::spread_roots(RunState& run) noexcept {
-  const auto& roots = run.plan().roots();
+// Small runs begin at different rows. The run may end, and its plan with it, as soon as its last root is pushed.
+void Runtime::Impl::spread(RunState& run) noexcept {
   // acquire, with the store in start_workers: these rows exist. It is 0 when the process exits.
   const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
-  const size_t parts = std::min(rows, roots.size());
-  const size_t first_row = run.id() % rows;
-  const size_t num_roots = roots.size();
-  // The run may end, and its plan with it, as soon as its last root is pushed: nothing below looks at them after that.
-  size_t root = 0;
-  for (size_t part = 0; part < parts; ++part) {
-    Batch batch;
-    for (; root < num_roots * (part + 1) / parts; ++root) batch.add(&run.node(static_cast<uint32_t>(roots[root])));
-    pool_.row(static_cast<int>((first_row + part) % rows)).push(batch, run);
-  }
-  parking_.wake(static_cast<int>(parts));
+  const auto& roots = run.plan().roots();
+  const auto parts = static_cast<int>(std::min(rows, roots.size()));
+  spread_roots(run, roots, rows, run.id() % rows, [&](int row, const Batch& batch) { pool_.row(row).push(batch); });
+  parking_.wake(parts);
 }
 
 // Registered once: a forked child inherits the registrations.

@@ -80,6 +80,16 @@ class Dag:
             np.maximum.at(finish, reached, finish[nodes][row])
         return finish
 
+    def upward_ranks(self, costs: np.ndarray) -> np.ndarray:
+        """For each node the longest path that begins with it, its own cost included, float64; the graph must be acyclic."""
+        ranks = np.array(costs, np.float64)
+        for nodes in reversed(self.levels):
+            row, reached = self.step(nodes)
+            best = np.zeros(len(nodes))
+            np.maximum.at(best, row, ranks[reached])
+            ranks[nodes] += best
+        return ranks
+
     def has_edges(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Whether each pair is an edge."""
         keys = before * self.size + after

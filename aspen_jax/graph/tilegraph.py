@@ -101,6 +101,34 @@ class TileGraph:
         return self.dag.parent_counts()
 
     @functools.cached_property
+    def tile_bytes(self) -> np.ndarray:
+        """How many bytes each tile writes, int64 [T]."""
+        result = np.zeros(self.num_tiles, np.int64)
+        for op in range(self.num_ops):
+            tiles, boxes = self.tiles_of(op)
+            itemsize = self.value(int(self.ops[op, 1]))[1].itemsize
+            result[tiles] = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * itemsize
+        return result
+
+    @functools.cached_property
+    def carries_data(self) -> np.ndarray:
+        """Of each edge, in the order of `children`, whether the child reads what its parent writes, bool [E].
+
+        The others only order tiles that use the same memory.
+        """
+        from aspen_jax.apu.verify import carries_data
+
+        return carries_data(self)
+
+    def upward_rank(self, costs: Any) -> np.ndarray:
+        """For each tile the longest path from its begin to the end of the graph, float64 [T].
+
+        Args:
+            costs: of each tile, [T].
+        """
+        return self.dag.upward_ranks(costs)
+
+    @functools.cached_property
     def shared_memory(self) -> dict[int, int]:
         """The operands that ops rewrite in place, and for each of them the result that may be given the same memory."""
         buffers = self.values[self.results, 0].tolist()

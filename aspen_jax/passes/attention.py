@@ -51,7 +51,8 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     renamed: dict[Value, Value] = {}
     for op in program.ops:
         chain = _chain(op, producers, uses, one_query=machine.places > 1)
-        if chain is not None:
+        # Where the output of one chain is the scores of the next (a product of softmaxes), only the first is made.
+        if chain is not None and chain.scores_value in ops and chain.weights_value in ops:
             del ops[chain.scores_value], ops[chain.weights_value]
             renamed[op.output] = chain.values.output
             if (key := chain.key()) not in reaches:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "aspen_jax/engine/ready_pool.h"
+#include "aspen_jax/engine/run_state.h"
 #include "dag.h"
 
 namespace aspen::testing {
@@ -29,7 +30,7 @@ struct Fixture {
   void push(Row& row, const std::vector<uint32_t>& tiles) {
     Batch batch;
     for (const uint32_t tile : tiles) batch.add(&run->node(tile));
-    row.push(batch, *run);
+    row.push(batch);
   }
 
   std::shared_ptr<const Plan> plan;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dag.h"
+#include "virtual_graph.h"
 
 // Sanitizers end a process that asks for too much memory; here it must be told, as without them.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
@@ -443,7 +444,7 @@ TEST(policies_are_replaceable) {
   };
   static constexpr Policy kLastChild = {[](int, int) { return -5; },  // clamped
                                         [](int, int, int) { return 0; },
-                                        [](const Plan&, int32_t candidate, int32_t kept) { return candidate > kept; }};
+                                        [](const Traversal&, uint32_t candidate, uint32_t kept) { return candidate > kept; }};
   const std::vector<int32_t> shallow = {0, 2, 1, 3, 4}, deep = {0, 2, 4, 3, 1}, last = {0, 4, 1, 2, 3};
   for (const int64_t cost : {kInline, kInPool}) {
     CHECK(order_of(dag, cost) == shallow);
@@ -453,6 +454,27 @@ TEST(policies_are_replaceable) {
     CHECK(order_of(dag, cost) == last);
     runtime().set_policy(kShallowFirst);
     CHECK(order_of(dag, cost) == shallow);
+  }
+}
+
+TEST(one_worker_walks_in_real_time_as_in_simulated_time) {
+  static constexpr Policy kLastChild = {[](int depth, int max_depth) { return max_depth - depth; },
+                                        [](int, int, int) { return 0; },
+                                        [](const Traversal&, uint32_t candidate, uint32_t kept) { return candidate > kept; }};
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 20; ++i) {
+    const Dag dag = random_dag(random, 1 + i * 6, 12, 3);
+    const Graph graph = parse_graph(encode_dag(dag, "any", 1));
+    for (const Policy* policy : {&kShallowFirst, &kWithoutChildCache, &kFirstReadyFirst, &kLastChild}) {
+      std::vector<int32_t> simulated;
+      for (const Placed& placed : simulate(virtual_graph(graph), lanes(1), std::vector<int64_t>(dag.size(), 3), *policy).tiles) {
+        simulated.push_back(static_cast<int32_t>(placed.tile));
+      }
+      runtime().set_policy(*policy);
+      CHECK(order_of(dag, kInline) == simulated);
+      CHECK(order_of(dag, kInPool) == simulated);
+      runtime().set_policy(kShallowFirst);
+    }
   }
 }
 

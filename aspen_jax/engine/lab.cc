@@ -1,0 +1,182 @@
+// What Python sees of simulated time. Documented in _engine.pyi.
+#include "lab.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "expectation.h"
+#include "virtual_time.h"
+
+namespace nb = nanobind;
+
+namespace aspen {
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::numpy, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> span_of(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+// A new array that owns its numbers.
+template <typename Row, size_t kColumns, typename Fill>
+nb::object rows_of(size_t count, const Fill& fill) {
+  auto numbers = std::make_unique<Row[]>(count * kColumns);
+  for (size_t row = 0; row < count; ++row) fill(row, numbers.get() + row * kColumns);
+  Row* const data = numbers.release();
+  const nb::capsule owner(data, [](void* owned) noexcept { delete[] static_cast<Row*>(owned); });
+  return nb::cast(nb::ndarray<nb::numpy, Row>(data, {count, kColumns}, owner));
+}
+
+const Policy& policy_named(const std::string& name) {
+  if (name == "shallow first") return kShallowFirst;
+  if (name == "first ready first") return kFirstReadyFirst;
+  if (name == "without child cache") return kWithoutChildCache;
+  throw std::invalid_argument("there is no order '" + name +
+                              "'; there are: shallow first, first ready first, without child cache");
+}
+
+VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,
+                          const std::vector<std::pair<int64_t, double>>& links) {
+  std::vector<VirtualLink> all;
+  for (const auto& [latency_ns, ns_per_byte] : links) all.push_back({latency_ns, ns_per_byte});
+  return {std::move(lanes), std::move(memories), std::move(all)};
+}
+
+// An expectation that keeps what it reads, and knows the time.
+class View {
+ public:
+  View(nb::object graph, nb::object machine, const Array<int64_t>& nanoseconds)
+      : graph_(std::move(graph)),
+        machine_(std::move(machine)),
+        nanoseconds_(nanoseconds.data(), nanoseconds.data() + nanoseconds.size()),
+        expectation_(nb::cast<const VirtualGraph&>(graph_), nb::cast<const VirtualMachine&>(machine_), nanoseconds_) {}
+
+  nb::object earliest_finish(int64_t tile) const {
+    const auto count = static_cast<size_t>(expectation_.machine().num_resources());
+    const nb::object rows = rows_of<int64_t, 1>(count, [&](size_t resource, int64_t* number) {
+      *number = expectation_.earliest_finish(checked(tile), static_cast<int>(resource), now_);
+    });
+    return rows.attr("reshape")(-1);
+  }
+  int earliest_resource(int64_t tile) const { return expectation_.earliest_resource(checked(tile), now_); }
+  void assign(int64_t tile, int resource) { expectation_.assign(checked(tile), resource, now_); }
+  int num_resources() const { return expectation_.machine().num_resources(); }
+  int64_t now() const { return now_; }
+  void advance(int64_t now) { now_ = now; }
+
+ private:
+  static uint32_t checked(int64_t tile) {
+    if (tile >= 0 && tile < static_cast<int64_t>(kNoSuchTile)) return static_cast<uint32_t>(tile);
+    throw std::invalid_argument("there is no tile " + std::to_string(tile));
+  }
+  static constexpr uint32_t kNoSuchTile = ~uint32_t{0};
+
+  nb::object graph_, machine_;
+  std::vector<int64_t> nanoseconds_;
+  Expectation expectation_;
+  int64_t now_ = 0;
+};
+
+nb::tuple simulated(nb::object graph, nb::object machine, const Array<int64_t>& nanoseconds, nb::object place,
+                    const std::string& order) {
+  const auto& tiles = nb::cast<const VirtualGraph&>(graph);
+  const auto& resources = nb::cast<const VirtualMachine&>(machine);
+  PlaceTile where;
+  std::shared_ptr<View> view;
+  if (nb::isinstance<nb::str>(place)) {
+    if (nb::cast<std::string>(place) != "earliest finish")
+      throw std::invalid_argument("tiles are placed by 'earliest finish', an array or a function");
+    view = std::make_shared<View>(graph, machine, nanoseconds);
+    where = [view](uint32_t tile, int64_t now) {
+      view->advance(now);
+      const int resource = view->earliest_resource(tile);
+      if (resource >= 0) view->assign(tile, resource);
+      return resource;
+    };
+  } else if (nb::isinstance<nb::callable>(place)) {
+    view = std::make_shared<View>(graph, machine, nanoseconds);
+    const nb::object seen = nb::cast(view);
+    where = [view, seen, place](uint32_t tile, int64_t now) {
+      view->advance(now);
+      const int resource = nb::cast<int>(place(seen, tile));
+      if (resource >= 0 && resource < view->num_resources()) view->assign(tile, resource);
+      return resource;
+    };
+  } else if (!place.is_none()) {
+    const auto array = nb::cast<Array<int32_t>>(place);
+    if (array.size() != tiles.num_tiles()) {
+      throw std::invalid_argument(std::to_string(array.size()) + " places for " + std::to_string(tiles.num_tiles()) + " tiles");
+    }
+    where = [array](uint32_t tile, int64_t) { return array.data()[tile]; };
+  }
+  const Simulation simulation = simulate(tiles, resources, span_of(nanoseconds), policy_named(order), where);
+  std::vector<size_t> position(tiles.num_tiles());
+  for (size_t i = 0; i < simulation.tiles.size(); ++i) position[simulation.tiles[i].tile] = i;
+  return nb::make_tuple(rows_of<int64_t, 3>(tiles.num_tiles(),
+                                            [&](size_t tile, int64_t* row) {
+                                              const Placed& placed = simulation.tiles[position[tile]];
+                                              row[0] = placed.lane;
+                                              row[1] = placed.begin;
+                                              row[2] = placed.end;
+                                            }),
+                        rows_of<int64_t, 5>(simulation.copies.size(), [&](size_t i, int64_t* row) {
+                          const Copy& copy = simulation.copies[i];
+                          row[0] = copy.tile;
+                          row[1] = copy.from;
+                          row[2] = copy.to;
+                          row[3] = copy.begin;
+                          row[4] = copy.end;
+                        }));
+}
+
+}  // namespace
+
+void define_lab(nb::module_& module) {
+  module.attr("NEVER") = kNever;
+  nb::class_<VirtualGraph>(module, "VirtualGraph")
+      .def(
+          "__init__",
+          [](VirtualGraph* self, const Array<int64_t>& child_counts, const Array<int64_t>& children,
+             const Array<int64_t>& tile_ops, const Array<int64_t>& depths, const Array<int64_t>& bytes,
+             const Array<uint8_t>& is_read) {
+            new (self) VirtualGraph(span_of(child_counts), span_of(children), span_of(tile_ops), span_of(depths), span_of(bytes),
+                                    span_of(is_read));
+          },
+          nb::arg("child_counts"), nb::arg("children"), nb::arg("tile_ops"), nb::arg("depths"), nb::arg("bytes"),
+          nb::arg("is_read"))
+      .def_prop_ro("num_tiles", &VirtualGraph::num_tiles);
+  nb::class_<VirtualMachine>(module, "VirtualMachine")
+      .def(
+          "__init__",
+          [](VirtualMachine* self, std::vector<int> lanes, std::vector<int> memories,
+             const std::vector<std::pair<int64_t, double>>& links) {
+            new (self) VirtualMachine(machine_of(std::move(lanes), std::move(memories), links));
+          },
+          nb::arg("lanes"), nb::arg("memories"), nb::arg("links"))
+      .def_prop_ro("num_resources", &VirtualMachine::num_resources);
+  nb::class_<View>(module, "Expectation")
+      .def(nb::init<nb::object, nb::object, const Array<int64_t>&>(), nb::arg("graph"), nb::arg("machine"),
+           nb::arg("nanoseconds"))
+      .def("earliest_finish", &View::earliest_finish, nb::arg("tile"))
+      .def("earliest_resource", &View::earliest_resource, nb::arg("tile"))
+      .def("assign", &View::assign, nb::arg("tile"), nb::arg("resource"))
+      .def_prop_ro("num_resources", &View::num_resources)
+      .def_prop_ro("now", &View::now);
+  module.def("simulate", &simulated, nb::arg("graph"), nb::arg("machine"), nb::arg("nanoseconds"), nb::arg("place").none(),
+             nb::arg("order"));
+}
+
+}  // namespace aspen
