@@ -42,9 +42,13 @@ int64_t Expectation::ready(uint32_t tile, int64_t now) const {
 
 int64_t Expectation::earliest_finish(uint32_t tile, int resource, int64_t now) const {
   check(tile, resource);
+  return finish(tile, resource, ready(tile, now));
+}
+
+int64_t Expectation::finish(uint32_t tile, int resource, int64_t ready) const {
   const int64_t lasts = nanoseconds(tile, resource);
   if (lasts >= kNever) return kNever;
-  const int64_t arrival = transfers_.arrival(tile, machine_.memory(resource), ready(tile, now));
+  const int64_t arrival = transfers_.arrival(tile, machine_.memory(resource), ready);
   return std::min(std::max(arrival, free_at(resource)) + lasts, kNever);
 }
 
@@ -63,10 +67,12 @@ void Expectation::assign(uint32_t tile, int resource, int64_t now) {
 }
 
 int Expectation::earliest_resource(uint32_t tile, int64_t now) const {
+  check(tile, 0);
+  const int64_t from = ready(tile, now);
   int best = -1;
   int64_t first = kNever;
   for (int resource = 0; resource < machine_.num_resources(); ++resource) {
-    const int64_t end = earliest_finish(tile, resource, now);
+    const int64_t end = finish(tile, resource, from);
     if (end < first) {
       first = end;
       best = resource;

@@ -36,7 +36,9 @@ class Expectation {
  private:
   static constexpr int64_t kUnknown = -1;
 
+  // When all that it waits for has ended.
   int64_t ready(uint32_t tile, int64_t now) const;
+  int64_t finish(uint32_t tile, int resource, int64_t ready) const;
   int64_t nanoseconds(uint32_t tile, int resource) const {
     return nanoseconds_[size_t{tile} * static_cast<size_t>(machine_.num_resources()) + static_cast<size_t>(resource)];
   }
