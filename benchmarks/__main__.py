@@ -27,6 +27,7 @@ from benchmarks import (
 )
 from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients
+from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
 
 COMMANDS = {
@@ -47,7 +48,8 @@ COMMANDS = {
     "layers": layers.layers,
     "unequal": unequal.unequal,
     "paper": paper.paper,
-    "gpu": gpu_check.gpu,
+    "gpu": gpu,
+    "gpu-check": gpu_check.gpu_check,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from aspen_jax.errors import AspenError
 
 _ROOT = Path(__file__).resolve().parents[1]
+_LONGEST_MESSAGE = 300
 
 
 def measure_in_child(
@@ -50,4 +52,7 @@ def serve(measure: Callable[..., Any]) -> None:
         answer = {"measured": measure(*sys.argv[1:])}
     except AspenError as error:
         answer = {"error": str(error)}
+    except Exception as error:  # libraries raise what they like
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]}
     print("\n" + json.dumps(answer))

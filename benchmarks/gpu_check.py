@@ -1,31 +1,27 @@
-"""What a machine with a GPU must show: every kernel right, every executor right, then times. Nothing is built but kernels."""
+"""What a machine with a GPU must show: every kernel right, every executor right, then kernels beside a vendor's libraries."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
 import math
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 from tqdm import tqdm
 
 from aspen_jax import apu
-from aspen_jax.cost.timing import interleaved
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import compile_ops, distinct
@@ -33,32 +29,29 @@ from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.source import UnsupportedOp
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.lowering import cuda_times as times
-from aspen_jax.lowering.compile import Part, compile_jaxpr
-from aspen_jax.lowering.cuda_call import architecture, cuda_options
-from aspen_jax.lowering.cuda_tuning import gpu as gpu_device
-from aspen_jax.lowering.cuda_tuning import sides
+from aspen_jax.lowering.cuda_call import architecture
 from aspen_jax.lowering.tuning import random_array
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing
 from aspen_jax.ops.reference import evaluate, op_inputs, result_of
 from aspen_jax.ops.rows import RowsAttrs
-from aspen_jax.primitive.choices import Choices
 from aspen_jax.report.record import write_record
 from benchmarks.child import measure_in_child
-from benchmarks.gpu_tables import kernels_table, models_table
+from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of, on_cpu
+from benchmarks.gpu.networks import error as error_of
+from benchmarks.gpu.row import DType
+from benchmarks.gpu_tables import kernels_table
 from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import Models, Sizes
 
-Check = Literal["kernels", "executors", "times", "table", "sanitizer"]
-DType = Literal["float32", "bfloat16"]
+Check = Literal["kernels", "executors", "table", "sanitizer"]
 
 # By how much of the largest output a whole network may be off in float32, whose products round their inputs to TF32 unless more
-# is asked for, and in 16 bits, to which it rounds after every op, and each side after others.
+# is asked for, and in 16 bits, to which it rounds after every op.
 _NETWORK, _NARROW_NETWORK = 1e-2, 6e-2
 # What rounding to nearest adds at most, as a share of the number. Adding in float32 is counted double, because tensor cores cut
 # off.
@@ -69,37 +62,28 @@ _MARGIN = 2.0
 _ATTENTION = ("attention", "attention_slices")
 _PRODUCTS = ("conv2d", "conv2d_slices", "matmul", *_ATTENTION)
 
-# XLA's autotuning, and all that it can record in a CUDA graph, however short.
-_XLA_FLAGS = (
-    "--xla_gpu_autotune_level=4 --xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer="
-    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-)
 _TOOLS = ("memcheck", "racecheck")
 
 
-def gpu(
+def gpu_check(
     models: Models = ("resnet50", "mobilenet_v2", "vgg16", "bert-base", "gpt2-decode"),
     size: Sizes = Size(),  # noqa: B008 - immutable
-    only: tuple[Check, ...] = ("kernels", "executors", "times", "table", "sanitizer"),
+    only: tuple[Check, ...] = ("kernels", "executors", "table", "sanitizer"),
     dtypes: tuple[DType, ...] = ("float32", "bfloat16"),
-    batches: tuple[int, ...] = (1, 32),
     rounds: int = 20,
     minutes: float = 9.5,
     json: Path = Path("gpu_check.json"),
 ) -> int:
-    """Kernels and executors on the first GPU against a reference on the CPU, then times beside others; results go into a file.
+    """Kernels and executors on the first GPU against a reference on the CPU; kernels beside cuBLAS and cuDNN.
 
-    What the file holds already is not done again, but for peers that were absent: call it again to go on. Models are timed from
-    call to results on the device, beside jax.jit, with XLA's default flags and with autotuning and all command buffers on, and
-    torch.compile (max-autotune, CUDA graphs); kernels by the device's events, beside cuBLAS and cuDNN through PyTorch and CuPy.
-    Medians count.
+    Results go into a file. What it holds already is not done again, but for what was absent: call the command again to go on.
+    Kernels are timed by the device's events, beside PyTorch and CuPy. Medians count. `gpu` times models.
 
     Args:
         models: names in benchmarks/models/zoo.py.
         size: of the inputs.
         only: what to do.
         dtypes: of parameters, inputs and all between them.
-        batches: examples a call, where models are timed.
         rounds: how often each side is timed.
         minutes: nothing new is begun after so many.
         json: where the results are kept.
@@ -107,27 +91,12 @@ def gpu(
     found = _Results(json, time.monotonic() + 60 * minutes)
 
     @functools.cache
-    def model(name: str, batch: int, dtype: str) -> Model:
-        if dtype != "float32":
-            return model(name, batch, "float32").cast(dtype)
-        if batch == size.batch:
-            return zoo.build(name, size).calibrated()
-        own = zoo.build(name, dataclasses.replace(size, batch=batch))
-        return dataclasses.replace(own, params=model(name, size.batch, dtype).params)
+    def model(name: str, dtype: str) -> Model:
+        return zoo.build(name, size).calibrated() if dtype == "float32" else model(name, "float32").cast(dtype)
 
     for check, do in (("kernels", _kernels), ("executors", functools.partial(_executors, rounds=rounds))):
         for name, dtype in itertools.product(models, dtypes if check in only else ()):
-            found.of(f"{check}/{name}/{size.batch}/{dtype}", lambda do=do, own=(name, size.batch, dtype): do(model(*own)))
-    for batch, name, dtype in itertools.product(batches, models, dtypes if "times" in only else ()):
-        own, what = dataclasses.replace(size, batch=batch), f"{name}/{batch}/{dtype}"
-        found.of(f"times/{what}", lambda own=(name, batch, dtype): _times(model(*own), rounds))
-        found.of(f"jax.jit/{what}", lambda name=name, own=own, dtype=dtype: _xla(name, own, dtype, rounds, found.seconds_left))
-        found.of(
-            f"torch.compile/{what}",
-            lambda own=own, args=(name, batch, dtype): _torch_compiled(model(*args), own, args[2], rounds, found.seconds_left),
-        )
-    if "times" in only:
-        print("\n".join(models_table(found.entries, models, batches, dtypes)))
+            found.of(f"{check}/{name}/{size.batch}/{dtype}", lambda do=do, own=(name, dtype): do(model(*own)))
     if "table" in only:
         for dtype in dtypes:
             for library in ("torch", "cupy"):
@@ -175,16 +144,8 @@ class _Results:
         print(f"{name}: {json.dumps(self.entries[name])}", flush=True)
 
 
-def _jaxpr(model: Model) -> ClosedJaxpr:
-    return jax.make_jaxpr(functools.partial(model.apply, model.arguments[0]))(*model.arguments[1:])
-
-
-def _parts(jaxpr: ClosedJaxpr) -> tuple[Part, ...]:
-    return compile_jaxpr(jaxpr, cuda_options(Choices(strict=True, device="cuda"))).parts
-
-
 def _kernels(model: Model) -> dict[str, Any]:
-    return ops_against_float64([op for part in _parts(_jaxpr(model)) for op in part.program.ops])
+    return ops_against_float64([op for part in compiled_for_cuda(jaxpr_of(model)).parts for op in part.program.ops])
 
 
 def ops_against_float64(ops: Sequence[Op]) -> dict[str, Any]:
@@ -198,7 +159,7 @@ def ops_against_float64(ops: Sequence[Op]) -> dict[str, Any]:
         arrays = [random_array(value, number) for number, value in enumerate(values)]
         graph = apu.build(alone, NUM_BLOCKS, Gpu())
         (ours,) = DeviceRun(graph, compile_ops([op], architecture()), Executor.STREAM).run(*arrays)
-        error, allowed = _error(ours, _exact(op, dict(zip(values, arrays, strict=True)))), _tolerance(op)
+        error, allowed = error_of(ours, _exact(op, dict(zip(values, arrays, strict=True)))), _tolerance(op)
         worst, nearest = max(worst, error), max(nearest, error / allowed)
         if not error <= allowed:
             wrong.append(f"{op.family.name} {op.name} {list(op.output.shape)}: {error:.1e}, where {allowed:.1e} is allowed")
@@ -244,10 +205,10 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     host: dict[str, float] = {}
     steady = True
-    for part in _parts(_jaxpr(model)):
+    for part in compiled_for_cuda(jaxpr_of(model)).parts:
         arrays = [random_array(value) for value in part.inputs]
         code = compile_ops(part.program.ops, architecture())
-        expected = _on_cpu(evaluate, part.program, *arrays)
+        expected = on_cpu(evaluate, part.program, *arrays)
         first = None
         for name, executor, captured in (("stream", 0, False), ("graph", 1, False), ("captured", 0, True)):
             run = DeviceRun(part.graph, code, Executor(executor))
@@ -255,7 +216,7 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
                 results = run.run(*arrays, captured=captured)
                 first = results if first is None else first
                 steady &= all(np.array_equal(ours, other, equal_nan=True) for ours, other in zip(results, first, strict=True))
-                error = max(_error(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+                error = max(error_of(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
                 errors[name] = max(error, errors.get(name, 0.0))
             if not captured:
                 timed = run.timed(*arrays, rounds=rounds)[1]
@@ -270,64 +231,11 @@ def _tolerance_of(model: Model) -> float:
     return _NARROW_NETWORK if narrow else _NETWORK
 
 
-def _times(model: Model, rounds: int) -> dict[str, Any]:
-    """A model under JAX on the GPU: by XLA and by each executor, in turns. device="auto" knows of the times from then on."""
-    jaxpr, choices = _jaxpr(model), Choices()
-    functions = sides(jaxpr, choices, jax.device_put(jax.tree.leaves(model.arguments[1:]), gpu_device()))
-    outputs = {name: [np.asarray(item) for item in run()] for name, run in functions.items()}
-    errors = {
-        name: max(_error(ours, theirs) for ours, theirs in zip(outputs[name], outputs["xla"], strict=True)) for name in functions
-    }
-    timings = interleaved(functions, rounds)
-    right = max(errors.values()) <= _tolerance_of(model)
-    if right:
-        times.remember(
-            times.key(compile_jaxpr(jaxpr, cuda_options(choices))), {name: item.median for name, item in timings.items()}
-        )
-    seconds = {name: {"minimum": item.minimum, "median": item.median} for name, item in timings.items()}
-    return {"right": right, "errors": errors, "seconds": seconds}
-
-
-def _xla(name: str, size: Size, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
-    """The model by jax.jit, autotuned and recorded in command buffers, in a process of its own: flags are read once."""
-    flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
-    # Some of the GPU's memory is this process's.
-    environment = {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    found = _peer("xla", *_words(name, size), dtype, rounds, timeout=timeout, environment=environment)
-    return found if "absent" in found else {"seconds": found, "flags": flags}
-
-
-def _torch_compiled(model: Model, size: Size, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
-    """The model by torch.compile, in a process of its own, and whether it gives what XLA gives on the CPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outputs.npz"
-        found = _peer("network", *_words(model.name, size), dtype, rounds, file, timeout=timeout)
-        if "absent" in found:
-            return found
-        with np.load(file) as content:
-            theirs = [content[name] for name in content.files]
-    arguments = jax.tree.map(np.asarray, model.arguments)
-    expected = [np.asarray(item) for item in jax.tree.leaves(_on_cpu(jax.jit(model.apply), *arguments))]
-    errors = [_error(item, reference) for item, reference in zip(theirs, expected, strict=True)]
-    return {"right": max(errors) <= _tolerance_of(model), "error": max(errors), "seconds": found}
-
-
-def _words(name: str, size: Size) -> tuple[Any, ...]:
-    return name, size.batch, size.image_size or 0, size.tokens or 0
-
-
 def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str, Any]:
-    """Products, convolutions and attention by a vendor's library, in a process of its own."""
-    found = _peer(library, dtype, rounds, timeout=timeout)
-    return found if "absent" in found else {"seconds": found}
-
-
-def _peer(*words: Any, timeout: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a peer measured, or why it did not."""
-    if environment is None:
-        environment = {"JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_FREEZING": "1"}
+    """Products, convolutions and attention by a vendor's library, in a process of its own; or why not."""
+    words = (library, dtype, str(rounds))
     try:
-        return measure_in_child("benchmarks.gpu_peers", list(map(str, words)), environment, timeout)
+        return {"seconds": measure_in_child("benchmarks.gpu_peers", words, {"JAX_PLATFORMS": "cpu"}, timeout)}
     except AspenError as error:
         return {"absent": str(error)}
 
@@ -335,11 +243,11 @@ def _peer(*words: Any, timeout: float, environment: Mapping[str, str] | None = N
 def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
     """A product, a convolution or attention by our kernels, as a CUDA graph."""
     jaxpr = jax.make_jaxpr(case.function)(*(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in case.shapes))
-    (part,) = _parts(jaxpr)
+    (part,) = compiled_for_cuda(jaxpr).parts
     arrays = [random_array(value, number) for number, value in enumerate(part.inputs)]
     ops = part.program.ops
     results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
-    error = _error(results[0], in_float64(case.function, *arrays))
+    error = error_of(results[0], in_float64(case.function, *arrays))
     return {"right": error <= sum(map(_tolerance, ops)), "error": error, "seconds": statistics.median(seconds.device)}
 
 
@@ -349,23 +257,10 @@ def _sanitizer(tool: str, timeout: float) -> dict[str, Any]:
     if checker is None:
         return {"absent": "compute-sanitizer is not on PATH; it comes with the CUDA toolkit"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [checker, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "benchmarks", "gpu"]
+        command = [checker, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "benchmarks", "gpu-check"]
         command += ["--models", "squeezenet1_1", "--image-size", "40", "--only", "kernels", "--json", f"{folder}/small.json"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
         except subprocess.TimeoutExpired:
             return {"absent": f"{tool} was ended after {timeout:.0f} s; call it again"}
     return {"right": done.returncode == 0, "status": done.returncode, "said": (done.stdout + done.stderr)[-4000:]}
-
-
-def _on_cpu(function: Callable[..., Any], *arguments: Any) -> Any:
-    with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.default_matmul_precision("highest"):
-        return function(*arguments)
-
-
-def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The largest difference, as a share of the largest value; nan where one side has a NaN and the other not."""
-    ours, theirs = ours.astype(np.float64), np.asarray(theirs).astype(np.float64)
-    if not np.array_equal(np.isnan(ours), np.isnan(theirs)):
-        return float("nan")
-    return float(np.nanmax(np.abs(ours - theirs), initial=0) / np.nanmax(np.abs(theirs), initial=1e-30))

@@ -36,7 +36,7 @@ def memory(
     """Peak resident memory of a process of its own for each side: build a model, compile it, call it five times.
 
     Args:
-        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
+        models: names in the zoo, as `models` takes them.
         size: of the inputs.
         rounds: how often each side is measured.
         json: where to write the figures as well.

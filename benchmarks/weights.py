@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import check_rounds, interleaved, speedup, table
+from aspen_jax.cost.timing import interleaved, speedup, table
 from aspen_jax.report.comparison import PLAIN, TOLERANCE
-from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
+from benchmarks.decorated import decorated
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
 
@@ -36,12 +35,8 @@ def weights(
         workers: cores for all sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
-    share_cores(workers)
     results = []
-    for name in models:
-        model = zoo.build(name, size).calibrated()
-        function = aspen(model.apply, weights=0)
+    for model, function in decorated(models, size, rounds, workers):
         jitted = jax.jit(function)
         prepared = function.prepare(*model.arguments)
         closed = jax.jit(aspen(functools.partial(model.apply, model.params)))
@@ -53,7 +48,7 @@ def weights(
         }
         outputs = {way: [np.asarray(leaf) for leaf in jax.tree.leaves(call())] for way, call in calls.items()}
         difference = max(largest_difference(output, outputs[PLAIN]) for output in outputs.values())
-        print(f"{name}, batch {size.batch}: largest difference {difference:.1e} of the largest output")
+        print(f"{model.name}, batch {size.batch}: largest difference {difference:.1e} of the largest output")
         if not difference <= TOLERANCE:
             print("the results differ; nothing is timed")
             return 1
@@ -66,7 +61,7 @@ def weights(
             flush=True,
         )
         timed = {way: timing.to_json() for way, timing in timings.items()}
-        results.append({"name": name, "batch": size.batch, "difference": difference, "timings": timed, "ratios": ratios})
+        results.append({"name": model.name, "batch": size.batch, "difference": difference, "timings": timed, "ratios": ratios})
     if json is not None:
         write_record(json, {"benchmark": "weights", "results": results})
     return 0

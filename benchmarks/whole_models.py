@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from aspen_jax import aspen
-from aspen_jax.cost.timing import check_rounds
 from aspen_jax.report.comparison import compare
-from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
+from benchmarks.decorated import decorated
 from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
 
@@ -28,13 +25,9 @@ def models(
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
-    share_cores(workers)
     results = []
-    for name in models:
-        model = zoo.build(name, size).calibrated()
-        function = aspen(model.apply, weights=0)
-        results.append(compare(function, model.arguments, name=name, rounds=rounds, jitted=True))
+    for model, function in decorated(models, size, rounds, workers):
+        results.append(compare(function, model.arguments, name=model.name, rounds=rounds, jitted=True))
         print(f"{results[-1]}\n", flush=True)
     if json is not None:
         write_record(json, {"benchmark": "models", "batch": size.batch, "results": [result.to_json() for result in results]})
