@@ -25,8 +25,8 @@ class RaggedDot(OpFamily):
     """rows[..., M, K], matrices[..., G, K, N], sizes[..., G] -> [..., M, N]: the sum over all groups that hold a row.
 
     Rows and matrices are floats, sizes int32. Group g holds the rows from start[g] to end[g] - 1. Its end is the sum of the sizes
-    up to its own, modulo 2^32; its start is that of the sizes before. So a row is in one group or none, unless sizes are negative.
-    What a row does not belong to it does not read: neither NaN nor infinities of other groups reach it.
+    up to its own, modulo 2^32. Its start is the sum of the sizes before. A row is in at most one group unless sizes are negative.
+    No row reads the matrix of a group that does not hold it, so NaN and infinities of other groups do not reach it.
     """
 
     name = "ragged_dot"
@@ -58,7 +58,9 @@ class RaggedDot(OpFamily):
         *_, count, depth = op.inputs[0].shape
         num_groups = op.inputs[2].shape[-1]
         regions = [self.main_region(op, index, boxes) for index in range(3)]
-        rows, matrices, sizes = (box_sizes(region) * item.dtype.itemsize for region, item in zip(regions, op.inputs, strict=False))
+        rows, matrices, sizes = (
+            box_sizes(region) * item.dtype.itemsize for region, item in zip(regions, op.inputs, strict=False)
+        )
         # Of groups of one size, so many of the matrices are met by a tile's rows.
         height = boxes[:, -2, 1] - boxes[:, -2, 0]
         met = np.minimum(1.0, height / max(1, count) + 1 / max(1, num_groups))
