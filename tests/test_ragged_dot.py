@@ -18,6 +18,7 @@ from jax.extend import core
 
 from aspen_jax import aspen
 from aspen_jax.frontend import trace as frontend
+from aspen_jax.passes import run_passes
 from aspen_jax.primitive.batch import Batched
 from tests.tiled import run_tiled
 
@@ -138,6 +139,17 @@ def test_dimensions_in_any_order(name):
     function = functools.partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=dims)
     (ours,) = run_tiled(function, arguments)
     assert_near(ours, np.asarray(jax.jit(function)(*arguments), np.float64), 1e-5)
+
+
+def test_matrices_of_16_bits_are_read_where_they_are():
+    rng = np.random.default_rng(0)
+    arguments = normal(rng, 20, 9), normal(rng, 3, 9, 11, dtype=jnp.bfloat16), np.array([4, 0, 9], np.int32)
+    function = lambda lhs, rhs, sizes: lax.ragged_dot(lhs, rhs.astype(np.float32), sizes)  # noqa: E731
+    (ours,) = run_tiled(function, arguments)
+    assert_near(ours, exact(*arguments), 1e-6)
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts
+    assert [op.family.name for op in run_passes(part).ops] == ["ragged_dot"]
 
 
 def test_transformations():

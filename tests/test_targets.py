@@ -20,6 +20,7 @@ KERNEL_TESTS = (
     "test_convolutions.py",
     "test_kernels.py",
     "test_products.py",
+    "test_ragged_dot.py",
     "test_rows.py",
     "test_indexing.py",
     "test_along_axis.py",
