@@ -20,6 +20,7 @@ PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_matmul_panels(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
+PreparedOp prepare_ragged_dot(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
 PreparedOp prepare_rows(const OpSpec& spec);
 PreparedOp prepare_scatter(const OpSpec& spec);
@@ -50,6 +51,7 @@ std::span<const Kernel> kernels() {
       {"matmul_panels", prepare_matmul_panels},
       {"pad", prepare_pad},
       {"pool", prepare_pool},
+      {"ragged_dot", prepare_ragged_dot},
       {"reduce", prepare_reduce},
       {"rows", prepare_rows},
       {"scatter", prepare_scatter},

@@ -25,6 +25,7 @@ from aspen_jax.ops.gather import GATHER, GatherAttrs
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS, PANEL, MatmulAttrs, MatmulPanelsAttrs, panels_shape
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.ops.pool import POOL, PoolAttrs
+from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
@@ -101,7 +102,7 @@ class _Author:
         return Operand(operand.value, view)
 
     def step(self) -> Operand | None:
-        kind = self.integer(0, 17)
+        kind = self.integer(0, 18)
         if kind == 0:
             x = self.operand(4)
             groups = int(self.rng.choice([g for g in range(1, x.shape[3] + 1) if x.shape[3] % g == 0] or [1]))
@@ -145,6 +146,8 @@ class _Author:
             return self.op(PAD, PadAttrs(low, high, inner), [x, self.input(())])
         if kind == 6:
             return self.gather()
+        if kind == 18:
+            return self.ragged_product(self.operand(self.integer(2, 4)))
         if kind == 17:
             x = self.operand(self.integer(1, 4))
             axis = self.integer(0, x.view.rank - 1)
@@ -275,6 +278,14 @@ class _Author:
         attrs = MatmulPanelsAttrs(tuple(labels), b_labels, shape)
         return self.op(MATMUL_PANELS, attrs, [a, self.input(panels_shape(attrs))])
 
+    def ragged_product(self, rows: Operand) -> Operand | None:
+        """Rows in groups by matrices of theirs."""
+        *batch, _, depth = rows.shape
+        groups = self.integer(1, 3)
+        matrices = self.input((*batch, groups, depth, self.integer(1, 5)))
+        self.inputs.append(Value((*batch, groups), np.dtype(np.int32)))
+        return self.op(RAGGED_DOT, None, [rows, matrices, Operand.whole(self.inputs[-1])])
+
     def attention(self) -> Operand | None:
         """A product of queries and keys, a row program on it and another input, and a product of that and values."""
         queries, width = self.operand(self.integer(2, 4)), self.integer(1, 3)
@@ -402,6 +413,16 @@ def _matmul_panels_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
         column = column * extent + at[label]
     for row in range(op.inputs[1].shape[1]):
         yield np.stack([column // PANEL, np.full_like(column, row), column % PANEL]), np.ones(at.shape[1], bool)
+
+
+def _ragged_dot_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
+    """A row may be in any group."""
+    *batch, row, column = at
+    groups, depth = op.inputs[1].shape[-3:-1]
+    for group, k in itertools.product(range(groups), range(depth)):
+        g, inner = np.full_like(row, group), np.full_like(row, k)
+        position = ([row, inner], [g, inner, column], [g])[index]
+        yield np.stack([*batch, *position]), np.ones(at.shape[1], bool)
 
 
 def _pool_elements(op: Op, index: int, at: np.ndarray) -> _Reads:
@@ -538,6 +559,7 @@ _ELEMENTS: dict[OpFamily, Callable[[Op, int, np.ndarray], _Reads]] = {
     CONV2D_PANELS: _conv_elements,
     MATMUL: _matmul_elements,
     MATMUL_PANELS: _matmul_panels_elements,
+    RAGGED_DOT: _ragged_dot_elements,
     POOL: _pool_elements,
     SELECT_AND_SCATTER_ADD: _scattering_elements,
     SELECT_AND_GATHER_ADD: _selected_elements,

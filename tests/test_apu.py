@@ -30,6 +30,7 @@ from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS, MatmulAttrs
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL, PoolAttrs
+from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD
 from aspen_jax.ops.sort import SORT
@@ -113,7 +114,7 @@ def test_the_oracle_sees_what_the_references_do(seed):
     for op in random_program(seed, steps=4).ops:
         for index, operand in enumerate(op.main_inputs):
             # Values say which.
-            chosen = (GATHER, SCATTER, ARG_REDUCE, SORT, SELECT_AND_SCATTER_ADD, SELECT_AND_GATHER_ADD)
+            chosen = (GATHER, SCATTER, ARG_REDUCE, SORT, SELECT_AND_SCATTER_ADD, SELECT_AND_GATHER_ADD, RAGGED_DOT)
             if (op.family is PAD and index == 1) or op.family in chosen:
                 continue
             view = operand.view

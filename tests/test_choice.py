@@ -207,6 +207,13 @@ def test_products_and_convolutions_count_flops():
     assert found["convolution flops"] * 2 == 2 * 56 * 56 * 64 * 9 * 64
 
 
+def test_products_of_groups_take_all_groups_in_xla():
+    x, w, sizes = normal(64, 32), normal(4, 32, 128), jnp.array([10, 20, 0, 34])
+    found = amounts(lax.ragged_dot, x, w, sizes)
+    assert found["product flops"] * 2 == 4 * 2 * 64 * 32 * 128
+    assert found["simple"] * 2 == 4 * 4 * 64 * 32
+
+
 def test_large_loops_take_all_threads():
     assert "loops of threads" not in amounts(lambda x: x + 1, normal(100, 100))
     assert amounts(lambda x: x + 1, normal(1000, 1000))["loops of threads"] == 1

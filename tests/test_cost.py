@@ -42,6 +42,7 @@ def convolution(stride, padding, groups, **dilation):
 CASES = {
     "product": (jnp.matmul, (ones(40, 30), ones(30, 20))),
     "batched": (jnp.matmul, (ones(5, 40, 30), ones(5, 30, 20))),
+    "products of groups": (lax.ragged_dot, (ones(40, 30), ones(3, 30, 20), jnp.array([5, 10, 20]))),
     "conv": (convolution((1, 1), "SAME", 1), (IMAGE, ones(3, 3, 8, 16))),
     "strided": (convolution((2, 3), "SAME", 1), (IMAGE, ones(5, 3, 8, 16))),
     "valid": (convolution((2, 2), "VALID", 2), (IMAGE, ones(3, 3, 4, 16))),

@@ -86,6 +86,17 @@ def test_products(dtype, exact, tolerance):
     check(exactly(function) if exact else function, operands, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_of_groups(dtype):
+    def function(x, w, sizes, wide, hostile):
+        mapped = jax.vmap(lax.ragged_dot)(jnp.stack([x, x[::-1]]), jnp.stack([w, w * 2]), jnp.stack([sizes, hostile]))
+        return jax.nn.relu(lax.ragged_dot(x, w, sizes) + 1), lax.ragged_dot(wide.T, w, sizes), mapped
+
+    x, w, wide = (random(i, *shape, dtype=dtype) for i, shape in enumerate(((37, 24), (4, 24, 30), (24, 20))))
+    sizes, hostile = np.array([9, 0, 20, 3], np.int32), np.array([30, -20, 2**31 - 1, 5], np.int32)
+    check(function, x, w, sizes, wide, hostile, tolerance=1e-5 if dtype == jnp.float32 else 1e-2)
+
+
 # By columns that lie across the depth and along it, rows that do too, batches, and gathered rows: 64 rows, some 64 of the depth
 # and adjacent eights of them are what warpgroups are worth (BlockCore). How many blocks a GPU wants decides how large these are,
 # and whether the depth is split.
@@ -259,7 +270,8 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
             exact = jax.nn.dot_product_attention(q[0], q[0], q[0]) if dtype != jnp.float16 else 0
         moved = jnp.concatenate([table[index], lax.pad(table[:3], table[0, 0], ((0, 1, 0), (0, 0, 0)))])
         moved = moved.at[index].add(1.0) if dtype == jnp.float32 else moved.at[index].set(1)
-        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1)
+        experts = lax.ragged_dot(dense, jnp.stack([dense, dense.T]), index[:2])
+        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1), experts
 
     shapes = ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64), (100, 64))
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
@@ -279,7 +291,7 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
         "pad",
         "concatenate",
     }
-    assert {op.family.name for op in ops} >= {*families, "cumulative", "arg_reduce", "block"}
+    assert {op.family.name for op in ops} >= {*families, "cumulative", "arg_reduce", "block", "ragged_dot"}
     assemble(ops, architecture)
 
 

@@ -25,6 +25,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Value
 from aspen_jax.lowering.compile import compile_jaxpr
 from aspen_jax.lowering.cuda_call import cuda_options
+from aspen_jax.primitive.batch import slowest_axis
 from aspen_jax.primitive.choices import Choices
 from benchmarks.models import gpt2, zoo
 from benchmarks.models.transformer import Config
@@ -37,12 +38,13 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def touched(value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Touches:
-    """The bytes of boxes, one index of the first axis at a time: who adds slices up reads a little of each, not all between."""
-    if value.shape:
-        row, position = expand(boxes[:, 0, 1] - boxes[:, 0, 0])
+    """The bytes of boxes, one index of the slowest axis at a time: who adds slices up reads a little of each, not all between."""
+    axis = slowest_axis(value.shape)
+    if axis is not None:
+        row, position = expand(boxes[:, axis, 1] - boxes[:, axis, 0])
         tiles, boxes = tiles[row], boxes[row]
-        boxes[:, 0, 0] += position
-        boxes[:, 0, 1] = boxes[:, 0, 0] + 1
+        boxes[:, axis, 0] += position
+        boxes[:, axis, 1] = boxes[:, axis, 0] + 1
     return touches(value, tiles, boxes)
 
 

@@ -26,6 +26,7 @@ from aspen_jax.cuda import (
     pad,
     pool,
     product_by_element,
+    ragged_dot,
     scatter,
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
@@ -49,6 +50,7 @@ SHAPES = [
     pad.PadShape,
     pool.PoolShape,
     product_by_element.SumShape,
+    ragged_dot.RaggedDotShape,
     scatter.ScatterShape,
 ]
 
@@ -220,6 +222,12 @@ def test_products_that_no_matrices_describe_walk_each_summed_axis():
     assert (shape.left, shape.right) == (Strides(2, (1, 0)), Strides(2, (0, 120)))
     by_extent = dict(zip(shape.extents, zip(shape.left_summed.of, shape.right_summed.of, strict=True), strict=True))
     assert by_extent == {24: (72, 5), 5: (24 * 72, 1)}
+
+
+def test_products_of_groups_know_how_many_groups_there_are():
+    operands = [*arrays((40, 24), (3, 24, 72)), *arrays((3,), dtype=np.int32)]
+    op = op_of(lax.ragged_dot, operands, "ragged_dot")
+    assert ragged_dot.RaggedDotShape.of(op) == ragged_dot.RaggedDotShape(3, 24)
 
 
 def test_convolutions_by_element_know_the_channels_of_a_group():

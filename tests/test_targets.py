@@ -20,6 +20,7 @@ KERNEL_TESTS = (
     "test_convolutions.py",
     "test_kernels.py",
     "test_products.py",
+    "test_ragged_dot.py",
     "test_rows.py",
     "test_indexing.py",
     "test_along_axis.py",
@@ -56,6 +57,12 @@ def test_kernels_on_target(target, tmp_path):
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, f"{SHARE_VARIABLE}={share}\n" + result.stdout[-4000:] + result.stderr[-2000:]
+
+
+def test_files_that_say_that_they_run_again_do():
+    files = Path(__file__).parent.glob("test_*.py")  # this one among them
+    says_so = {file.name for file in files if "`test_targets.py` runs this file again" in file.read_text()}
+    assert says_so <= {*KERNEL_TESTS, Path(__file__).name}
 
 
 def test_the_target_is_the_one_that_was_asked_for(tmp_path):

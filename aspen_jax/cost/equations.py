@@ -41,6 +41,10 @@ _LEAST_WORK = 10_000
 _SEVERAL = {"logistic": 3, "argmax": 9, "argmin": 9, "erf_inv": 37, "nextafter": 30, "one_minus_square": 3}
 
 
+# An element of rows that are masked for a group: two comparisons, a conjunction, a choice.
+OPERATIONS_OF_A_MASK = 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """Work of a computation.
@@ -177,6 +181,21 @@ def _dot(equation: Any) -> float:
     return 2.0 * _size(equation.outvars[0].aval) * _product(lhs.shape[d] for d in contracted)
 
 
+def _ragged_dot(equation: Any) -> float:
+    """XLA masks the rows of each group, and multiplies all of them for all groups."""
+    lhs, rhs, sizes = (atom.aval for atom in equation.invars)
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), (batch, _) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    products = _size(equation.outvars[0].aval) * _product(lhs.shape[d] for d in contracted)
+    groups = sizes.shape[-1]
+    if ragged in contracted:  # the result has a matrix for each group
+        return 2.0 * products + OPERATIONS_OF_A_MASK * groups * (_size(lhs) + _size(rhs))
+    if ragged in batch:
+        return 2.0 * products
+    return 2.0 * products * groups + OPERATIONS_OF_A_MASK * groups * _size(lhs)
+
+
 def _conv(equation: Any) -> float:
     params = equation.params
     lhs, rhs, out = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
@@ -244,6 +263,7 @@ def _backward_pool(equation: Any) -> float:
 
 _COUNTED: dict[str, Callable[[Any], float]] = {
     "dot_general": _dot,
+    "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _conv,
     "sort": _sort,
     "integer_pow": _integer_pow,

@@ -15,6 +15,7 @@ from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kerne
     pad,
     pool,
     products,
+    ragged_dot,
     rows,
     scatter,
 )
@@ -37,6 +38,7 @@ HEADERS = (
     "cuda/kernels/pad.h",
     "cuda/kernels/pool.h",
     "cuda/kernels/product_by_element.h",
+    "cuda/kernels/ragged_dot.h",
     "cuda/kernels/scatter.h",
     "cuda/kernels/tensor_copy.h",
 )

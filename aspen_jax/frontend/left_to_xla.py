@@ -40,7 +40,7 @@ _BY_REASON = {
         "bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac lgamma mulhi polygamma regularized_incomplete_beta zeta"
     ),
     "it combines by a function of the user's": "reduce reduce_window select_and_scatter",
-    "no kernel has been written yet": "scatter-sub ragged_dot_general",
+    "no kernel has been written yet": "scatter-sub",
     "its operands are 8-bit or scaled floats": "scaled_dot scaled_matmul scaled_matmul_wrapper",
     "it is cuDNN's attention": (
         "dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd "

@@ -28,6 +28,8 @@ _THIN = 8
 # Instructions that take longer than an addition, by name without the type.
 _DEAR = ("div", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "rem")
 _PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
+# Kernels that do the work of another one, and have its rates.
+_AS_ANOTHER = {"ragged_dot": "matmul"}
 
 Amounts = dict[str, float]
 
@@ -65,7 +67,7 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     shape = op.output.shape
     whole = np.array([[(0, extent) for extent in shape]], np.int64).reshape(1, -1, 2)
     work = family.work(op, whole)
-    kernel = family.kernel
+    kernel = _AS_ANOTHER.get(family.kernel, family.kernel)
     narrow = "narrow " if any(item.dtype.itemsize == 2 for item in op.main_inputs) else ""
     own = max(0.0, float(work.flops[0]) - size * program_flops(op.program))
     columns = shape[-1] if shape else 1
@@ -92,7 +94,10 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
             found[f"{narrow}{kernel} flops"] = own
     if kernel in _PRODUCTS:
         found[f"{kernel} idle flops"] = own * (-columns % _COLUMNS) / columns
-    if kernel == "matmul":
+    if family.kernel == "ragged_dot":
+        *batch, _, _ = shape
+        found["products of a batch"] = float(math.prod(batch) * op.inputs[2].shape[-1])
+    if family.kernel == "matmul":
         batch = set(op.attrs.a) & set(op.attrs.b) - set(range(-len(op.attrs.a), 0))
         found["products of a batch"] = float(math.prod(shape[label] for label in batch))
     for operand in op.inputs:

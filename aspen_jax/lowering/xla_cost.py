@@ -14,9 +14,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from aspen_jax.cost.equations import TRANSCENDENTAL, of_equation
+from aspen_jax.cost.equations import OPERATIONS_OF_A_MASK, TRANSCENDENTAL, of_equation
 from aspen_jax.frontend.partition import Converted
 from aspen_jax.ir.program import Value
 from aspen_jax.lowering.tile_cost import FAR_BYTES, MEMORY_BYTES
@@ -36,7 +37,14 @@ _SORTS = _words("sort top_k")
 _CUMULATIVE = _words("cumsum cumprod cummax cummin cumlogsumexp")
 _SCATTERS = _words("scatter scatter-add scatter-mul scatter-min scatter-max")
 # Loops of their own, which write all of their result. Those that take arrays read operands from memory.
-_TAKE_ARRAYS = _WINDOWS | _CHOOSING_WINDOWS | _CUMULATIVE | _SCATTERS | _SORTS | _words("dot_general conv_general_dilated")
+_TAKE_ARRAYS = (
+    _WINDOWS
+    | _CHOOSING_WINDOWS
+    | _CUMULATIVE
+    | _SCATTERS
+    | _SORTS
+    | _words("dot_general ragged_dot_general conv_general_dilated")
+)
 _ROOTS = _REDUCTIONS | _TAKE_ARRAYS | _words("dynamic_update_slice")
 
 _DIVISIONS = _words("div sqrt rsqrt")
@@ -359,7 +367,10 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     name = root.primitive
     equation = root.equation
     if name == "dot_general":
-        return _product(equation, num_threads)
+        left, right = (atom.aval for atom in equation.invars)
+        return _product(left, right, equation.params["dimension_numbers"], num_threads)
+    if name == "ragged_dot_general":
+        return _ragged_product(equation, num_threads)
     if name == "conv_general_dilated":
         return _convolution(equation, num_threads)
     size = float(_size(equation.invars[0].aval.shape))
@@ -382,9 +393,8 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     return {"sorted": size * math.log2(max(2, equation.invars[0].aval.shape[equation.params["dimension"]]))}, 1
 
 
-def _product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
-    (contracted_left, contracted_right), (batch_left, batch_right) = equation.params["dimension_numbers"]
-    left, right = equation.invars[0].aval, equation.invars[1].aval
+def _product(left: Any, right: Any, numbers: Any, num_threads: int) -> tuple[Amounts, int]:
+    (contracted_left, contracted_right), (batch_left, batch_right) = numbers
     count = math.prod(left.shape[axis] for axis in batch_left)
     depth = math.prod(left.shape[axis] for axis in contracted_left)
     rows = math.prod(extent for axis, extent in enumerate(left.shape) if axis not in (*batch_left, *contracted_left))
@@ -421,6 +431,20 @@ def _product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     # Eigen computes blocks of registers: few rows or columns leave lanes idle.
     idle = 2.0 * count * (-(-rows // 8) * 8) * (-(-columns // 16) * 16) * depth - flops
     return {**amounts, "product flops": flops / threads, "idle product flops": idle / threads}, threads
+
+
+def _ragged_product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
+    """XLA writes the rows once for each group, with zeros for those of others, and sums over the groups as well."""
+    left, right, sizes = (atom.aval for atom in equation.invars)
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted_left, contracted_right), (batch_left, batch_right) = numbers.dot_dimension_numbers
+    of_groups = jax.ShapeDtypeStruct((sizes.shape[-1], *left.shape), left.dtype)
+    contracted = ([0, *(axis + 1 for axis in contracted_left)], [*numbers.rhs_group_dimensions, *contracted_right])
+    batch = ([axis + 1 for axis in batch_left], batch_right)
+    amounts, threads = _product(of_groups, right, (contracted, batch), num_threads)
+    masked = float(_size(of_groups.shape))
+    written = "far bytes" if _nbytes(of_groups) > FAR_BYTES else "bytes"
+    return {**amounts, "simple": OPERATIONS_OF_A_MASK * masked / threads, written: 2.0 * _nbytes(of_groups) / threads}, threads
 
 
 def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:

@@ -18,6 +18,7 @@ from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
+from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
@@ -34,6 +35,7 @@ _ALL = (
     CONV2D_SLICES,
     MATMUL,
     MATMUL_PANELS,
+    RAGGED_DOT,
     POOL,
     SELECT_AND_SCATTER_ADD,
     SELECT_AND_GATHER_ADD,

@@ -40,7 +40,7 @@ def result_of(op: Op, *inputs: jax.Array) -> jax.Array:
         count = op.family.num_main(op)
         main = values[:count]
         if op.family.takes_epilogue and lane_of(main[0].dtype) == "f":  # computed in float32, stored as the output's dtype
-            main = [item.astype(np.float32) for item in main]
+            main = [item.astype(np.float32) if lane_of(item.dtype) == "f" else item for item in main]
         values = [op.family.reference(op.attrs, *main), *values[count:]]
     if op.program is None:
         return values[0].astype(op.output.dtype)

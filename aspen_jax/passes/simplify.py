@@ -18,9 +18,10 @@ from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.pool import POOL
+from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE
 
-_WIDENING = (CONV2D, MATMUL, POOL, REDUCE)
+_WIDENING = (CONV2D, MATMUL, RAGGED_DOT, POOL, REDUCE)
 # Of a concatenation: each tile waits for those of all pieces.
 _MOST_PIECES = 64
 
@@ -78,7 +79,7 @@ def _without_widening(op: Op, producers: dict[Value, Op]) -> Op:
     count = op.family.num_main(op)
     narrow = [_before_widening(operand, producers) or operand for operand in op.main_inputs]
     # All or none: other kernels of several floats take them of one dtype.
-    if op.family is not MATMUL and len({source.dtype for source in narrow}) > 1:
+    if op.family not in (MATMUL, RAGGED_DOT) and len({source.dtype for source in narrow}) > 1:
         return op
     return op.replace(inputs=(*narrow, *op.inputs[count:]))
 

@@ -579,6 +579,24 @@ def _weights(draw: Draw) -> GeneratedPart:
     return GeneratedPart("weights", function, (draw.array(rows, width), *weights))
 
 
+def _experts(draw: Draw) -> GeneratedPart:
+    """Tokens in groups, each through the weights of its expert."""
+    experts, tokens = draw.one_of(4, 8, 16, 64), draw.round_size(8, 2048)
+    width, inner = draw.round_size(32, 512), draw.round_size(32, 1024)
+    while experts * tokens * width * inner > 1e10:
+        tokens = max(1, tokens // 2)
+    sizes = np.bincount(np.asarray(draw.integers(experts, tokens)), minlength=experts).astype(np.int32)
+    dtype = draw.one_of(np.float32, np.float32, jnp.bfloat16)
+    up = draw.array(experts, width, inner, dtype=dtype) * np.asarray(width**-0.5, dtype)
+    down = draw.array(experts, inner, width, dtype=dtype) * np.asarray(inner**-0.5, dtype)
+    x = draw.array(tokens, width, dtype=dtype)
+
+    def layer(x: Any, up: Any, down: Any, sizes: Any) -> Any:
+        return lax.ragged_dot(jax.nn.silu(lax.ragged_dot(x, up, sizes)), down, sizes)
+
+    return GeneratedPart("experts", *draw.one_of((lax.ragged_dot, (x, up, sizes)), (layer, (x, up, down, sizes))))
+
+
 GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "small": _small,
     "trailing": _trailing,
@@ -598,6 +616,7 @@ GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "pool gradients": _pool_gradients,
     "scatters": _scatters,
     "weights": _weights,
+    "experts": _experts,
 }
 # Those that the paragraph on losses names come more often.
 _OFTEN = ("small", "trailing", "loop", "loop", "updates")

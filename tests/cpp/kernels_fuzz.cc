@@ -165,6 +165,8 @@ std::vector<Bytes> seeds() {
       {"matmul", {{bf, {1, 1, 33}}, {bf, {1, 33, 40}}}, f, {1, 1, 40}, with(product, {0})},
       {"matmul_panels", {{f, {5, 7}}, {f, {2, 7, 32}}, {f, {40}}}, f, {5, 40}, with({2, 0, -1, 2, -1, 1, 2, 7, 40}, add_relu)},
       {"matmul_panels", {{bf, {3, 2, 7}}, {f, {2, 14, 32}}}, f, {3, 3, 20}, {3, 0, -1, -2, 4, -1, -2, 1, 2, 4, 2, 7, 3, 20, 0}},
+      {"ragged_dot", {{f, {2, 5, 7}}, {f, {2, 3, 7, 19}}, {i, {2, 3}}, {f, {19}}}, f, {2, 5, 19}, add_relu},
+      {"ragged_dot", {{bf, {2, 9, 4}}, {h, {2, 2, 4, 40}}, {i, {2, 2}}}, bf, {2, 9, 40}, {0}},
       // Scores of 2 x 5 queries by 6 keys, softmax, values of 9 columns.
       {"attention",
        {{f, {2, 5, 7}}, {f, {2, 7, 6}}, {f, {2, 6, 9}}},
