@@ -30,6 +30,7 @@ from aspen_jax.cuda import (
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
 from aspen_jax.cuda.kernel import Strides, constant
+from aspen_jax.cuda.window import Window
 from tests.cuda_check import ops_of
 
 HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
@@ -50,6 +51,7 @@ SHAPES = [
     pool.PoolShape,
     product_by_element.SumShape,
     scatter.ScatterShape,
+    Window,
 ]
 
 
@@ -171,7 +173,7 @@ def test_depthwise_convolutions_read_adjacent_channels():
         return depthwise.DepthwiseShape.of(op_of(function, operands, "conv2d"))
 
     strides, weights = Strides(4, (32000, 800, 16, 1)), Strides(4, (32, 16, 0, 1))
-    assert shape(16) == depthwise.DepthwiseShape(40, 50, 3, 2, 2, 1, 1, 3, 1, 0, strides, weights, pixels=4, vector=4)
+    assert shape(16) == depthwise.DepthwiseShape(Window(40, 50, 3, 2, 2, 1, 1, 3, 1, 0), strides, weights, pixels=4, vector=4)
     assert [shape(channels).vector for channels in (10, 7)] == [2, 1]
     assert shape(16, dtype=jnp.bfloat16).vector == 4
 
@@ -228,4 +230,5 @@ def test_convolutions_by_element_know_the_channels_of_a_group():
         return lax.conv_general_dilated(x, w, (2, 1), ((1, 2), (0, 3)), rhs_dilation=(1, 3), **numbers)
 
     op = op_of(function, arrays((2, 40, 50, 24), (3, 2, 2, 36)), "conv2d")
-    assert conv_by_element.ConvShape.of(op) == conv_by_element.ConvShape(40, 50, 3, 2, 2, 3, 2, 1, 1, 3, 1, 0)
+    window = Window(40, 50, 3, 2, 2, 1, 1, 3, 1, 0)
+    assert conv_by_element.ConvShape.of(op) == conv_by_element.ConvShape(window, channels=2, outputs=3)
