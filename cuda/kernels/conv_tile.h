@@ -32,7 +32,7 @@ struct ConvTile : Op {
   using Memory = ProductMemory<Core, Core::kStages>;
   static constexpr int kThreads = Core::kThreads, kRank = Op::kRank;
   static constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2, kChannel = kRank - 1;  // axes of the output
-  static constexpr bool kSliced = kShape.slice > 0, kGrouped = kShape.groups > 1;
+  static constexpr bool kSliced = kShape.slice > 0, kGrouped = kShape.groups > 1, kOneMatrix = !kSliced && !kGrouped;
   static constexpr int kOfGroup = kShape.outputs / kShape.groups;
   static constexpr int kDepth = kSliced ? kShape.slice : kShape.depth;
   // Columns are read in whole vectors, so that the first may lie before the box.
@@ -44,15 +44,15 @@ struct ConvTile : Op {
     const int blocks = (all_rows + Core::kRows - 1) / Core::kRows, parts = parts_of(box);
     for (int all = 0; all < parts * blocks * count_of_matrices(box); ++all) {
       const int matrix = first_matrix(box) + all / parts / blocks;  // a group, or a slice
-      const int first_row = (kGrouped || kSliced ? all / parts % blocks : all / parts) * Core::kRows;
+      const int first_row = (kOneMatrix ? all / parts : all / parts % blocks) * Core::kRows;
       const int first = first_column(box, matrix) + all % parts * Core::kColumns, last = last_column(box, matrix);
       if (kGrouped && first >= last) continue;
       const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
       const auto pixels = pixels_at(buffers, box, kGrouped ? matrix : 0, first_row);
       const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
       const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
-      multiply_tile<kShape.run>(memory, slice_of_rows(pixels, first_k, last_k), columns,
-                                min_of(all_rows - first_row, Core::kRows), min_of(last - first, Core::kColumns), kDepth,
+      multiply_tile<kShape.run>(memory, slice_of(pixels, first_k, last_k), columns, min_of(all_rows - first_row, Core::kRows),
+                                min_of(last - first, Core::kColumns), kDepth,
                                 [&](int row, int column, const float* sums, int count) {
                                   const int pixel = first_row + row;
                                   int at[kRank];
@@ -95,6 +95,15 @@ struct ConvTile : Op {
   static ASPEN_DEVICE int parts_of(const int32_t* box) {
     const int columns = kGrouped ? kOfGroup : last_column(box, 0) - first_column(box, 0);
     return (columns + Core::kColumns - 1) / Core::kColumns;
+  }
+
+  template <class Pixels>
+  static ASPEN_DEVICE auto slice_of(const Pixels& pixels, [[maybe_unused]] int first, [[maybe_unused]] int last) {
+    if constexpr (kSliced) {
+      return slice_of_rows(pixels, first, last);
+    } else {
+      return pixels;
+    }
   }
 
   // What the pixels of a box from number `first_row` on read.

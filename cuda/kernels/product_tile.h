@@ -55,11 +55,10 @@ struct ProductTile : Op {
       multiply_tile<kShape.run>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at),
                                 min_of(run - row_of_run, Core::kRows), min_of(last_column(box) - first, Core::kColumns),
                                 kShape.depth, [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
-                                  // Taken apart again: kept over the product, these coordinates would cost registers.
                                   int own[kRank + 1] = {};
-                                  decode<kRank, kShape.outer>(box, matrix, own);
+                                  ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
                                   decode<kRank, kShape.rows>(box, first_row + row, own);
-                                  if constexpr (kColumnAxis >= 0) own[kColumnAxis] = first + column;
+                                  if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
                                   finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, sums, count);
                                 });
     }
