@@ -52,8 +52,8 @@ struct ProductTile : Op {
       int at[kRank + 1] = {};  // the block's first column in its matrix; other axes than those below have one element
       decode<kRank, kShape.outer>(box, matrix, at);
       if constexpr (kColumnAxis >= 0) at[kColumnAxis] = first;
-      multiply_tile<kShape.run>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at),
-                                min_of(run - row_of_run, Core::kRows), min_of(last_column(box) - first, Core::kColumns),
+      const int num_rows = min_of(run - row_of_run, Core::kRows), num_columns = min_of(last_column(box) - first, Core::kColumns);
+      multiply_tile<kShape.run>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at), num_rows, num_columns,
                                 kShape.depth, [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
                                   int own[kRank + 1] = {};
                                   ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
