@@ -82,7 +82,7 @@ class RowsShape:
 
     @property
     def most_kept(self) -> int:
-        """Stages whose values for all elements of a block's rows fit into shared memory."""
+        """Stages whose values fit into shared memory, for each element of the rows that a block walks."""
         steps = max(-(-self.length // (self.lanes * self.warps)), 1)
         return _MOST_BYTES // (steps * self.threads * 4)
 

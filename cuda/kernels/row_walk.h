@@ -62,13 +62,13 @@ class RowWalk {
   }
 
   // Calls visit(thread, at, step) for each element of a row, by the thread of its team that walks it. `step` counts the elements
-  // of a thread.
+  // of a thread. The coordinates are those of the row itself: a copy of them would cost up to 16 registers.
   template <class Visit>
   ASPEN_DEVICE void each_element(Block<kThreads>& block, const Visit& visit) {
-    each_row(block, [&](int thread, const int* row) {
+    block.each_thread([&](int thread) {
+      if (places_[thread].row >= num_rows_) return;
       constexpr RowsShape shape = kShape;
-      int at[shape.rank + 1];
-      ASPEN_UNROLL for (int d = 0; d < shape.rank; ++d) at[d] = row[d];
+      int* const at = places_[thread].at;
       for (int step = 0, element = Team::walker(thread); element < kLength; ++step, element += Team::kWalkers) {
         int rest = element;
         ASPEN_UNROLL for (int i = shape.along.count - 1; i >= 0; --i) {
@@ -77,6 +77,7 @@ class RowWalk {
         }
         visit(thread, static_cast<const int*>(at), step);
       }
+      ASPEN_UNROLL for (int i = 0; i < shape.along.count; ++i) at[shape.along.of[i]] = 0;
     });
   }
 
