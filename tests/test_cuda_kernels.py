@@ -259,7 +259,7 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
             exact = jax.nn.dot_product_attention(q[0], q[0], q[0]) if dtype != jnp.float16 else 0
         moved = jnp.concatenate([table[index], lax.pad(table[:3], table[0, 0], ((0, 1, 0), (0, 0, 0)))])
         moved = moved.at[index].add(1.0) if dtype == jnp.float32 else moved.at[index].set(1)
-        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1)
+        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1), jnp.argmin(image, 0)
 
     shapes = ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64), (100, 64))
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]

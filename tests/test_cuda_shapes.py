@@ -29,11 +29,12 @@ from aspen_jax.cuda import (
     pool,
     product_by_element,
     products,
+    rows,
     scatter,
     tensor_maps,
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
-from aspen_jax.cuda.kernel import Strides, constant
+from aspen_jax.cuda.kernel import FAMILIES, Kernel, Strides, constant
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.cuda.window import Window
 from tests.cuda_check import ops_of
@@ -58,6 +59,7 @@ SHAPES = [
     pool.PoolShape,
     product_by_element.SumShape,
     products.ProductShape,
+    rows.RowsShape,
     scatter.ScatterShape,
     tensor_maps.MatrixMap,
     tensor_maps.TensorShape,
@@ -134,6 +136,52 @@ def test_gathering():
 def test_running_results():
     op = op_of(lambda x: lax.cumsum(x, 1, reverse=True), arrays((300, 70)), "cumulative")
     assert cumulative.CumulativeShape.of(op) == cumulative.CumulativeShape(1, 70, reverse=True)
+
+
+def team(shape, axes):
+    own = rows.RowsShape.of(shape, axes)
+    assert own.threads == 256
+    return own.lanes, own.warps
+
+
+def test_rows_are_walked_by_a_block_a_warp_or_a_thread():
+    shape = rows.RowsShape.of((2, 9, 7, 11), (1, 2))
+    assert (shape.rank, shape.across, shape.along) == (4, matrices.Axes(2, (0, 3)), matrices.Axes(2, (1, 2)))
+    assert (shape.extents, shape.length) == ((9, 7), 63)
+    assert team((128, 768), (1,)) == (32, 8)
+    assert team((9000, 768), (1,)) == (32, 1)
+    assert team((9000, 9), (1,)) == (16, 1)
+    # Neighbouring threads take neighbouring rows.
+    assert team((128, 768), (0,)) == (1, 8)
+    assert team((9, 768), (0,)) == (1, 1)
+
+
+def test_values_of_a_row_are_kept_where_they_fit():
+    def stages(length):
+        def function(x):
+            weights = jnp.exp(x - x.max(1, keepdims=True))
+            return weights / weights.sum(1, keepdims=True)
+
+        op = op_of(function, arrays((8, length)), "rows")
+        kernel = FAMILIES["rows"](op)
+        assert isinstance(kernel, Kernel)
+        assert kernel.arguments[0] == constant(rows.RowsShape.of((8, length), (1,)))
+        return kernel.arguments[1:]
+
+    largest, total = "ReducedStage<scalar::max_f, 0xff800000u>", "ReducedStage<scalar::add_f, 0x0u>"
+    assert stages(44 << 8) == [largest, "KeptStage<0>", total, "ElementStage"]
+    assert stages((44 << 8) + 1) == [largest, "ElementStage", total, "ElementStage"]
+
+
+def test_extremes_are_ordered_as_their_elements_are():
+    def arguments(dtype, function=lambda x: x.argmax(1)):
+        kernel = FAMILIES["arg_reduce"](op_of(function, arrays((300, 70), dtype=dtype), "arg_reduce"))
+        assert isinstance(kernel, Kernel)
+        return kernel.arguments[1:3]
+
+    assert arguments(jnp.bfloat16) == ["float", "true"]
+    assert arguments(np.int8) == ["int32_t", "true"]
+    assert arguments(np.uint8, lambda x: x.argmin(1)) == ["uint32_t", "false"]
 
 
 def attention_op(queries, keys, width, dtype: Any = np.float32, precision="highest"):

@@ -26,6 +26,7 @@ from aspen_jax.ops.opcodes import lane_of
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
+    "cuda/kernels/arg_reduce.h",
     "cuda/kernels/attention_tile.h",
     "cuda/kernels/concatenate.h",
     "cuda/kernels/conv_boxes.h",
@@ -38,6 +39,7 @@ HEADERS = (
     "cuda/kernels/pool.h",
     "cuda/kernels/product_by_element.h",
     "cuda/kernels/product_tile.h",
+    "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
 )
 
