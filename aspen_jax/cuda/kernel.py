@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
     maps: bool = False
 
 
-Write = Callable[[Op], "Kernel | str | None"]
+Write = Callable[[Op], "Kernel | None"]
 
 FAMILIES: dict[str, Write] = {}
 

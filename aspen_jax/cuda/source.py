@@ -74,7 +74,7 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     for number, op in enumerate(ops):
         kernel = _kernel(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
-        maps = "ASPEN_WITH_MAPS " if isinstance(kernel, Kernel) and kernel.maps else ""
+        maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
         parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
     return "\n".join(parts)
 
@@ -101,7 +101,7 @@ def why_no_code(op: Op) -> str | None:
     return None
 
 
-def _kernel(op: Op) -> Kernel | str:
+def _kernel(op: Op) -> Kernel:
     write = FAMILIES.get(op.family.name)
     dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
     kernel = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
@@ -110,12 +110,9 @@ def _kernel(op: Op) -> Kernel | str:
     return kernel
 
 
-def _struct(op: Op, kernel: Kernel | str, name: str) -> str:
+def _struct(op: Op, kernel: Kernel, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
-    inputs = max(1, len(op.inputs))
-    if isinstance(kernel, str):
-        return f"struct {name} {{\n  using Addresses = Buffers<{inputs}>;\n{finish(op)}\n{kernel}\n}};\n"
-    addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{inputs}>;"
+    addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{max(1, len(op.inputs))}>;"
     parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
     parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
     return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])
