@@ -342,27 +342,28 @@ def test_tensors_have_maps_as_far_as_numbers_go():
     assert (stepped.box, stepped.steps, stepped.strides) == ((64, 8, 6), (1, 2, 3), (128, 1152))
 
 
-def convolution(x, w, family="conv2d", dtype: Any = jnp.bfloat16, **how):
+def convolution(x, w, family="conv2d", strides=(1, 1), groups=1):
     def function(x, w):
-        numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-        return lax.conv_general_dilated(x, w, **{"window_strides": (1, 1), "padding": "SAME", **how}, **numbers)
+        return lax.conv_general_dilated(
+            x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+        )
 
-    return op_of(function, arrays(x, w, dtype=dtype), family, FEW_PLACES if family == "conv2d" else Gpu())
+    return op_of(function, arrays(x, w, dtype=jnp.bfloat16), family, FEW_PLACES if family == "conv2d" else Gpu())
 
 
 def test_convolutions_gather_adjacent_channels_of_a_group():
-    op = convolution((2, 40, 50, 24), (3, 2, 12, 40), feature_group_count=2, window_strides=(2, 1))
+    op = convolution((2, 40, 50, 24), (3, 2, 12, 40), groups=2, strides=(2, 1))
     shape = conv_tile.ConvTileShape.of(op)
     assert shape is not None
     window, strides = Window(40, 50, 3, 2, 2, 1, 1, 1, 0, 0), Strides(4, (40 * 50 * 24, 50 * 24, 24, 1))
     assert shape == conv_tile.ConvTileShape(window, 2, 12, 40, 72, 0, strides, input_vector=4, weights_vector=4, run=8)
     assert shape.core(op) == MmaCore("Bf16", 64, 32, 32, 16, False)
     # Too few channels a group.
-    assert conv_tile.ConvTileShape.of(convolution((2, 40, 50, 24), (3, 2, 2, 36), feature_group_count=12)) is None
+    assert conv_tile.ConvTileShape.of(convolution((2, 40, 50, 24), (3, 2, 2, 36), groups=12)) is None
 
 
 def test_convolutions_in_boxes_of_pixels_that_fill_blocks():
-    op = convolution((8, 14, 14, 128), (3, 3, 128, 72), window_strides=(1, 2))
+    op = convolution((8, 14, 14, 128), (3, 3, 128, 72), strides=(1, 2))
     shape = conv_boxes.ConvBoxesShape.of(op)
     assert shape is not None
     assert (shape.images, shape.lines, shape.pixels) == (1, 7, 7)
