@@ -14,7 +14,7 @@ from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 
 
 @writes("conv2d")
-def _conv2d(op: Op) -> Kernel:
+def _conv2d(op: Op) -> Kernel | None:
     x, w = op.inputs[:2]
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)

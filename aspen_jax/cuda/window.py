@@ -33,5 +33,6 @@ class Window:
     @classmethod
     def of(cls, op: Op) -> Window:
         attrs, (x, w) = op.attrs, op.inputs[:2]
-        top, _, left, _ = attrs.padding
-        return cls(*x.shape[1:3], *w.shape[:2], *attrs.strides, *attrs.dilation, top, left)
+        (_, height, width, _), (kernel_height, kernel_width, _, _) = x.shape, w.shape
+        (y_step, x_step), (y_dilation, x_dilation), (top, _, left, _) = attrs.strides, attrs.dilation, attrs.padding
+        return cls(height, width, kernel_height, kernel_width, y_step, x_step, y_dilation, x_dilation, top, left)
