@@ -123,7 +123,7 @@ def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, de
     image = random(3, 2, 13, 17, 72, dtype=dtype), random(4, 3, 2, 72, 136, dtype=dtype)
     source = cuda_host.source(ops_of(function, (*operands, *image), gpu))
     assert re.findall(rf"BlockCore<\w+, {block}, 8, ", source)
-    assert source.count("TensorBuffers<") == 4  # all products but the one whose rows lie across the depth
+    assert source.count("MappedBuffers<") == 4  # all products but the one whose rows lie across the depth
     check(function, *operands, *image, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
 
 
@@ -166,8 +166,8 @@ def test_convolutions_in_boxes_of_pixels(monkeypatch, dtype, tolerance, wanted, 
     sources = [cuda_host.source([op]) for op in ops]
     assert any(f"{block}, 8, " in source for source in sources)
     # All but slices of a depth of 120 channels a tap.
-    assert sum("TensorBuffers<" not in source for source in sources) == len(kinds) - 1
-    assert sum("PixelBoxes<" in source for source in sources) == (5 if len(kinds) == 1 else 4)
+    assert sum("MappedBuffers<" not in source for source in sources) == len(kinds) - 1
+    assert sum("ConvInBoxes<" in source for source in sources) == (5 if len(kinds) == 1 else 4)
     check(function, *operands, tolerance=tolerance, machine=machine, gpu=gpu, warpgroups=True)
 
 
@@ -189,9 +189,9 @@ def test_convolutions_that_are_not_worth_boxes_are_copied_by_threads():
     operands = [random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(((2, 13, 20, 128), *kernels))]
     gpu = Gpu(places=1)
     source = cuda_host.source(ops_of(function, operands, gpu))
-    assert source.count("ConvRows<") == 7
-    assert "PixelBoxes<" not in source
-    assert "TensorBuffers<" not in source
+    assert source.count("ConvTile<") == 7
+    assert "ConvInBoxes<" not in source
+    assert "MappedBuffers<" not in source
     check(function, *operands, tolerance=1e-2, gpu=gpu, warpgroups=True)
 
 
@@ -203,8 +203,8 @@ def test_products_in_boxes_of_tensors_of_five_axes():
     operands = [random(i, 2, 2, extent, 3, 72, dtype=jnp.float16) for i, extent in ((0, 70), (1, 80), (2, 80))]
     gpu = Gpu(places=1)  # the depth is not split
     source = cuda_host.source(ops_of(function, operands, gpu))
-    assert source.count("MatrixBoxes<5, 0>") == 3
-    assert source.count("MatrixBoxes<5, 1>") == 1
+    assert re.findall(r"TensorShape\{\.input = \d, \.rank = (\d)", source) == ["5"] * 4
+    assert re.findall(r"\.depth_axis = (\d)", source) == ["0", "0", "0", "1"]
     check(function, *operands, tolerance=2e-3, gpu=gpu, warpgroups=True)
 
 
@@ -215,7 +215,7 @@ def test_what_no_tensor_map_describes_is_copied_by_threads():
 
     operands = [random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(((2, 70, 72), (72, 72), (72, 68)))]
     gpu = Gpu(places=1)
-    assert "TensorBuffers" not in cuda_host.source(ops_of(function, operands, gpu))
+    assert "MappedBuffers" not in cuda_host.source(ops_of(function, operands, gpu))
     check(function, *operands, tolerance=1e-2, gpu=gpu, warpgroups=True)
 
 
@@ -271,7 +271,8 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
         moved = jnp.concatenate([table[index], lax.pad(table[:3], table[0, 0], ((0, 1, 0), (0, 0, 0)))])
         moved = moved.at[index].add(1.0) if dtype == jnp.float32 else moved.at[index].set(1)
         experts = lax.ragged_dot(dense, jnp.stack([dense, dense.T]), index[:2])
-        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), jnp.argmax(moved, 1), experts
+        best = jnp.argmax(moved, 1), jnp.argmin(image, 0)
+        return few, grouped, image, attended, exact, moved, jnp.cumsum(moved, 0), *best, experts
 
     shapes = ((2, 56, 56, 32), (3, 3, 32, 64), (3, 3, 1, 64), (64, 64), (100, 64))
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
@@ -314,7 +315,7 @@ def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, archite
         ops += ops_of(lambda x, w: conv(x, w, (2, 2)), shapes[1:3], Gpu(places=1))
         ops += [op for op in ops_of(conv, shapes[1:3]) if op.family.name == "conv2d_slices"]
         assert ops[-1].attrs.slices > 1
-        assert all("TensorBuffers<" in kernels([op]) for op in ops)
+        assert all("MappedBuffers<" in kernels([op]) for op in ops)
     assemble(ops, architecture)
     virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
     assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")

@@ -16,7 +16,9 @@ from jax import lax
 from aspen_jax.cuda import (
     attention,
     concatenate,
+    conv_boxes,
     conv_by_element,
+    conv_tile,
     cumulative,
     depthwise,
     elementwise,
@@ -26,11 +28,16 @@ from aspen_jax.cuda import (
     pad,
     pool,
     product_by_element,
+    products,
     ragged_dot,
+    rows,
     scatter,
+    tensor_maps,
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
-from aspen_jax.cuda.kernel import Strides, constant
+from aspen_jax.cuda.kernel import FAMILIES, Kernel, Strides, constant
+from aspen_jax.cuda.machine import Gpu
+from aspen_jax.cuda.window import Window
 from tests.cuda_check import ops_of
 
 HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
@@ -39,7 +46,9 @@ SHAPES = [
     Strides,
     attention.AttentionShape,
     concatenate.ConcatenateShape,
+    conv_boxes.ConvBoxesShape,
     conv_by_element.ConvShape,
+    conv_tile.ConvTileShape,
     cumulative.CumulativeShape,
     depthwise.DepthwiseShape,
     elementwise.ElementwiseShape,
@@ -50,8 +59,13 @@ SHAPES = [
     pad.PadShape,
     pool.PoolShape,
     product_by_element.SumShape,
+    products.ProductShape,
     ragged_dot.RaggedDotShape,
+    rows.RowsShape,
     scatter.ScatterShape,
+    tensor_maps.MatrixMap,
+    tensor_maps.TensorShape,
+    Window,
 ]
 
 
@@ -59,9 +73,9 @@ def arrays(*shapes, dtype: Any = np.float32):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
-def op_of(function, operands, family):
+def op_of(function, operands, family, gpu=Gpu()):  # noqa: B008 - immutable
     """The only op of a family in a function."""
-    (op,) = (op for op in ops_of(function, operands) if op.family.name == family)
+    (op,) = (op for op in ops_of(function, operands, gpu) if op.family.name == family)
     return op
 
 
@@ -126,6 +140,52 @@ def test_running_results():
     assert cumulative.CumulativeShape.of(op) == cumulative.CumulativeShape(1, 70, reverse=True)
 
 
+def team(shape, axes):
+    own = rows.RowsShape.of(shape, axes)
+    assert own.threads == 256
+    return own.lanes, own.warps
+
+
+def test_rows_are_walked_by_a_block_a_warp_or_a_thread():
+    shape = rows.RowsShape.of((2, 9, 7, 11), (1, 2))
+    assert (shape.rank, shape.across, shape.along) == (4, matrices.Axes(2, (0, 3)), matrices.Axes(2, (1, 2)))
+    assert (shape.extents, shape.length) == ((9, 7), 63)
+    assert team((128, 768), (1,)) == (32, 8)
+    assert team((9000, 768), (1,)) == (32, 1)
+    assert team((9000, 9), (1,)) == (16, 1)
+    # Neighbouring threads take neighbouring rows.
+    assert team((128, 768), (0,)) == (1, 8)
+    assert team((9, 768), (0,)) == (1, 1)
+
+
+def test_values_of_a_row_are_kept_where_they_fit():
+    def stages(length):
+        def function(x):
+            weights = jnp.exp(x - x.max(1, keepdims=True))
+            return weights / weights.sum(1, keepdims=True)
+
+        op = op_of(function, arrays((8, length)), "rows")
+        kernel = FAMILIES["rows"](op)
+        assert isinstance(kernel, Kernel)
+        assert kernel.arguments[0] == constant(rows.RowsShape.of((8, length), (1,)))
+        return kernel.arguments[1:]
+
+    largest, total = "ReducedStage<scalar::max_f, 0xff800000u>", "ReducedStage<scalar::add_f, 0x0u>"
+    assert stages(44 << 8) == [largest, "KeptStage<0>", total, "ElementStage"]
+    assert stages((44 << 8) + 1) == [largest, "ElementStage", total, "ElementStage"]
+
+
+def test_extremes_are_ordered_as_their_elements_are():
+    def arguments(dtype, function=lambda x: x.argmax(1)):
+        kernel = FAMILIES["arg_reduce"](op_of(function, arrays((300, 70), dtype=dtype), "arg_reduce"))
+        assert isinstance(kernel, Kernel)
+        return kernel.arguments[1:3]
+
+    assert arguments(jnp.bfloat16) == ["float", "true"]
+    assert arguments(np.int8) == ["int32_t", "true"]
+    assert arguments(np.uint8, lambda x: x.argmin(1)) == ["uint32_t", "false"]
+
+
 def attention_op(queries, keys, width, dtype: Any = np.float32, precision="highest"):
     def function(q, k, v):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
@@ -173,7 +233,7 @@ def test_depthwise_convolutions_read_adjacent_channels():
         return depthwise.DepthwiseShape.of(op_of(function, operands, "conv2d"))
 
     strides, weights = Strides(4, (32000, 800, 16, 1)), Strides(4, (32, 16, 0, 1))
-    assert shape(16) == depthwise.DepthwiseShape(40, 50, 3, 2, 2, 1, 1, 3, 1, 0, strides, weights, pixels=4, vector=4)
+    assert shape(16) == depthwise.DepthwiseShape(Window(40, 50, 3, 2, 2, 1, 1, 3, 1, 0), strides, weights, pixels=4, vector=4)
     assert [shape(channels).vector for channels in (10, 7)] == [2, 1]
     assert shape(16, dtype=jnp.bfloat16).vector == 4
 
@@ -236,4 +296,97 @@ def test_convolutions_by_element_know_the_channels_of_a_group():
         return lax.conv_general_dilated(x, w, (2, 1), ((1, 2), (0, 3)), rhs_dilation=(1, 3), **numbers)
 
     op = op_of(function, arrays((2, 40, 50, 24), (3, 2, 2, 36)), "conv2d")
-    assert conv_by_element.ConvShape.of(op) == conv_by_element.ConvShape(40, 50, 3, 2, 2, 3, 2, 1, 1, 3, 1, 0)
+    window = Window(40, 50, 3, 2, 2, 1, 1, 3, 1, 0)
+    assert conv_by_element.ConvShape.of(op) == conv_by_element.ConvShape(window, channels=2, outputs=3)
+
+
+# Of so few places no depth is split.
+FEW_PLACES = Gpu(places=1)
+
+
+def product(equation, *shapes, dtype: Any = np.float32):
+    op = op_of(lambda a, b: jnp.einsum(equation, a, b), arrays(*shapes, dtype=dtype), "matmul", FEW_PLACES)
+    own = matrices.Matrices.of(op)
+    assert own is not None
+    return products.ProductShape.of(op, own)
+
+
+def test_products_read_columns_across_the_depth_or_along_it():
+    across = product("hmk,hkn->mhn", (3, 80, 136), (3, 136, 72))
+    assert (across.depth, across.column_axis, across.run, across.maps) == (136, 2, 4, ())
+    assert (across.rows, across.outer, across.row_extents) == (matrices.Axes(1, (0,)), matrices.Axes(1, (1,)), (80,))
+    assert across.left == matrices.MatrixShape(1, Strides(3, (136, 80 * 136, 0)), 0, 1, vector=4, along_depth=True)
+    assert across.right == matrices.MatrixShape(0, Strides(3, (0, 136 * 72, 1)), 1, 72, vector=4, along_depth=False)
+    along = product("bmk,nk->bmn", (3, 80, 136), (73, 136))
+    assert (along.rows, along.row_extents, along.run) == (matrices.Axes(2, (0, 1)), (3, 80), 1)
+    assert along.right == matrices.MatrixShape(1, Strides(3, (0, 0, 136)), 136, 1, vector=4, along_depth=True)
+    dots = product("mk,mk->m", (80, 136), (80, 136))
+    assert (dots.column_axis, dots.rows, dots.outer, dots.run) == (-1, matrices.Axes(0, ()), matrices.Axes(1, (0,)), 1)
+
+
+def test_products_of_whole_vectors_have_tensor_maps(monkeypatch):
+    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", 1)
+    shape = product("bmk,nk->bmn", (3, 80, 136), (72, 136), dtype=jnp.bfloat16)
+    rows = tensor_maps.TensorShape(0, 3, (136, 240, 1), (272, 240 * 272), (64, 128, 1), (1, 1, 1))
+    columns = tensor_maps.TensorShape(1, 3, (136, 72, 1), (272, 72 * 272), (64, 128, 1), (1, 1, 1))
+    none = matrices.Axes(0, ())
+    assert shape.maps == (tensor_maps.MatrixMap(rows, 0, none), tensor_maps.MatrixMap(columns, 0, none))
+    by_heads = product("bmhk,bhkn->bhmn", (2, 80, 3, 64), (2, 3, 64, 72), dtype=jnp.bfloat16)
+    left, right = by_heads.maps
+    assert (left.tensor.extents, left.outer) == ((64, 80, 3, 2), matrices.Axes(2, (1, 0)))
+    assert (right.tensor.extents, right.depth_axis) == ((72, 64, 3, 2), 1)
+    # Strides of no multiple of 16 bytes.
+    assert product("mk,kn->mn", (80, 64), (64, 68), dtype=jnp.bfloat16).maps == ()
+
+
+def test_tensors_have_maps_as_far_as_numbers_go():
+    shape = tensor_maps.TensorShape.of
+    assert shape(0, (64, 2**31 - 1), (64,), (64, 64)) is not None
+    assert shape(0, (64, 2**31), (64,), (64, 64)) is None
+    assert shape(0, (64, 8), (-64,), (64, 8)) is None
+    assert shape(0, (64, 8, 2), (64, 2**39), (64, 8, 1)) is None
+    stepped = shape(0, (64, 9, 9), (64, 576), (64, 4, 2), (1, 2, 3))
+    assert stepped is not None
+    assert (stepped.box, stepped.steps, stepped.strides) == ((64, 8, 6), (1, 2, 3), (128, 1152))
+
+
+def convolution(x, w, family="conv2d", strides=(1, 1), groups=1):
+    def function(x, w):
+        return lax.conv_general_dilated(
+            x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+        )
+
+    return op_of(function, arrays(x, w, dtype=jnp.bfloat16), family, FEW_PLACES if family == "conv2d" else Gpu())
+
+
+def test_convolutions_gather_adjacent_channels_of_a_group():
+    op = convolution((2, 40, 50, 24), (3, 2, 12, 40), groups=2, strides=(2, 1))
+    shape = conv_tile.ConvTileShape.of(op)
+    assert shape is not None
+    window, strides = Window(40, 50, 3, 2, 2, 1, 1, 1, 0, 0), Strides(4, (40 * 50 * 24, 50 * 24, 24, 1))
+    assert shape == conv_tile.ConvTileShape(window, 2, 12, 40, 72, 0, strides, input_vector=4, weights_vector=4, run=8)
+    assert shape.core(op) == MmaCore("Bf16", 64, 32, 32, 16, False)
+    # Too few channels a group.
+    assert conv_tile.ConvTileShape.of(convolution((2, 40, 50, 24), (3, 2, 2, 36), groups=12)) is None
+
+
+def test_convolutions_in_boxes_of_pixels_that_fill_blocks():
+    op = convolution((8, 14, 14, 128), (3, 3, 128, 72), strides=(1, 2))
+    shape = conv_boxes.ConvBoxesShape.of(op)
+    assert shape is not None
+    assert (shape.images, shape.lines, shape.pixels) == (1, 7, 7)
+    assert (shape.chunks, shape.chunks_of_slice) == (2, 18)
+    pixels, weights = shape.maps
+    assert (pixels.extents, pixels.box, pixels.steps) == ((128, 14, 14, 8), (64, 14, 7, 1), (1, 2, 1, 1))
+    assert (weights.extents, weights.strides, weights.box) == ((72, 128, 9), (144, 72 * 256), (64, 64, 1))
+    # Of few channels most of a chunk would be empty.
+    assert conv_boxes.ConvBoxesShape.of(convolution((8, 14, 14, 24), (3, 3, 24, 72))) is None
+
+
+def test_slices_of_a_convolution_begin_with_a_chunk():
+    op = convolution((1, 14, 14, 128), (3, 3, 128, 72), "conv2d_slices")
+    shape, boxes = conv_tile.ConvTileShape.of(op), conv_boxes.ConvBoxesShape.of(op)
+    assert shape is not None
+    assert boxes is not None
+    assert 0 < shape.slice < shape.depth == 9 * 128
+    assert boxes.chunks_of_slice * tensor_maps.LINE == shape.slice

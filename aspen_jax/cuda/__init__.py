@@ -18,10 +18,9 @@ To add or move a family:
 Only element-wise programs are generated: `finish`, `run`, what attention does to a score, the stages of rows. The headers also
 compile for the host: there kernels are tested.
 
-What still writes C++ as text: `products.matmul` and `products.tile`, which `conv._products` and `conv_boxes.tile_by_boxes` use
-too; `rows._tile` and `rows.walk`, which `arg_reduce` uses too. A move keeps the registers that the assembler reports
-(`image.compile_log`), or fewer. Two things cost registers: the bounds of a box that are kept over a whole block instead of
-being read again, and coordinates that are copied where an offset is enough.
+A change keeps the registers that the assembler reports (`image.compile_log`), or fewer. Two things cost registers: the bounds of
+a box that are kept over a whole block instead of being read again, and coordinates that are copied where they can be changed in
+place, or where an offset is enough.
 """
 
 from aspen_jax.cuda.attention import unfused

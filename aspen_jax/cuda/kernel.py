@@ -18,15 +18,17 @@ class Kernel(NamedTuple):
         arguments: the others, as C++.
         run: adjacent elements that it computes at once; 1: none.
         functions: what is generated beside `finish` and `run`: element-wise programs alone.
+        maps: whether it copies operands in boxes where a GPU has warpgroups (cuda/kernels/tensor_copy.h).
     """
 
     template: str
     arguments: Sequence[str]
     run: int = 1
     functions: str = ""
+    maps: bool = False
 
 
-Write = Callable[[Op], "Kernel | str | None"]
+Write = Callable[[Op], "Kernel | None"]
 
 FAMILIES: dict[str, Write] = {}
 

@@ -1,4 +1,4 @@
-"""Row programs and reductions: a team of threads walks each row, once for each stage that is reduced (cuda/kernels/teams.h).
+"""Row programs and reductions: a team of threads walks each row, once for each stage that is reduced (cuda/kernels/rows.h).
 
 What a stage gives for each element of a row is kept by the thread that computed it, in shared memory, or computed again where a
 row is too long for that.
@@ -6,14 +6,15 @@ row is too long for that.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax.cuda.kernel import writes
-from aspen_jax.cuda.lanes import load, statements, used_inputs
+from aspen_jax.cuda.kernel import Kernel, constant, writes
+from aspen_jax.cuda.lanes import function, load, statements
+from aspen_jax.cuda.matrices import Axes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
 from aspen_jax.ops.block_program import COPY, BlockProgram
@@ -27,9 +28,6 @@ _MOST_BYTES = 44 << 10
 
 # With fewer rows than this a block for each keeps a large device busy; with more a warp for each saves the synchronisation.
 _MANY_ROWS = 2048
-
-# What a visitor of a row's elements is given.
-STEP = "[[maybe_unused]] int step, [[maybe_unused]] int thread, int* at, [[maybe_unused]] Numbers& numbers"
 
 _COMBINE = {windows.SUM: "add", windows.MAX: "max", windows.MIN: "min", windows.PRODUCT: "mul"}
 _ONES = 0xFFFFFFFF
@@ -50,7 +48,46 @@ def combination(dtype: np.dtype, kind: int) -> tuple[str, int] | None:
     return f"scalar::{_COMBINE[kind]}_{of}", int(start.view(np.uint32))
 
 
-def team(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
+@dataclasses.dataclass(frozen=True)
+class RowsShape:
+    """Rows, and the threads that walk one, as RowsShape in cuda/kernels/row_walk.h.
+
+    Attributes:
+        rank: of the inputs.
+        across: their axes that choose a row.
+        along: their axes that make up a row.
+        extents: of the latter.
+        length: of a row, in elements.
+        threads: of a block.
+        lanes: of a warp that walk a row together.
+        warps: that walk a row together.
+    """
+
+    rank: int
+    across: Axes
+    along: Axes
+    extents: tuple[int, ...]
+    length: int
+    threads: int
+    lanes: int
+    warps: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], axes: Sequence[int]) -> RowsShape:
+        across = tuple(axis for axis in range(len(shape)) if axis not in axes)
+        extents = tuple(shape[axis] for axis in axes)
+        lanes, warps = _team(shape, axes)
+        own = Axes(len(across), across), Axes(len(axes), tuple(axes))
+        return cls(len(shape), *own, extents, math.prod(extents), THREADS, lanes, warps)
+
+    @property
+    def most_kept(self) -> int:
+        """Stages whose values fit into shared memory, for each element of the rows that a block walks."""
+        steps = max(-(-self.length // (self.lanes * self.warps)), 1)
+        return _MOST_BYTES // (steps * self.threads * 4)
+
+
+def _team(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
     """Lanes and warps that walk a row together."""
     length, rows = (math.prod(shape[d] for d in range(len(shape)) if (d in axes) == own) for own in (True, False))
     across = max((d for d, extent in enumerate(shape) if extent > 1), default=-1) not in axes
@@ -62,167 +99,47 @@ def team(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
     return min(32, 1 << max(length - 1, 0).bit_length()), 1
 
 
-class _Stage(NamedTuple):
-    """A stage of a row program: what combines it and the lane to begin with, if it is reduced; else whether elements have it."""
-
-    program: BlockProgram
-    combine: tuple[str, int] | None
-    of_elements: bool
-
-
 @writes("reduce")
-def _reduce(op: Op) -> str | None:
+def _reduce(op: Op) -> Kernel | None:
     combine = combination(op.inputs[0].dtype, op.attrs.kind)
-    return None if combine is None else _tile(op, [_Stage(COPY, combine, of_elements=False)], 1)
+    if combine is None:
+        return None
+    return _kernel(op, RowsShape.of(op.inputs[0].shape, op.attrs.axes), [_reduced(*combine)], [COPY])
 
 
 @writes("rows")
-def _rows(op: Op) -> str | None:
-    stages = []
-    for kind, dtype, program in op.attrs.rows.stages:
-        combine = combination(dtype, kind) if kind < ROW else None
-        if kind < ROW and combine is None:
-            return None
-        stages.append(_Stage(program, combine, kind == ROW))
-    return _tile(op, stages, len(op.inputs))
+def _rows(op: Op) -> Kernel | None:
+    stages = op.attrs.rows.stages
+    combines = [combination(dtype, kind) if kind < ROW else None for kind, dtype, _ in stages]
+    if any(kind < ROW and combine is None for (kind, *_), combine in zip(stages, combines, strict=True)):
+        return None
+    shape = RowsShape.of(op.inputs[0].shape, op.attrs.axes)
+    kept = [number for number, stage in enumerate(stages[:-1]) if stage.kind == ROW][: shape.most_kept]
+
+    def become(number: int) -> str:
+        if (combine := combines[number]) is not None:
+            return _reduced(*combine)
+        if number in kept:
+            return f"KeptStage<{kept.index(number)}>"
+        return "ElementStage" if stages[number].kind == ROW else "NumberStage"
+
+    return _kernel(op, shape, [become(number) for number in range(len(stages))], [stage.program for stage in stages])
 
 
-def _tile(op: Op, stages: Sequence[_Stage], num_inputs: int) -> str:
-    shape, axes = op.inputs[0].shape, op.attrs.axes
-    rank, length = len(shape), math.prod(shape[axis] for axis in axes)
-    lanes, warps = team(shape, axes)
-    steps = max(-(-length // (lanes * warps)), 1)
-    kept: dict[int, int] = {}  # stages of elements, by their place in shared memory
-    for number, stage in enumerate(stages[:-1]):
-        if stage.of_elements and (len(kept) + 1) * steps * THREADS * 4 <= _MOST_BYTES:
-            kept[number] = len(kept)
-    used = [used_inputs(stage.program) for stage in stages]
-
-    def value(number: int) -> str:
-        """What a stage gives, at `at` of a thread."""
-        if not stages[number].of_elements:
-            return f"numbers.of[{number}]"
-        return f"memory.kept[{kept[number]}][step][thread]" if number in kept else computed(number)
-
-    def computed(number: int) -> str:
-        earlier = [k - num_inputs for k in sorted(used[number]) if k >= num_inputs]
-        return f"stage{number}(buffers, at, numbers{''.join(f', {value(k)}' for k in earlier if stages[k].of_elements)})"
-
-    functions, passes = [], []
-    last = len(stages) - 1
-    for number, (program, combine, of_elements) in enumerate(stages):
-        registers = [load(op, k, [f"at[{axis}]" for axis in range(rank)]) for k in range(num_inputs)]
-        registers += [f"e{k}" if stages[k].of_elements else f"numbers.of[{k}]" for k in range(number)]
-        earlier = [k - num_inputs for k in sorted(used[number]) if k >= num_inputs]
-        parameters = "".join(f", uint32_t e{k}" for k in earlier if stages[k].of_elements)
-        lines, result = statements(program, registers)
-        body = "\n".join(f"    {line}" for line in [*lines, f"return {result};"])
-        functions.append(
-            f"  static ASPEN_DEVICE uint32_t stage{number}([[maybe_unused]] const Addresses& buffers, "
-            f"[[maybe_unused]] const int* at, [[maybe_unused]] const Numbers& numbers{parameters}) {{\n{body}\n  }}"
-        )
-        own = computed(number)
-        if combine is not None:
-            instruction, start = combine
-            passes.append(
-                f"block.each_thread([&](int thread) {{ found[thread] = {start:#x}u; }});\n"
-                f"      each_step([&]({STEP}) {{ found[thread] = {instruction}(found[thread], {own}); }});\n"
-                f"      Rows::reduce(block, memory.team, found, [](uint32_t a, uint32_t b) {{ return {instruction}(a, b); }});\n"
-                f"      block.each_thread([&](int thread) {{ numbers_of[thread].of[{number}] = found[thread]; }});"
-            )
-        elif not of_elements:
-            passes.append(f"each_row([&](int, [[maybe_unused]] int* at, Numbers& numbers) {{ numbers.of[{number}] = {own}; }});")
-        elif number == last:
-            inside = " && ".join(f"at[{axis}] >= box[{axis}] && at[{axis}] < box[{rank + axis}]" for axis in axes)
-            passes.append(f"each_step([&]({STEP}) {{\n        if ({inside}) finish(buffers, at, {own});\n      }});")
-        elif number in kept:
-            passes.append(f"each_step([&]({STEP}) {{ {value(number)} = {own}; }});")
-    if not stages[last].of_elements:
-        passes.append(store_once(shape, axes, f"numbers.of[{last}]"))
-    stage_functions = "\n".join(functions)
-    return f"""\
-  struct Numbers {{
-    uint32_t of[{len(stages)}];
-  }};
-{stage_functions}
-  struct Memory {{
-    Team<{THREADS}, {lanes}, {warps}>::Memory<uint32_t> team;
-    uint32_t kept[{max(len(kept), 1)}][{steps if kept else 1}][{THREADS if kept else 1}];
-  }};
-""" + walk(op, axes, stages[last].of_elements, "uint32_t", passes)
+def _reduced(combine: str, start: int) -> str:
+    return f"ReducedStage<{combine}, {start:#x}u>"
 
 
-def store_once(shape: Sequence[int], axes: Sequence[int], lane: str) -> str:
-    """A pass in which a thread of each row stores the row's result."""
-    rows = [axis for axis in range(len(shape)) if axis not in axes]
-    coordinates = ", ".join(f"at[{axis}]" for axis in rows)
-    return (
-        "each_row([&](int thread, [[maybe_unused]] int* at, Numbers& numbers) {\n"
-        f"        const int out[{len(rows) + 1}] = {{{coordinates}}};\n"
-        f"        if (Rows::walker(thread) == 0) finish(buffers, out, {lane});\n      }});"
-    )
+def _kernel(op: Op, shape: RowsShape, stages: Sequence[str], programs: Sequence[BlockProgram]) -> Kernel:
+    functions = "\n".join(_stage(op, number, program) for number, program in enumerate(programs))
+    return Kernel("Rows", [constant(shape), *stages], functions=functions)
 
 
-def walk(op: Op, axes: Sequence[int], gives_rows: bool, found: str, passes: Sequence[str]) -> str:
-    """A tile function that takes a few rows at a time through all passes.
-
-    Args:
-        op: its first input has the shape of the rows.
-        axes: those that make up a row.
-        gives_rows: whether the output has them too.
-        found: the type of what the team combines.
-        passes: statements that call each_row and each_step.
-    """
-    shape, out_rank = op.inputs[0].shape, len(op.output.shape)
-    rank, length = len(shape), math.prod(shape[axis] for axis in axes)
-    lanes, warps = team(shape, axes)
-    rows = [axis for axis in range(rank) if axis not in axes]
-    out_axes = {axis: axis if gives_rows else k for k, axis in enumerate(rows)}
-    extents = [f"(box[{out_rank + out_axes[axis]}] - box[{out_axes[axis]}])" for axis in rows]
-    decode = ["[[maybe_unused]] int rest = row;"]
-    for axis, extent in reversed([*zip(rows, extents, strict=True)]):
-        digit = "rest" if axis == rows[0] else f"rest % {extent}"
-        decode.append(f"at.of[{axis}] = box[{out_axes[axis]}] + {digit}; rest /= {extent};")
-    unravel = ["[[maybe_unused]] int rest = element;"]
-    for axis in reversed(axes):
-        digit = "rest" if axis == axes[0] else f"rest % {shape[axis]}"
-        unravel.append(f"at[{axis}] = {digit}; rest /= {max(shape[axis], 1)};")
-    body = "\n      ".join(passes)
-    return f"""\
-  static constexpr int kThreads = {THREADS};
-  using Rows = Team<kThreads, {lanes}, {warps}>;
-  static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box,
-                                [[maybe_unused]] Memory& memory) {{
-    Block<kThreads> block;
-    struct At {{
-      int of[{rank + 1}];
-    }};
-    PerThread<At, kThreads> at_of;
-    PerThread<Numbers, kThreads> numbers_of;
-    [[maybe_unused]] PerThread<{found}, kThreads> found;
-    const int count = {" * ".join(extents) or "1"};
-    for (int first = 0; first < count; first += Rows::kRows) {{
-      block.each_thread([&](int thread) {{
-        const int row = first + Rows::row(thread);
-        At at = {{}};
-        {" ".join(decode)}
-        at_of[thread] = at;
-        numbers_of[thread] = {{}};
-      }});
-      const auto each_row = [&](const auto& visit) {{
-        block.each_thread([&](int thread) {{
-          if (first + Rows::row(thread) < count) visit(thread, at_of[thread].of, numbers_of[thread]);
-        }});
-      }};
-      [[maybe_unused]] const auto each_step = [&](const auto& visit) {{
-        each_row([&](int thread, int* at, Numbers& numbers) {{
-          for (int step = 0, element = Rows::walker(thread); element < {length}; ++step, element += Rows::kWalkers) {{
-            {" ".join(unravel)}
-            visit(step, thread, at, numbers);
-          }}
-          {" ".join(f"at[{axis}] = 0;" for axis in axes)}
-        }});
-      }};
-      {body}
-    }}
-  }}"""
+def _stage(op: Op, number: int, program: BlockProgram) -> str:
+    """A function `stage` that computes one over the inputs and what is known of earlier ones."""
+    at = [f"at[{axis}]" for axis in range(len(op.inputs[0].shape))]
+    registers = [load(op, k, at) for k in range(program.num_inputs - number)]
+    registers += [f"known.template of<{k}>()" for k in range(number)]
+    lines, result = statements(program, registers)
+    parameters = f", StageNumber<{number}>, [[maybe_unused]] const Known& known"
+    return "  template <class Known>\n" + function("uint32_t stage", parameters, [*lines, f"return {result};"])

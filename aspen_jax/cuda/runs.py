@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax.cuda.lanes import element, load, place, statements
+from aspen_jax.cuda.lanes import element, load, place, statements, used_inputs
 from aspen_jax.ir.program import Op
 from aspen_jax.ir.view import View
 
@@ -71,7 +71,7 @@ def run_function(op: Op, count: int) -> str:
         registers = ["own.lane(i)"] if num_main else []
         for number in range(num_main, len(op.inputs)):
             more, item = read(op, number, at, len(at) - 1, count)
-            lines += more
+            lines += more if len(registers) in used_inputs(op.program) else []
             registers.append(item)
         inner, result = statements(op.program, registers)
     word, kind = _WORDS[op.output.dtype.itemsize], element(op.output.dtype)

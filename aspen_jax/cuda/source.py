@@ -19,17 +19,18 @@ from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kerne
     rows,
     scatter,
 )
-from aspen_jax.cuda.kernel import FAMILIES
+from aspen_jax.cuda.kernel import FAMILIES, Kernel
 from aspen_jax.cuda.lanes import element, finish
 from aspen_jax.cuda.runs import run_function
-from aspen_jax.cuda.tensor_maps import Tensor
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.opcodes import lane_of
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
+    "cuda/kernels/arg_reduce.h",
     "cuda/kernels/attention_tile.h",
     "cuda/kernels/concatenate.h",
+    "cuda/kernels/conv_boxes.h",
     "cuda/kernels/conv_by_element.h",
     "cuda/kernels/cumulative.h",
     "cuda/kernels/depthwise.h",
@@ -38,9 +39,10 @@ HEADERS = (
     "cuda/kernels/pad.h",
     "cuda/kernels/pool.h",
     "cuda/kernels/product_by_element.h",
+    "cuda/kernels/product_tile.h",
     "cuda/kernels/ragged_dot.h",
+    "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
-    "cuda/kernels/tensor_copy.h",
 )
 
 _KERNEL = """\
@@ -72,8 +74,9 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     """
     parts = ["using namespace aspen::cuda;\n"]
     for number, op in enumerate(ops):
-        parts.append(_struct(op, f"Op{number}"))
-        maps = "ASPEN_WITH_MAPS " if _tensors(op) else ""
+        kernel = _kernel(op)
+        parts.append(_struct(op, kernel, f"Op{number}"))
+        maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
         parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
     return "\n".join(parts)
 
@@ -94,35 +97,24 @@ def kernels(ops: Sequence[Op]) -> str:
 def why_no_code(op: Op) -> str | None:
     """Why there is no CUDA code for an op; None where there is."""
     try:
-        _struct(op, "Op0")
+        _kernel(op)
     except UnsupportedOp as error:
         return str(error)
     return None
 
 
-def _struct(op: Op, name: str) -> str:
-    """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
+def _kernel(op: Op) -> Kernel:
     write = FAMILIES.get(op.family.name)
     dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
     kernel = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
     if kernel is None:
         raise UnsupportedOp(f"no CUDA code for {op.family.name} of {', '.join(map(str, dtypes))}")
-    addresses = f"  using Addresses = Buffers<{max(1, len(op.inputs))}>;"
-    if maps := _tensors(op):
-        shapes = " : ".join(f"TensorShape{item.initializer()}" for item in maps)
-        with_maps = f"""\
-  using Addresses = TensorBuffers<{len(op.inputs)}>;
-  static ASPEN_DEVICE constexpr TensorShape tensor(int number) {{ return number == 0 ? {shapes}; }}"""
-        addresses = products.either(with_maps, addresses)
-    if isinstance(kernel, str):
-        return f"struct {name} {{\n{addresses}\n{finish(op)}\n{kernel}\n}};\n"
+    return kernel
+
+
+def _struct(op: Op, kernel: Kernel, name: str) -> str:
+    """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
+    addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{max(1, len(op.inputs))}>;"
     parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
     parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
     return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])
-
-
-def _tensors(op: Op) -> tuple[Tensor, Tensor] | None:
-    """What a kernel copies in boxes where a GPU has warpgroups."""
-    if op.family.name == "matmul":
-        return products.tensors_of(op)
-    return conv.tensors_of(op) if op.family.name in ("conv2d", "conv2d_slices") else None

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.matrices import Axes, Matrices
 from aspen_jax.ir.program import Op
-
-if TYPE_CHECKING:
-    from aspen_jax.cuda.matrices import Matrices
 
 # What an axis of a map can be (cuTensorMapEncodeTiled); coordinates are int32.
 _MOST_EXTENT, _MOST_STRIDE = 2**31 - 1, 2**40 - 1
@@ -22,62 +20,73 @@ MOST_BOX, MOST_STEP = 256, 8
 # As Swizzle::kLine: elements of 16 bits in 128 bytes.
 LINE = 64
 
+# Axes of a map, as the kernels know them.
+_FEWEST_AXES = 3
+
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
-    """An operand as a map describes it.
+class TensorShape:
+    """An operand as a map describes it, as TensorShape in cuda/kernels/kernel_shape.h.
 
     Attributes:
-        number: of the input.
-        extents: of its axes, the adjacent elements first.
-        strides: of all axes but the first, in elements.
-        box: elements of a box along each axis.
-        depth_axis: the one of the first two along which products sum.
-        steps: from one element of a box to the next, along each axis; all 1 where there are none.
-        outer: of a product's operand, the axes of the output that choose a matrix: the tensor's last.
+        input: its number.
+        rank: axes.
+        extents: of the axes, the adjacent elements first.
+        strides: bytes, of all axes but the first.
+        box: elements of a box along each axis, those included that are stepped over.
+        steps: from one element of a box to the next, along each axis.
     """
 
-    number: int
+    input: int
+    rank: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    depth_axis: int
-    steps: tuple[int, ...] = ()
-    outer: tuple[int, ...] = ()
+    steps: tuple[int, ...]
 
-    @property
-    def rank(self) -> int:
-        """3 at least, as the kernels know them; further axes have one element."""
-        return max(3, len(self.extents))
+    @classmethod
+    def of(
+        cls, number: int, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int] | None = None
+    ) -> TensorShape | None:
+        """None where there is no such map.
 
-    def initializer(self) -> str:
-        """A TensorShape (cuda/kernels/kernel_shape.h)."""
-        extents, strides = [*self.extents], [*self.strides]
-        while len(extents) < self.rank:
-            strides.append(extents[-1] * strides[-1] if strides[-1] * extents[-1] * 2 <= _MOST_STRIDE else strides[-1])
+        Args:
+            number: of the input, whose elements have 16 bits.
+            extents: of its axes.
+            strides: of all axes but the first, in elements: whole 16 bytes.
+            box: elements that a box has along each axis.
+            steps: where not all are 1.
+        """
+        extents, strides, box = [*extents], [2 * stride for stride in strides], [*box]
+        if min(extents) <= 0 or max(extents) > _MOST_EXTENT or min(strides) <= 0 or max(strides) > _MOST_STRIDE:
+            return None
+        while len(extents) < _FEWEST_AXES:  # axes of one element
+            beyond = extents[-1] * strides[-1]
+            strides.append(beyond if beyond <= _MOST_STRIDE else strides[-1])
             extents.append(1)
-        more = [1] * (self.rank - len(self.extents))
-        steps = [*(self.steps or [1] * len(self.box)), *more]
-        box = [count * step for count, step in zip([*self.box, *more], steps, strict=True)]
-        lists = (extents, [2 * stride for stride in strides], box, steps)
-        texts = ["{" + ", ".join(map(str, numbers)) + "}" for numbers in lists]
-        return f"{{{self.number}, {self.rank}, {', '.join(texts)}}}"
-
-    def boxes(self, map_number: int, first: tuple[str, str], coordinates: dict[int, str]) -> str:
-        """C++ for the boxes of a map, the first of which begins at these two coordinates and at those of the output's axes."""
-        outer = [coordinates[axis] for axis in self.outer]
-        at = [*first, *outer, *["0"] * (self.rank - 2 - len(outer))]
-        return f"MatrixBoxes<{self.rank}, {self.depth_axis}>{{{{buffers.maps[{map_number}], {{{', '.join(at)}}}}}}}"
+            box.append(1)
+        steps = [1] * len(box) if steps is None else steps
+        spans = (count * step for count, step in zip(box, steps, strict=True))
+        return cls(number, len(extents), tuple(extents), tuple(strides), tuple(spans), tuple(steps))
 
 
-def is_allowed(tensor: Tensor) -> bool:
-    """Whether a tensor of strides of whole 16 bytes has a map."""
-    extents, strides = tensor.extents, tensor.strides
-    return min(extents) > 0 and max(extents) <= _MOST_EXTENT and min(strides) > 0 and 2 * max(strides) <= _MOST_STRIDE
+@dataclasses.dataclass(frozen=True)
+class MatrixMap:
+    """An operand of a product as a tensor, as MatrixMap in cuda/kernels/product_tile.h.
+
+    Attributes:
+        tensor: its first two axes are the matrix.
+        depth_axis: the one of these along which products sum.
+        outer: the axes of the output that choose a matrix: the tensor's last.
+    """
+
+    tensor: TensorShape
+    depth_axis: int
+    outer: Axes
 
 
-def tensors(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tuple[Tensor, Tensor] | None:
-    """The rows and the columns of a product for warpgroups; None where they cannot be copied so.
+def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tuple[MatrixMap, ...]:
+    """The rows and the columns of a product for warpgroups; () where they cannot be copied so.
 
     Args:
         op: a product that BlockCore (cuda/kernels/product.h) leaves to warpgroups where a GPU has them.
@@ -88,10 +97,10 @@ def tensors(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tu
     rows, column, shape = matrices.rows, matrices.column, op.output.shape
     left, right = matrices.left, matrices.right
     if op.inputs[0].dtype.itemsize != 2 or matrices.num_rows(op) <= 32 or vector != 8 or matrices.depth < LINE or column is None:
-        return None
+        return ()
     # Rows of several axes are lines of one.
     if any(left.strides[axis] != left.strides[inner] * shape[inner] for axis, inner in itertools.pairwise(rows)):
-        return None
+        return ()
     block_rows, block_columns = block(op)
     row_lines = math.prod(shape[axis] for axis in rows), left.strides[rows[-1]]
     columns = shape[column], right.strides[column]
@@ -105,8 +114,8 @@ def tensors(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tu
         outer = sorted((axis for axis in matrices.outer if side.strides.get(axis)), key=lambda axis: side.strides[axis])
         extents = (adjacent, lines[0], *(shape[axis] for axis in outer))
         strides = (lines[1], *(side.strides[axis] for axis in outer))
-        box = (LINE, box_lines, *[1] * len(outer))
-        made.append(Tensor(side.number, extents, strides, box, int(side is right and not along_depth), outer=tuple(outer)))
-        if len(outer) > 3 or not is_allowed(made[-1]):
-            return None
-    return made[0], made[1]
+        tensor = TensorShape.of(side.number, extents, strides, (LINE, box_lines, *[1] * len(outer)))
+        if len(outer) > 3 or tensor is None:
+            return ()
+        made.append(MatrixMap(tensor, int(side is right and not along_depth), Axes(len(outer), tuple(outer))))
+    return tuple(made)

@@ -4,15 +4,12 @@
 #pragma once
 
 #include "elements.h"
+#include "window.h"
 
 namespace aspen::cuda {
 
 struct DepthwiseShape {
-  int height, width;  // of the input
-  int kernel_height, kernel_width;
-  int y_step, x_step;  // strides of the convolution
-  int y_dilation, x_dilation;
-  int top, left;    // padding
+  Window window;
   Strides input;    // image, line, pixel, channel
   Strides weights;  // line, pixel, one, channel
   int pixels;       // of a thread
@@ -24,7 +21,8 @@ struct Depthwise : Op {
   using Addresses = typename Op::Addresses;
   using Word = typename Stored::Word;
   static constexpr int kThreads = 128, kPixels = kShape.pixels, kVector = kShape.vector;
-  static constexpr int kKernelWidth = kShape.kernel_width, kStep = kShape.x_step, kDilation = kShape.x_dilation;
+  static constexpr int kKernelWidth = kShape.window.kernel_width;
+  static constexpr int kStep = kShape.window.x_step, kDilation = kShape.window.x_dilation;
   // Pixels of a line of the input that a thread's windows meet.
   static constexpr int kReads = (kPixels - 1) * kStep + (kKernelWidth - 1) * kDilation + 1;
   using Lanes = Vector<Word, kVector>;
@@ -58,20 +56,21 @@ struct Depthwise : Op {
  private:
   // Adds up the windows of kPixels pixels from `first` on.
   static ASPEN_DEVICE void slide(const Addresses& buffers, const int* first, float (&sums)[kPixels][kVector]) {
+    constexpr Window window = kShape.window;
     constexpr Strides input = kShape.input, taps_of = kShape.weights;
     const auto* const data =
         static_cast<const Word*>(buffers.inputs[0]) + int64_t{first[0]} * input.of[0] + int64_t{first[3]} * input.of[3];
     const auto* const weights = static_cast<const Word*>(buffers.inputs[1]) + int64_t{first[3]} * taps_of.of[3];
-    for (int kh = 0; kh < kShape.kernel_height; ++kh) {
-      const int y = first[1] * kShape.y_step - kShape.top + kh * kShape.y_dilation;
-      if (y < 0 || y >= kShape.height) continue;
+    for (int kh = 0; kh < window.kernel_height; ++kh) {
+      const int y = first[1] * window.y_step - window.top + kh * window.y_dilation;
+      if (y < 0 || y >= window.height) continue;
       Lanes taps[kKernelWidth];
       ASPEN_UNROLL for (int kw = 0; kw < kKernelWidth; ++kw) {
         taps[kw] = load_vector<kVector>(weights + kh * taps_of.of[0] + kw * taps_of.of[1]);
       }
       ASPEN_UNROLL for (int read = 0; read < kReads; ++read) {
-        const int x = first[2] * kStep - kShape.left + read;
-        if (x < 0 || x >= kShape.width) continue;
+        const int x = first[2] * kStep - window.left + read;
+        if (x < 0 || x >= window.width) continue;
         const Lanes pixel = load_vector<kVector>(data + y * input.of[1] + x * input.of[2]);
         ASPEN_UNROLL for (int kw = 0; kw < kKernelWidth; ++kw) {
           ASPEN_UNROLL for (int out = 0; out < kPixels; ++out) {

@@ -187,6 +187,26 @@ struct Sums {
   ASPEN_DEVICE uint32_t lane(int i) const { return as_bits(of[i]); }
 };
 
+// Ends `count` adjacent sums, the first of which is element `at` of the output. Those before the box were computed only because
+// columns are read in whole vectors. Op is what is generated (elements.h): its `run` takes kRun sums at once.
+template <class Op, int kColumnAxis, int kRun>
+ASPEN_DEVICE void finish_sums(const typename Op::Addresses& buffers, [[maybe_unused]] const int32_t* box, int* at,
+                              const float* sums, [[maybe_unused]] int count) {
+  if constexpr (kColumnAxis < 0) {
+    Op::finish(buffers, at, as_bits(sums[0]));
+  } else {
+    if constexpr (kRun > 1) {
+      if (count == kRun && at[kColumnAxis] % kRun == 0 && at[kColumnAxis] >= box[kColumnAxis]) {
+        Op::run(buffers, at, Sums{sums});
+        return;
+      }
+    }
+    for (int i = 0; i < count; ++i, ++at[kColumnAxis]) {
+      if (at[kColumnAxis] >= box[kColumnAxis]) Op::finish(buffers, at, as_bits(sums[i]));
+    }
+  }
+}
+
 template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {

@@ -11,9 +11,14 @@
 #include "block.h"
 #include "kernel_shape.h"
 #include "product.h"
+#include "tile.h"
 #include "warpgroup_mma.h"
 
 namespace aspen::cuda {
+
+// The addresses of a kernel that copies in boxes where the device can.
+template <int kInputs>
+using MappedBuffers = typename Either<kHasWarpgroups, TensorBuffers<kInputs>, Buffers<kInputs>>::Type;
 
 // A box of a tensor, by its first element.
 template <int kRank>

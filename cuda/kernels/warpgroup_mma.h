@@ -12,8 +12,7 @@ namespace aspen::cuda {
 
 // Whether code is compiled for them. The host plays either kind of device.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ASPEN_PLAY_WARPGROUPS)
-// For generated code: that tensor maps can be arguments, which must stay where they were given.
-#define ASPEN_HAS_WARPGROUPS
+// For generated code: tensor maps are arguments, which must stay where they were given.
 #define ASPEN_WITH_MAPS __grid_constant__
 inline constexpr bool kHasWarpgroups = true;
 #else

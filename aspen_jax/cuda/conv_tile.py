@@ -1,0 +1,90 @@
+"""Convolutions as products of gathered rows (cuda/kernels/conv_tile.h)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aspen_jax.cuda.cores import Core, block_core, core
+from aspen_jax.cuda.kernel import Strides
+from aspen_jax.cuda.products import sums_at_once
+from aspen_jax.cuda.vectors import vector
+from aspen_jax.cuda.window import Window
+from aspen_jax.ir.program import Op, Operand
+from aspen_jax.ops.conv_slices import ConvSlicesAttrs
+
+# With fewer channels a group, in or out, most of what tensor cores multiply would be nothing.
+FEWEST_CHANNELS = 4
+
+# Groups of no more columns are multiplied in blocks of so many.
+NARROW = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvTileShape:
+    """As ConvTileShape in cuda/kernels/conv_tile.h.
+
+    Attributes:
+        window: what a row is gathered from.
+        groups: of channels.
+        channels: of a group of the input.
+        outputs: channels of all groups.
+        depth: what is summed.
+        slice: so much of the depth is a slice; 0: there are no slices.
+        input: strides of images, lines, pixels and channels.
+        input_vector: adjacent channels of the input that may be read at once.
+        weights_vector: adjacent outputs of the weights that may be read at once.
+        run: adjacent sums that are stored at once.
+    """
+
+    window: Window
+    groups: int
+    channels: int
+    outputs: int
+    depth: int
+    slice: int
+    input: Strides
+    input_vector: int
+    weights_vector: int
+    run: int
+
+    @classmethod
+    def of(cls, op: Op) -> ConvTileShape | None:
+        """None where strides forbid it, nothing is summed, or a group has too few channels."""
+        x, w = op.inputs[:2]
+        kernel_height, kernel_width, channels, outputs = w.shape
+        strides, groups, depth = tuple(x.view.strides()), op.attrs.groups, kernel_height * kernel_width * channels
+        if x.dtype != w.dtype or not _is_walked(w) or (strides[3] != 1 and x.shape[3] > 1) or not depth:
+            return None
+        if groups > 1 and min(channels, outputs // groups) < FEWEST_CHANNELS:
+            return None
+        return cls(
+            Window.of(op),
+            groups,
+            channels,
+            outputs,
+            depth,
+            op.attrs.length(depth) if isinstance(op.attrs, ConvSlicesAttrs) else 0,
+            Strides(4, strides),
+            vector(x.dtype, channels, *strides[:3], x.view.offset()),
+            vector(w.dtype, outputs, outputs // groups, w.view.offset()),
+            sums_at_once(op),
+        )
+
+    def core(self, op: Op) -> Core:
+        """What multiplies."""
+        *_, images, height, width, _ = op.output.shape
+        pixels, of_group = images * height * width, self.outputs // self.groups
+        if self.groups > 1 and of_group <= NARROW:
+            return core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2)
+        return block_core(op, pixels, self.slice or self.depth, min(self.input_vector, self.weights_vector))
+
+
+def _is_walked(weights: Operand) -> bool:
+    """Whether a walk along the depth finds the weights of one column one row after the other, and columns are adjacent."""
+    *_, outputs = weights.shape
+    strides = weights.view.strides()
+    expected, follows = outputs, strides[3] == 1 or outputs == 1
+    for extent, stride in reversed([*zip(weights.shape, strides, strict=True)][:3]):
+        follows = follows and (extent == 1 or stride == expected)
+        expected *= extent
+    return follows

@@ -1,0 +1,140 @@
+// A tile of a convolution as a product: a box of the output, whose pixels are rows, in the order of the box. The depth runs over
+// taps and channels; what a pixel reads is gathered by threads (ConvRows in operands.h). Blocks of Core::kRows pixels by
+// Core::kColumns channels are multiplied one after the other (product.h), for each group of channels that the box meets.
+//
+// Of slices of the depth the output has an axis more, which comes first.
+#pragma once
+
+#include "elements.h"
+#include "operands.h"
+#include "product.h"
+#include "window.h"
+
+namespace aspen::cuda {
+
+struct ConvTileShape {
+  Window window;
+  int groups;    // of channels
+  int channels;  // of a group of the input
+  int outputs;   // channels of all groups
+  int depth;
+  int slice;           // so much of the depth is a slice; 0: there are no slices
+  Strides input;       // image, line, pixel, channel
+  int input_vector;    // adjacent channels that may be read at once
+  int weights_vector;  // adjacent outputs that may be read at once
+  int run;             // adjacent sums that are stored at once
+};
+
+template <class Op, class Core, ConvTileShape kShape>
+struct ConvTile : Op {
+  using Addresses = typename Op::Addresses;
+  using Element = typename Core::Element;
+  using Memory = ProductMemory<Core, Core::kStages>;
+  static constexpr int kThreads = Core::kThreads, kRank = Op::kRank;
+  static constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2, kChannel = kRank - 1;  // axes of the output
+  static constexpr bool kSliced = kShape.slice > 0, kGrouped = kShape.groups > 1, kOneMatrix = !kSliced && !kGrouped;
+  static constexpr int kOfGroup = kShape.outputs / kShape.groups;
+  static constexpr int kDepth = kSliced ? kShape.slice : kShape.depth;
+  // Columns are read in whole vectors, so that the first may lie before the box.
+  static constexpr int kUnit = kShape.weights_vector;
+
+  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
+    const int height = box[kRank + kY] - box[kY], width = box[kRank + kX] - box[kX];
+    const int all_rows = (box[kRank + kImage] - box[kImage]) * height * width;
+    const int blocks = (all_rows + Core::kRows - 1) / Core::kRows, parts = parts_of(box);
+    for (int all = 0; all < parts * blocks * count_of_matrices(box); ++all) {
+      const int matrix = first_matrix(box) + all / parts / blocks;  // a group, or a slice
+      const int first_row = (kOneMatrix ? all / parts : all / parts % blocks) * Core::kRows;
+      const int first = first_column(box, matrix) + all % parts * Core::kColumns, last = last_column(box, matrix);
+      if (kGrouped && first >= last) continue;
+      const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
+      const auto pixels = pixels_at(buffers, box, kGrouped ? matrix : 0, first_row);
+      const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
+      const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
+      multiply_tile<kShape.run>(memory, slice_of(pixels, first_k, last_k), columns, min_of(all_rows - first_row, Core::kRows),
+                                min_of(last - first, Core::kColumns), kDepth,
+                                [&](int row, int column, const float* sums, int count) {
+                                  const int pixel = first_row + row;
+                                  int at[kRank];
+                                  if constexpr (kSliced) at[0] = matrix;
+                                  at[kImage] = box[kImage] + pixel / (height * width);
+                                  at[kY] = box[kY] + pixel / width % height;
+                                  at[kX] = box[kX] + pixel % width;
+                                  at[kChannel] = first + column;
+                                  finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
+                                });
+    }
+  }
+
+ private:
+  // The groups that a box meets, or its slices.
+  static ASPEN_DEVICE int first_matrix(const int32_t* box) {
+    if constexpr (kGrouped) {
+      return box[kChannel] / kOfGroup;
+    } else {
+      return kSliced ? box[0] : 0;
+    }
+  }
+  static ASPEN_DEVICE int count_of_matrices(const int32_t* box) {
+    if constexpr (kGrouped) {
+      return (box[kRank + kChannel] + kOfGroup - 1) / kOfGroup - first_matrix(box);
+    } else {
+      return kSliced ? box[kRank] - box[0] : 1;
+    }
+  }
+
+  // The columns of a box that a matrix has. Each has as many parts as the whole group, or box, has; some may be empty.
+  static ASPEN_DEVICE int first_column(const int32_t* box, int matrix) {
+    const int first = box[kChannel] / kUnit * kUnit;
+    return kGrouped ? max_of(first, matrix * kOfGroup) : first;
+  }
+  static ASPEN_DEVICE int last_column(const int32_t* box, int matrix) {
+    const int last = box[kRank + kChannel];
+    return kGrouped ? min_of(last, (matrix + 1) * kOfGroup) : last;
+  }
+  static ASPEN_DEVICE int parts_of(const int32_t* box) {
+    const int columns = kGrouped ? kOfGroup : last_column(box, 0) - first_column(box, 0);
+    return (columns + Core::kColumns - 1) / Core::kColumns;
+  }
+
+  template <class Pixels>
+  static ASPEN_DEVICE auto slice_of(const Pixels& pixels, [[maybe_unused]] int first, [[maybe_unused]] int last) {
+    if constexpr (kSliced) {
+      return slice_of_rows(pixels, first, last);
+    } else {
+      return pixels;
+    }
+  }
+
+  // What the pixels of a box from number `first_row` on read.
+  static ASPEN_DEVICE ConvRows<Element, kShape.input_vector> pixels_at(const Addresses& buffers, const int32_t* box, int group,
+                                                                       int first_row) {
+    constexpr Window window = kShape.window;
+    constexpr Strides input = kShape.input;
+    return {
+        .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels,
+        .batch_stride = input.of[0],
+        .y_stride = input.of[1],
+        .x_stride = input.of[2],
+        .height = window.height,
+        .width = window.width,
+        .channels = kShape.channels,
+        .kernel_width = window.kernel_width,
+        .depth = kShape.depth,
+        .y_step = window.y_step,
+        .x_step = window.x_step,
+        .y_dilation = window.y_dilation,
+        .x_dilation = window.x_dilation,
+        .top = window.top,
+        .left = window.left,
+        .first_image = box[kImage],
+        .first_y = box[kY],
+        .first_x = box[kX],
+        .tile_height = box[kRank + kY] - box[kY],
+        .tile_width = box[kRank + kX] - box[kX],
+        .first_row = first_row,
+    };
+  }
+};
+
+}  // namespace aspen::cuda
