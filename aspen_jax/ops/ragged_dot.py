@@ -11,9 +11,10 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ir.program import Operand
+from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import MAX_RANK, PRODUCT_COLUMNS, OpFamily, Work, pieces
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces
 from aspen_jax.ops.layout import reshaped, transposed, viewed
 from aspen_jax.ops.opcodes import FLOATS
 
