@@ -41,7 +41,7 @@ class RaggedDot(OpFamily):
     def infer(self, attrs: None, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
         (rows, dtype), (matrices, _), (sizes, of_sizes) = inputs
         fits = len(rows) >= 2 and len(matrices) == len(rows) + 1 and of_sizes == np.int32
-        if not fits or matrices[:-2] != sizes or rows[:-2] != sizes[:-1] or rows[-1] != matrices[-2]:
+        if not fits or matrices[:-2] != sizes or rows[:-2] != sizes[:-1] or rows[-1:] != matrices[-2:-1]:
             raise ValueError(f"ragged_dot of {rows} by {matrices} with {of_sizes}{sizes}")
         return (*rows[:-1], matrices[-1]), dtype
 
@@ -69,10 +69,11 @@ class RaggedDot(OpFamily):
         return Work(flops, own.bytes + rows + matrices * met + sizes, pieces(op.inputs[1], regions[1]) * met)
 
     def reference(self, attrs: None, *inputs: jax.Array) -> jax.Array:
-        rank = inputs[0].ndim
+        rows, matrices, sizes = inputs
+        rank = rows.ndim
         batch = tuple(range(rank - 2))
         numbers = lax.RaggedDotDimensionNumbers((((rank - 1,), (rank - 1,)), (batch, batch)), [rank - 2], [rank - 2])
-        return lax.ragged_dot_general(*inputs, numbers, precision=lax.Precision.HIGHEST)
+        return lax.ragged_dot_general(rows, matrices, sizes, numbers, precision=lax.Precision.HIGHEST)
 
 
 RAGGED_DOT = RaggedDot()
@@ -103,7 +104,8 @@ def _convert_ragged_dot(build: Builder, equation: Equation, lhs: Operand, rhs: O
     batch = (*(lhs.shape[d] for d in lhs_batch), *(lhs.shape[d] for d in outer))
     if len(batch) + 3 > MAX_RANK:
         raise Unsupported(f"{name} with {len(batch)} outer dimensions; the kernel takes up to {MAX_RANK - 3}")
-    num_groups, depth, width = rhs.shape[group], *(math.prod(rhs.shape[d] for d in dims) for dims in (rhs_contract, columns))
+    num_groups, depth = rhs.shape[group], math.prod(rhs.shape[d] for d in rhs_contract)
+    width = math.prod(rhs.shape[d] for d in columns)
 
     rows = transposed(build, lhs, (*lhs_batch, *outer, ragged, *lhs_contract))
     rows = reshaped(build, rows, (*batch, lhs.shape[ragged], depth))
