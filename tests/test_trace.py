@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from aspen_jax import set_num_workers
 from aspen_jax.errors import InputError
 from aspen_jax.report import trace
 from aspen_jax.report.labels import LONGEST_NAME, Labels, bounded
 from aspen_jax.report.timeline import Timeline
+from tests.decoded_trace import Decoded
 from tests.tile_graphs import random_graph, small_net
 from tests.timelines import random_timeline
-
-Slice = collections.namedtuple("Slice", "track begin end name categories facts flows")
 
 HOSTILE = (
     "",
@@ -30,51 +27,6 @@ HOSTILE = (
     "\N{FACE WITH TEARS OF JOY}" * 999,
     "\u202eright to left",
 )
-
-
-class Decoded:
-    """A trace file as its tracks, slices and counters; nothing in it is left out silently."""
-
-    def __init__(self, data: bytes):
-        self.tracks: dict[int, str] = {}
-        self.order: dict[int, int] = {}
-        self.counters: dict[str, list[tuple[int, int]]] = {}
-        self.slices: list[Slice] = []
-        open_slices: dict[int, list] = collections.defaultdict(list)
-        for packet in pb.Trace.FromString(data).packet:
-            assert packet.trusted_packet_sequence_id
-            if packet.HasField("track_descriptor"):
-                self._describe(packet.track_descriptor)
-                continue
-            event = packet.track_event
-            if event.type == event.TYPE_SLICE_BEGIN:
-                facts = {item.name: getattr(item, item.WhichOneof("value")) for item in event.debug_annotations}
-                opened = packet.timestamp, event.name, list(event.categories), facts, list(event.flow_ids)
-                open_slices[event.track_uuid].append(opened)
-            elif event.type == event.TYPE_SLICE_END:
-                begin, *rest = open_slices[event.track_uuid].pop()
-                assert not open_slices[event.track_uuid], "slices of a row follow one another"
-                self.slices.append(Slice(self.tracks[event.track_uuid], begin, packet.timestamp, *rest))
-            else:
-                assert event.type == event.TYPE_COUNTER
-                self.counters[self.tracks[event.track_uuid]].append((packet.timestamp, event.counter_value))
-        assert not any(open_slices.values())
-
-    def _describe(self, track) -> None:
-        assert track.uuid not in self.tracks
-        if track.HasField("process"):
-            self.tracks[track.uuid] = self.process = track.process.process_name
-            assert track.process.pid
-            assert track.child_ordering == track.EXPLICIT
-            return
-        assert self.tracks[track.parent_uuid] == self.process
-        self.tracks[track.uuid] = track.name
-        self.order[track.sibling_order_rank] = track.uuid
-        if track.HasField("counter"):
-            self.counters[track.name] = []
-
-    def names(self) -> list[str]:
-        return [self.tracks[self.order[rank]] for rank in sorted(self.order)]
 
 
 def check(data: bytes, graph, timeline: np.ndarray, lane_names) -> Decoded:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax.cost.timing import duration
 from aspen_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ class Idle(enum.Enum):
     WAITS = "waits for"  # the lane's next tile was not ready; `tile` is its parent that ended last
     TAKES = "takes"  # the lane's next tile, `tile`, was ready: the time goes to the scheduler
     DONE = "no tile was left"  # the lane ran none until the run ended
+
+
+_SHARES = {
+    Idle.WAITS: "waiting for a tile",
+    Idle.TAKES: "between a tile's being ready and its begin",
+    Idle.DONE: "with no tile left",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +143,22 @@ class Timeline:
         """Nanoseconds in which a lane ran tiles."""
         return self.stop - self.start - sum(gap.end - gap.begin for gap in self.gaps if gap.lane == lane)
 
+    def idle_share(self, why: Idle) -> float:
+        """The share of all lanes' time that went so."""
+        lost = sum(gap.end - gap.begin for gap in self.gaps if gap.why is why)
+        return lost / max((self.stop - self.start) * len(self.lanes), 1)
+
+    def __str__(self) -> str:
+        span = max(self.stop - self.start, 1)
+        path = self.critical_path
+        in_tiles = int((self.end - self.begin)[path].sum()) / span
+        shares = ", ".join(f"{self.idle_share(why):.1%} {text}" for why, text in _SHARES.items())
+        return (
+            f"{_counted(len(self.order), 'tile')} on {_counted(len(self.lanes), 'lane')} took {duration(span / 1e9)}\n"
+            f"time of the lanes: {1 - sum(map(self.idle_share, Idle)):.1%} in tiles, {shares}\n"
+            f"critical path: {_counted(len(path), 'tile')}, {in_tiles:.1%} of the time"
+        )
+
     def _check(self, graph: TileGraph, num_lanes: int) -> None:
         if num_lanes > len(self._names):
             raise InputError(f"a tile ran on lane {num_lanes - 1} and lane_names has {len(self._names)} names; name every lane")
@@ -180,3 +204,7 @@ class Timeline:
                 idle_from = max(idle_from, end)
             if idle_from < self.stop:
                 self.gaps.append(Gap(lane, idle_from, self.stop, Idle.DONE, NO_TILE))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.report.labels import Labels, bounded
 from aspen_jax.report.perfetto import PerfettoTrace
 from aspen_jax.report.timeline import Gap, Timeline
@@ -51,6 +52,23 @@ def write(
         >>> write("run.perfetto-trace", graph, graph.timeline(x))
     """
     Path(path).write_bytes(encoded(Labels(graph, costs), Timeline(graph, timeline, lane_names)))
+
+
+def fastest(graph: TileGraph, inputs: Sequence[Any], rounds: int) -> np.ndarray:
+    """The timeline of the fastest of several runs, after one that warms up.
+
+    Args:
+        graph: what to run.
+        inputs: as `TileGraph.run` takes them.
+        rounds: how many runs.
+
+    Raises:
+        InputError: there are no rounds, or the inputs do not fit.
+    """
+    check_rounds(rounds)
+    graph.run(*inputs)
+    timelines = (graph.timeline(*inputs) for _ in range(rounds))
+    return min(timelines, key=lambda rows: rows[:, 2].max(initial=0) - rows[:, 1].min(initial=2**62))
 
 
 def encoded(labels: Labels, run: Timeline) -> bytes:
