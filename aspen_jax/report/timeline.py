@@ -184,17 +184,14 @@ class Timeline:
         self._before = np.full(len(self.order), NO_TILE, np.int64)
         self.gaps: list[Gap] = []
         for lane, _ in self.lanes:
-            rows: list[int] = []  # the last tile of each
+            last: dict[int, int] = {}  # tile of each row
             idle_from = self.start
-            for tile in self.order[self.lane[self.order] == lane].tolist():
-                begin, end = int(self.begin[tile]), int(self.end[tile])
-                row = next((row for row, last in enumerate(rows) if self.end[last] <= begin), len(rows))
-                if row == len(rows):
-                    rows.append(tile)
-                else:
-                    self._before[tile] = rows[row]
-                    rows[row] = tile
-                self.row[tile] = row
+            tiles = self.order[self.lane[self.order] == lane]
+            self.row[tiles] = rows(self.begin[tiles], self.end[tiles])
+            for tile in tiles.tolist():
+                begin, end, row = int(self.begin[tile]), int(self.end[tile]), int(self.row[tile])
+                self._before[tile] = last.get(row, NO_TILE)
+                last[row] = tile
                 if begin > idle_from:
                     known = max(int(self.ready[tile]), idle_from)
                     if known > idle_from:
@@ -204,6 +201,22 @@ class Timeline:
                 idle_from = max(idle_from, end)
             if idle_from < self.stop:
                 self.gaps.append(Gap(lane, idle_from, self.stop, Idle.DONE, NO_TILE))
+
+
+def rows(begin: np.ndarray, end: np.ndarray) -> list[int]:
+    """A row for each interval, so that none of a row overlap: the first that is free.
+
+    Args:
+        begin: int64 [n], ascending.
+        end: int64 [n].
+    """
+    free_from: list[int] = []
+    result = []
+    for start, stop in zip(begin.tolist(), end.tolist(), strict=True):
+        row = next((row for row, time in enumerate(free_from) if time <= start), len(free_from))
+        free_from[row : row + 1] = [stop]
+        result.append(row)
+    return result
 
 
 def _counted(number: int, noun: str) -> str:
