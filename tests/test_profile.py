@@ -138,9 +138,12 @@ def test_a_block_without_tiles(tmp_path):
 
 
 def test_a_block_that_fails_leaves_its_profile(tmp_path):
-    with pytest.raises(ZeroDivisionError), aspen_jax.profile(tmp_path):
+    def fail():
         layer(X, W).block_until_ready()
-        _ = 1 / 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), aspen_jax.profile(tmp_path):
+        fail()
     assert Merged(tmp_path).tiles
     with aspen_jax.profile(tmp_path / "next"):
         pass
@@ -149,9 +152,9 @@ def test_a_block_that_fails_leaves_its_profile(tmp_path):
 def test_a_profile_inside_of_another_is_refused(tmp_path):
     with jax.profiler.trace(tmp_path / "outer"), pytest.raises(AspenError, match="one at a time"), aspen_jax.profile(tmp_path):
         pass
-    with aspen_jax.profile(tmp_path / "outer2"), pytest.raises(AspenError, match="end that one first"):
-        with aspen_jax.profile(tmp_path / "inner"):
-            pass
+    inner = aspen_jax.profile(tmp_path / "inner")
+    with aspen_jax.profile(tmp_path / "other"), pytest.raises(AspenError, match="end that one first"), inner:
+        pass
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 2.5, "many"])
