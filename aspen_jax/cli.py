@@ -145,6 +145,7 @@ def trace(
     shape: Shapes = (),
     args: Maker = None,
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("run.perfetto-trace"),
+    page: File = None,
     rounds: int = 20,
     workers: int | None = None,
 ) -> int:
@@ -157,11 +158,13 @@ def trace(
         shape: a positional argument, such as f32[1,224,224,3], filled with seeded random numbers.
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
         output: the file to write, for https://ui.perfetto.dev.
+        page: a file for the same run as a page of HTML.
         rounds: how often the graph is run.
         workers: cores to use; all usable ones by default.
     """
     from aspen_jax import runtime
     from aspen_jax.api.user_function import blaming, filled
+    from aspen_jax.report import page as pages
     from aspen_jax.report import trace as traces
     from aspen_jax.report.cores import share_cores
     from aspen_jax.report.labels import Labels
@@ -178,7 +181,10 @@ def trace(
     by_caller = bool((timeline[:, 0] < 0).all())  # a small graph, for which no worker was woken
     lane_names = [] if by_caller else [f"worker {number}" for number in range(runtime.num_workers())]
     run = Timeline(graph, timeline, lane_names)
-    write_file(output, traces.encoded(Labels(graph), run))
+    labels = Labels(graph)
+    write_file(output, traces.encoded(labels, run))
+    if page is not None:
+        write_file(page, pages.page(name, labels, run, decorated.explain(*positional, **keywords)).encode())
     print(f"{name}, the fastest of {rounds} runs:\n{run}")
     print(f"open {output} at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
     return 0

@@ -234,7 +234,9 @@ def test_bench_refuses_with_a_message(workplace, capsys, arguments, message):
     ids=" ".join,
 )
 def test_trace_writes_the_fastest_run(workplace, capsys, arguments):
-    assert main(["trace", *arguments, "--rounds", "3", "--output", "here.perfetto-trace"]) == 0
+    files = ["--output", "here.perfetto-trace", "--page", "here.html"]
+    assert main(["trace", *arguments, "--rounds", "3", *files]) == 0
+    assert "<canvas" in (workplace / "here.html").read_text()
     out = capsys.readouterr().out
     assert "the fastest of 3 runs" in out
     assert "open here.perfetto-trace at https://ui.perfetto.dev" in out

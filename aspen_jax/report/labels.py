@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 LONGEST_NAME = 160
 
 
-def bounded(name: str) -> str:
-    """A name from a user's program as text of printable characters and at most `LONGEST_NAME` of them.
+def bounded(name: str, longest: int = LONGEST_NAME) -> str:
+    """A name from a user's program as text of printable characters and at most `longest` of them.
 
     Such a name may be of any length and hold any code point, also halves of surrogate pairs, which no UTF-8 text may hold.
     """
-    if len(name) > LONGEST_NAME:
-        half = (LONGEST_NAME - 3) // 2
+    if len(name) > longest:
+        half = (longest - 3) // 2
         name = f"{name[:half]}...{name[-half:]}"
     return name if name.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
@@ -56,6 +56,10 @@ class Labels:
             for tile, box in zip(*(array.tolist() for array in graph.tiles_of(op)), strict=True):
                 self.boxes[tile] = ", ".join(f"{lo}:{hi}" for lo, hi in box)
         self.bytes = _bytes(graph)
+
+    def op_number(self, tile: int) -> int:
+        """The number of a tile's op."""
+        return int(self._tile_ops[tile])
 
     def op(self, tile: int) -> str:
         """The name of a tile's op."""
