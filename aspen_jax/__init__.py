@@ -18,6 +18,7 @@ if importlib.util.find_spec("aspen_jax._engine") is None:  # in a checkout, Pyth
 from aspen_jax.api.decorator import aspen
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.report.profile import profile
 from aspen_jax.runtime import CUSTOM_CALL_TARGET, num_workers, set_num_workers
 
 __version__ = "0.1.0"
@@ -32,5 +33,6 @@ __all__ = [
     "UnsupportedError",
     "aspen",
     "num_workers",
+    "profile",
     "set_num_workers",
 ]

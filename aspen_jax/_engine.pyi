@@ -206,6 +206,31 @@ def simulate(
         InputError: something does not fit, or a tile comes to a resource without a kernel for it.
     """
 
+class Recorder:
+    """Where and when each tile ran, of all runs that begin while it watches and are not watched by `Plan.timeline`."""
+
+    def __init__(self, capacity: int) -> None:
+        """Take memory.
+
+        Args:
+            capacity: for how many tiles there is room; those after them are only counted.
+
+        Raises:
+            EngineError: there is not so much memory.
+        """
+
+    def start(self) -> None:
+        """Watch from now on, instead of any other recorder."""
+
+    def stop(self) -> tuple[bytes, list[bytes], int, int]:
+        """Watch no more.
+
+        Returns:
+            Rows of six int64, one for each tile: number of its graph, number of the run, tile, worker (-1: the calling thread),
+            begin and end in nanoseconds of a steady clock; the bytes of each graph; how many tiles are missing, and when the
+            first of them began that found no room (0: there was room for all).
+        """
+
 class CudaRun:
     """A graph and its code on the first GPU, without XLA. Python's own check of arrays is in aspen_jax/cuda/device_run.py."""
 

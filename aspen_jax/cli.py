@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments; those of the process if None.
     """
-    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune}
+    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune, "trace": trace}
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
     except AspenError as error:
@@ -136,6 +136,57 @@ def tune(function: Function, /, shape: Shapes = (), args: Maker = None, workers:
     with blaming(f"tracing {function.rpartition(':')[2]}"):
         tuning = decorated.tune(*positional, **keywords)
     print(tuning)
+    return 0
+
+
+def trace(
+    function: Function,
+    /,
+    shape: Shapes = (),
+    args: Maker = None,
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("run.perfetto-trace"),
+    page: File = None,
+    rounds: int = 20,
+    workers: int | None = None,
+) -> int:
+    """Run your function's graph of tiles several times, and write when and where each tile of the fastest run ran.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function. All of the function must be tiled.
+
+    Args:
+        function: what to run; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3], filled with seeded random numbers.
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
+        output: the file to write, for https://ui.perfetto.dev.
+        page: a file for the same run as a page of HTML.
+        rounds: how often the graph is run.
+        workers: cores to use; all usable ones by default.
+    """
+    from aspen_jax import runtime
+    from aspen_jax.api.user_function import blaming, filled
+    from aspen_jax.report import page as pages
+    from aspen_jax.report import trace as traces
+    from aspen_jax.report.cores import share_cores
+    from aspen_jax.report.labels import Labels
+    from aspen_jax.report.record import write_file
+    from aspen_jax.report.timeline import Timeline
+
+    share_cores(workers)  # before the user's module may make JAX start its threads
+    decorated, positional, keywords = _decorated(function, shape, args)
+    positional, keywords = filled((positional, keywords))
+    name = function.rpartition(":")[2]
+    with blaming(f"tracing {name}"):
+        graph = decorated.graph(*positional, **keywords)
+    timeline = traces.fastest(graph, decorated.graph_inputs(*positional, **keywords), rounds)
+    by_caller = bool((timeline[:, 0] < 0).all())  # a small graph, for which no worker was woken
+    lane_names = [] if by_caller else [f"worker {number}" for number in range(runtime.num_workers())]
+    run = Timeline(graph, timeline, lane_names)
+    labels = Labels(graph)
+    write_file(output, traces.encoded(labels, run))
+    if page is not None:
+        write_file(page, pages.page(name, labels, run, decorated.explain(*positional, **keywords)).encode())
+    print(f"{name}, the fastest of {rounds} runs:\n{run}")
+    print(f"open {output} at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
     return 0
 
 

@@ -19,6 +19,7 @@ from aspen_jax.cli import main
 from aspen_jax.cost.timing import Timing, duration, interleaved, speedup
 from aspen_jax.report import cores
 from aspen_jax.report.difference import largest_difference
+from tests.decoded_trace import Decoded
 
 MODULE = """
 import functools
@@ -82,6 +83,21 @@ class Model:
 model = Model()
 """
 
+NNX = """
+from flax import nnx
+from aspen_jax import aspen
+import jax.numpy as jnp
+
+linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+net = aspen(linear)
+
+def apply(module, x):
+    return module(x)
+
+def apply_args():
+    return linear, jnp.ones((5, 3))
+"""
+
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
@@ -96,7 +112,7 @@ def workplace(tmp_path, monkeypatch):
     workers = runtime.num_workers()
     yield tmp_path
     runtime.set_num_workers(workers)
-    for name in ("mine", "broken", "needs", "leaves"):
+    for name in ("mine", "broken", "needs", "leaves", "modules"):
         sys.modules.pop(name, None)
 
 
@@ -199,6 +215,58 @@ def test_info_names_versions_and_machine(capsys):
 )
 def test_bench_refuses_with_a_message(workplace, capsys, arguments, message):
     assert main(["bench", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("aspen: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mine:dense", "--shape", "f32[512,256]", "--shape", "f32[256,256]", "--workers", "2"],
+        ["mine:dense", "--args", "pair"],
+        ["mine:powers"],  # a number that is needed as it is, and a static argument
+        ["mine:decorated", "--shape", "f32[3]"],
+        ["mine:model.predict", "--args", "matrix"],
+        ["mine:constant"],
+    ],
+    ids=" ".join,
+)
+def test_trace_writes_the_fastest_run(workplace, capsys, arguments):
+    files = ["--output", "here.perfetto-trace", "--page", "here.html"]
+    assert main(["trace", *arguments, "--rounds", "3", *files]) == 0
+    assert "<canvas" in (workplace / "here.html").read_text()
+    out = capsys.readouterr().out
+    assert "the fastest of 3 runs" in out
+    assert "open here.perfetto-trace at https://ui.perfetto.dev" in out
+    decoded = Decoded((workplace / "here.perfetto-trace").read_bytes())
+    assert decoded.process == "aspen_jax"
+    assert any("tile" in item.categories for item in decoded.slices)
+    workers = [f"worker {number}" for number in range(runtime.num_workers())]
+    assert decoded.names() in (["caller", "ready tiles"], [*workers, "ready tiles"])
+
+
+def test_trace_takes_the_arrays_of_a_module(workplace, capsys):
+    pytest.importorskip("flax.nnx")
+    (workplace / "modules.py").write_text(NNX)
+    assert main(["trace", "modules.py:net", "--shape", "f32[5,3]", "--rounds", "1"]) == 0
+    assert main(["trace", "modules.py:apply", "--rounds", "1"]) == 0
+    assert (workplace / "run.perfetto-trace").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine:dense", "--args", "pair", "--rounds", "0"], "the number of rounds is 0"),
+        (["mine:dense", "--args", "pair", "--output", "nowhere/x"], "'nowhere/x' cannot be written"),
+        (["mine:ordered", "--shape", "f32[512,133]"], "left to XLA: lgamma"),
+        (["mine:misuses", "--shape", "f32[2]"], "raised AttributeError"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_trace_refuses_with_a_message(workplace, capsys, arguments, message):
+    assert main(["trace", *arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("aspen: ")
     assert message in err

@@ -255,6 +255,24 @@ class AspenFunction(Generic[P, R]):
         jaxpr, (call,) = self._calls(args, kwargs)
         return whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
 
+    def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """What the graph of these arguments takes: their arrays and numbers, in order, without what is static.
+
+        Call it after `graph`, which finds out whether the function needs its Python numbers as they are.
+
+        Args:
+            *args: as the function takes them.
+            **kwargs: likewise.
+
+        Example:
+            >>> results = f.graph(x, negate=True).run(f.graph_inputs(x, negate=True))
+        """
+
+        def kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+            return self._on_arguments(lambda _, traced: traced, args, kwargs)
+
+        return nnx_state.call(kept, args, kwargs, self._holds_objects)
+
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what stays with XLA and why.
 
@@ -492,6 +510,10 @@ class BoundAspenFunction:
     def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
         """As `AspenFunction.graph`."""
         return self._function.graph(*self._first, *args, **kwargs)
+
+    def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """As `AspenFunction.graph_inputs`."""
+        return self._function.graph_inputs(*self._first, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """As `AspenFunction.explain`."""

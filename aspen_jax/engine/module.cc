@@ -1,5 +1,5 @@
-// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc and cuda/python.cc
-// include nanobind.
+// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc, recorder.cc and
+// cuda/python.cc include nanobind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -24,6 +24,7 @@
 #include "lab.h"
 #include "plan.h"
 #include "plan_cache.h"
+#include "recorder.h"
 #include "runtime.h"
 #include "signature.h"
 
@@ -220,6 +221,7 @@ NB_MODULE(_engine, module) {
   module.def("block_opcodes", &block_opcodes);
   cuda::define(module);
   define_lab(module);
+  define_recorder(module);
 
   module.def(
       "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"));

@@ -43,6 +43,14 @@ class PlanCache {
     return plan;
   }
 
+  PlanInUse in_use(const Plan* plan) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [bytes, entry] : plans_) {
+      if (auto held = entry.lock(); held.get() == plan) return {std::move(held), bytes};
+    }
+    return {};
+  }
+
  private:
   std::mutex mutex_;
   std::map<std::string, std::weak_ptr<const Plan>, std::less<>> plans_;
@@ -98,6 +106,8 @@ std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes) {
   const bool trusted = trusted_graphs().contains(key);
   return plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine(), trusted));
 }
+
+PlanInUse plan_in_use(const Plan* plan) { return plan_cache().in_use(plan); }
 
 void trust(std::span<const std::byte> bytes) { trusted_graphs().add(key_of(bytes)); }
 

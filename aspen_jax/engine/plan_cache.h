@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "plan.h"
 
@@ -13,6 +14,14 @@ namespace aspen {
 // same graph share prepared ops and the memory of runs. Throws what `parse_graph` and `Plan` throw, and std::invalid_argument
 // where ASPEN_CPU_TARGET names no target of this machine.
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes);
+
+struct PlanInUse {
+  std::shared_ptr<const Plan> plan;
+  std::string bytes;
+};
+
+// A plan that came from `plan_of` and is in use, and the bytes that it was made of. Slow: it looks at every plan.
+PlanInUse plan_in_use(const Plan* plan);
 
 // Plans made of these bytes from now on are trusted (see Plan): whoever calls has built the graph and knows its edges.
 void trust(std::span<const std::byte> bytes);

@@ -19,6 +19,7 @@ from aspen_jax.cost.equations import Cost
 from aspen_jax.lowering.share import in_tiles
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.primitive.control_flow import is_control_flow
+from aspen_jax.report.html_table import escaped, html_table
 
 if TYPE_CHECKING:
     from jax.extend import core
@@ -130,6 +131,30 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `str` says, as tables."""
+        first, *_ = str(self).splitlines()
+        parts = [f"<div>{escaped(first)}</div>"]
+        for index, part in enumerate(self.parts):
+            parts.append(f"<div>part {index}: {escaped(repr(part.graph))}</div>")
+            rows = [
+                (op.name, op.kernel, op.output, str(op.tiles), op.tile, _scaled(op.flops), _scaled(op.bytes), _near(op.source))
+                for op in part.ops
+            ]
+            header = ("op", "kernel", "output", "tiles", "tile", "flops", "bytes", "source")
+            parts.append(html_table(header, rows, numbers=(3, 5, 6)))
+        if self.reason is not None:
+            parts.append(f"<div>left to XLA: all of it, because the function {escaped(self.reason)}</div>")
+        else:
+            parts.append(f"<div>left to XLA:{'' if self.fallbacks else ' nothing'}</div>")
+            parts.append(self.fallback_table() if self.fallbacks else "")
+        return "\n".join(parts)
+
+    def fallback_table(self) -> str:
+        """What is left to XLA, and why, as a table in HTML."""
+        rows = [(str(item.count), f"{item.primitive}({item.shapes})", _near(item.source), item.reason) for item in self.fallbacks]
+        return html_table(("count", "equation", "source", "reason"), rows, numbers=(0,))
 
     def _lines(self) -> Iterator[str]:
         tiles = sum(part.graph.num_tiles for part in self.parts)
