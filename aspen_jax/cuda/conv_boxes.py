@@ -70,10 +70,8 @@ class ConvBoxesShape:
         boxes = math.prod(-(-extent // own) for extent, own in zip(shape, pixels, strict=True))
         if boxes * rows * chunks * LINE * taps > _MOST_MORE * whole(math.prod(shape), rows) * whole(depth, LINE):
             return None
-        input_map, weights_map = (
-            _input_map(op, pixels),
-            TensorShape.of(1, (outputs, channels, taps), (outputs, channels * outputs), (LINE, LINE, 1)),
-        )
+        input_map = _input_map(op, pixels)
+        weights_map = TensorShape.of(1, (outputs, channels, taps), (outputs, channels * outputs), (LINE, LINE, 1))
         if input_map is None or weights_map is None:
             return None
         return cls(*pixels, chunks, chunks_of_slice, (input_map, weights_map))
