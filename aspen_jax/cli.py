@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from aspen_jax.errors import AspenError
+from aspen_jax.errors import AspenError, InputError
 
 Function = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODULE:FUNCTION")]
 Shapes = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="shape", metavar="DTYPE[DIMS]")]
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments; those of the process if None.
     """
-    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune, "trace": trace}
+    commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune, "trace": trace, "lab": lab}
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
     except AspenError as error:
@@ -187,6 +187,54 @@ def trace(
         write_file(page, pages.page(name, labels, run, decorated.explain(*positional, **keywords)).encode())
     print(f"{name}, the fastest of {rounds} runs:\n{run}")
     print(f"open {output} at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
+    return 0
+
+
+def lab(
+    graph: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="GRAPH")],
+    /,
+    policy: tuple[str, ...] = ("ReadyPool",),
+    workers: int | None = None,
+    machine: File = None,
+    costs: File = None,
+    picture: File = None,
+    output: File = None,
+) -> int:
+    """Simulate a saved graph of tiles under scheduling policies, and compare them.
+
+    Args:
+        graph: a file that TileGraph.save wrote.
+        policy: names of policies in aspen_jax.schedule, such as ReadyPool, Heft or Dmda.
+        workers: a machine of so many equal cores; the workers of this machine by default.
+        machine: a file that Machine.save wrote, instead of workers.
+        costs: a file that Costs.save wrote; the graph's own estimates by default, on every resource.
+        picture: where to draw who runs what when, a PNG, PDF or SVG file.
+        output: where to write the first policy's run for https://ui.perfetto.dev.
+    """
+    import numpy as np
+
+    import aspen_jax.schedule as sched
+    from aspen_jax import TileGraph
+
+    if machine is not None and workers is not None:
+        raise InputError("take --machine or --workers: a machine file says itself how many there are")
+    kinds = {name: kind for name, kind in vars(sched).items() if isinstance(kind, type) and issubclass(kind, sched.Policy)}
+    kinds = {name: kind for name, kind in kinds.items() if name not in ("Policy", "Static")}
+    if unknown := set(policy) - set(kinds):
+        raise InputError(f"there is no policy {min(unknown)!r}; there are {', '.join(sorted(kinds))}")
+    loaded = TileGraph.load(graph)
+    resources = sched.Machine.here() if workers is None else sched.Machine([sched.Cpu(workers)])
+    if machine is not None:
+        resources = sched.Machine.load(machine)
+    estimates = sched.Costs(np.repeat(loaded.costs[:, None], len(resources.resources), axis=1))
+    known = estimates if costs is None else sched.Costs.load(costs, loaded, resources)
+    schedules = sched.compare([sched.simulate(loaded, resources, known, kinds[name]()) for name in policy])
+    print(f"{loaded.num_tiles} tiles on {', '.join(f'{item.lanes} x {item.name}' for item in resources.resources)}")
+    print(schedules)
+    if picture is not None:
+        schedules.picture(picture)
+    if output is not None:
+        schedules[0].trace(output)
     return 0
 
 

@@ -12,8 +12,10 @@ import pytest
 
 import aspen_jax.schedule as sched
 from aspen_jax import AspenError, EngineError, InputError, UnsupportedError, aspen
+from aspen_jax.cli import main
 from aspen_jax.schedule.costs import random_inputs, tile_classes
 from aspen_jax.schedule.result import bounds
+from tests.decoded_trace import Decoded
 from tests.test_simulation import tiles
 
 LINKS = [sched.Link("host", "gpu", 100, 1e9), sched.Link("gpu", "host", 50, 2e9)]
@@ -376,3 +378,37 @@ def test_upward_ranks_are_longest_paths():
             _, children = dag.step(np.array([tile]))
             assert ranks[tile] == ns[tile, 0] + max(ranks[children].tolist(), default=0)
         assert ranks.max() == dag.finish_times(ns[:, 0].astype(np.int64)).max()
+
+
+def test_the_command_line_compares_policies_on_a_saved_graph(graph, costs, tmp_path, capsys):
+    graph.save(tmp_path / "graph.aspen")
+    MIXED.save(tmp_path / "machine.json")
+    costs.save(tmp_path / "costs.csv", graph, MIXED)
+    files = ["--machine", str(tmp_path / "machine.json"), "--costs", str(tmp_path / "costs.csv")]
+    outputs = ["--picture", str(tmp_path / "lanes.png"), "--output", str(tmp_path / "run.perfetto-trace")]
+    assert main(["lab", str(tmp_path / "graph.aspen"), "--policy", "Dmda", "GpuOnly", *files, *outputs]) == 0
+    printed = capsys.readouterr().out
+    assert f"{graph.num_tiles} tiles on 2 x cpu, 1 x gpu" in printed
+    expected = sched.compare([sched.simulate(graph, MIXED, costs, policy) for policy in (sched.Dmda(), sched.GpuOnly())])
+    assert str(expected) in printed
+    assert (tmp_path / "lanes.png").stat().st_size > 1000
+    trace = Decoded((tmp_path / "run.perfetto-trace").read_bytes())
+    assert sum("tile" in item.categories for item in trace.slices) == graph.num_tiles
+    assert set(trace.names()) <= {*MIXED.lane_names, "ready tiles"}
+    assert main(["lab", str(tmp_path / "graph.aspen"), "--workers", "64"]) == 0
+    assert "64 x cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policy", "Static"], "there is no policy 'Static'; there are CpuOnly, Dmda"),
+        (["--workers", "0"], "0 lanes"),
+        (["--workers", "2", "--machine", "machine.json"], "take --machine or --workers"),
+        (["--policy", "GpuOnly"], "the machine has no Gpu"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(graph, options, message, tmp_path, capsys):
+    graph.save(tmp_path / "graph.aspen")
+    assert main(["lab", str(tmp_path / "graph.aspen"), *options]) == 2
+    assert message in capsys.readouterr().err

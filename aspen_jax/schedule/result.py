@@ -96,6 +96,22 @@ class Schedule:
         work = np.bincount(self.lanes, self.end - self.begin, minlength=len(self.machine.lane_resources))
         return work / max(self.makespan, 1)
 
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for Perfetto (https://ui.perfetto.dev): a track a lane, idle gaps, the critical path. Copies are left out.
+
+        Args:
+            path: usually called `*.perfetto-trace`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from aspen_jax.report import trace
+
+        expected = None
+        if self.costs is not None:
+            expected = np.rint(self.costs.ns[np.arange(self.graph.num_tiles), self.resources]).astype(np.int64)
+        trace.write(path, self.graph, self.timeline, lane_names=self.machine.lane_names, costs=expected)
+
     def picture(self, path: str | os.PathLike[str]) -> None:
         """Draw who ran what when, a row for each lane and a colour for each op, into a PNG, PDF or SVG file.
 
