@@ -24,9 +24,9 @@ from tqdm import tqdm
 from aspen_jax import apu
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.families import UnsupportedOp
 from aspen_jax.cuda.image import compile_ops, distinct
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.source import UnsupportedOp
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.lowering.cuda_call import architecture

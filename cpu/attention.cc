@@ -30,12 +30,14 @@ namespace {
 // A block of scores and what becomes of it stay in a part of the L2 cache.
 constexpr int64_t kBlockBytes = 256 * 1024;
 
-// One of the three ops: which of attention's inputs it has, and which of its own is the result of the one before (-1: none).
-struct Part {
-  PreparedOp op;
+// Which of attention's inputs one of the three ops has, and which of its own is the result of the one before (-1: none).
+struct PartInputs {
   size_t first_input = 0;
   size_t num_inputs = 0;
   int chained = -1;
+};
+struct Part : PartInputs {
+  PreparedOp op;
 };
 
 // The row program and the last product, for rows of which only the first `length` elements count.
@@ -192,111 +194,156 @@ TensorView dense_value(std::span<const int64_t> shape, DType dtype) {
   return view;
 }
 
-}  // namespace
+// Reads an attention from its spec, and prepares its parts.
+class Preparation {
+ public:
+  explicit Preparation(const OpSpec& spec) : spec_(spec) {}
 
-PreparedOp prepare_attention(const OpSpec& spec) {
-  SpecReader reader(spec);
-  auto op = std::make_unique<Attention>();
-  const auto shape = reader.list();
-  check_range(static_cast<int64_t>(shape.size()), 2, kMaxRank, "the rank of the scores");
-  op->scores = dense_value(shape, reader.dtype("the dtype of the scores"));
-  op->weights = dense_value(shape, reader.dtype("the dtype of the weights"));
-  op->out_rank = spec.output.rank;
-  std::span<const int64_t> params[3];
-  Part parts[3];  // without their ops
-  size_t taken = 0;
-  for (int i = 0; i < 3; ++i) {
-    Part& part = parts[i];
-    part.num_inputs = static_cast<size_t>(reader.integer(1, kMaxInputs, "the number of a part's inputs"));
-    const int64_t least = i == 0 ? -1 : 0;
-    const int64_t most = i == 0 ? -1 : i == 1 ? static_cast<int64_t>(part.num_inputs) - 1 : 1;
-    part.chained = static_cast<int>(reader.integer(least, most, "the place of the scores or weights among a part's inputs"));
-    params[i] = reader.list();
-    part.first_input = taken;
-    taken += part.num_inputs - (i > 0 ? 1 : 0);
+  PreparedOp prepared() {
+    read_words();
+    op_->product = part(kScores, length());
+    op_->prefixes.push_back(prefix(length()));
+    check_rows();
+    find_axes();
+    find_operands();
+    add_shorter_prefixes();
+    size_blocks();
+    PreparedOp prepared;
+    prepared.run = run;
+    prepared.scratch_bytes = (op_->in_place ? 1 : 2) * op_->block_bytes + part_scratch_;
+    prepared.state = std::move(op_);
+    return prepared;
   }
-  const int last = op->scores.rank - 1;
-  const int64_t length = op->scores.shape[last];
-  op->reach = reader.integer(1, length, "how far weights reach beyond their row's number");
-  op->most_score = std::ldexp(1.0f, static_cast<int>(reader.integer(0, 127, "the binary exponent of the largest score")));
-  reader.end_without_program();
-  reader.end_inputs(taken);
 
-  // Each part is checked as the op that it is, on rows of `count` scores: those run along dimension `columns(k)` of its input k.
-  size_t part_scratch = 0;
-  const auto prepare = [&](int i, int64_t count, const auto& columns) {
-    Part part;
-    part.first_input = parts[i].first_input;
-    part.num_inputs = parts[i].num_inputs;
-    part.chained = parts[i].chained;
-    std::vector<TensorView> inputs;
-    size_t from = part.first_input;
-    for (int k = 0; k < static_cast<int>(part.num_inputs); ++k) {
-      TensorView& view = inputs.emplace_back(k != part.chained ? spec.inputs[from++] : i == 1 ? op->scores : op->weights);
-      if (count < length && columns(k) >= 0) view.shape[columns(k)] = count;
+ private:
+  enum PartNumber { kScores, kRows, kValues };
+
+  int last() const { return op_->scores.rank - 1; }
+  int64_t length() const { return op_->scores.shape[last()]; }
+
+  void read_words() {
+    SpecReader reader(spec_);
+    const auto shape = reader.list();
+    check_range(static_cast<int64_t>(shape.size()), 2, kMaxRank, "the rank of the scores");
+    op_->scores = dense_value(shape, reader.dtype("the dtype of the scores"));
+    op_->weights = dense_value(shape, reader.dtype("the dtype of the weights"));
+    op_->out_rank = spec_.output.rank;
+    size_t taken = 0;
+    for (const PartNumber number : {kScores, kRows, kValues}) {
+      PartInputs& own = inputs_[number];
+      own.num_inputs = static_cast<size_t>(reader.integer(1, kMaxInputs, "the number of a part's inputs"));
+      const int64_t least = number == kScores ? -1 : 0;
+      const int64_t most = number == kScores ? -1 : number == kRows ? static_cast<int64_t>(own.num_inputs) - 1 : 1;
+      own.chained = static_cast<int>(reader.integer(least, most, "the place of the scores or weights among a part's inputs"));
+      params_[number] = reader.list();
+      own.first_input = taken;
+      taken += own.num_inputs - (number == kScores ? 0 : 1);
     }
-    TensorView output = i == 0 ? op->scores : i == 1 ? op->weights : spec.output;
-    if (i == 1) output.shape[last] = count;
-    const OpSpec own{inputs, output, params[i]};
+    op_->reach = reader.integer(1, length(), "how far weights reach beyond their row's number");
+    op_->most_score = std::ldexp(1.0f, static_cast<int>(reader.integer(0, 127, "the binary exponent of the largest score")));
+    reader.end_without_program();
+    reader.end_inputs(taken);
+  }
+
+  // A part, checked as the op that it is, on rows of `count` scores.
+  Part part(PartNumber number, int64_t count) {
+    const PartInputs& own = inputs_[number];
+    std::vector<TensorView> inputs;
+    size_t from = own.first_input;
+    for (int k = 0; k < static_cast<int>(own.num_inputs); ++k) {
+      const TensorView& chained = number == kRows ? op_->scores : op_->weights;
+      TensorView& view = inputs.emplace_back(k == own.chained ? chained : spec_.inputs[from++]);
+      if (const int axis = count < length() ? row_axis(number, k) : -1; axis >= 0) view.shape[axis] = count;
+    }
+    TensorView output = number == kScores ? op_->scores : number == kRows ? op_->weights : spec_.output;
+    if (number == kRows) output.shape[last()] = count;
     constexpr const char* kNames[3] = {"the product of the scores", "the row program", "the product with the values"};
-    part.op = prepare_part(kNames[i], i == 1 ? prepare_rows : prepare_matmul, own);
-    part_scratch = std::max(part_scratch, part.op.scratch_bytes);
+    const auto prepare = number == kRows ? prepare_rows : prepare_matmul;
+    Part part{own, prepare_part(kNames[number], prepare, OpSpec{inputs, output, params_[number]})};
+    part_scratch_ = std::max(part_scratch_, part.op.scratch_bytes);
     return part;
-  };
-  const auto all = [](int) { return -1; };
-  op->product = prepare(0, length, all);
-  op->prefixes.push_back({length, prepare(1, length, all), prepare(2, length, all)});
+  }
+  Prefix prefix(int64_t count) {
+    Part rows = part(kRows, count);
+    return {count, std::move(rows), part(kValues, count)};
+  }
+  // The dimension of input k of a part along which rows of scores run; -1: none. Of values it is known from find_axes on.
+  int row_axis(PartNumber number, int k) const {
+    if (number == kRows) return last();
+    const int chained = inputs_[kValues].chained;
+    return k == chained ? last() : k == 1 - chained ? values_row_axis_ : -1;
+  }
 
   // Rows are along the last axis of the scores, which the last product sums away.
-  WordReader rows(params[1]);
-  if (const auto axes = rows.list(); axes.size() != 1 || axes[0] != last) {
-    throw GraphError("the row program does not run along the last axis of the scores");
-  }
-  WordReader product(params[2]);
-  const int chained = parts[2].chained;
-  std::span<const int64_t> labels[2];
-  for (auto& own : labels) own = product.list();
-  for (int d = 0; d <= last; ++d) {
-    const int64_t label = labels[chained][static_cast<size_t>(d)];
-    if ((label < 0) != (d == last)) {
-      throw GraphError("the product with the values does not sum exactly the last axis of the weights");
+  void check_rows() const {
+    WordReader rows(params_[kRows]);
+    if (const auto axes = rows.list(); axes.size() != 1 || axes[0] != last()) {
+      throw GraphError("the row program does not run along the last axis of the scores");
     }
-    if (d < last) op->axes.push_back(static_cast<int>(label));
+  }
+  void find_axes() {
+    WordReader product(params_[kValues]);
+    std::span<const int64_t> labels[2];
+    for (auto& own : labels) own = product.list();
+    const auto weights = labels[inputs_[kValues].chained];
+    values_labels_ = labels[1 - inputs_[kValues].chained];
+    for (int d = 0; d <= last(); ++d) {
+      const int64_t label = weights[static_cast<size_t>(d)];
+      if ((label < 0) != (d == last())) {
+        throw GraphError("the product with the values does not sum exactly the last axis of the weights");
+      }
+      if (d < last()) op_->axes.push_back(static_cast<int>(label));
+    }
+    const auto summed = std::ranges::find(values_labels_, weights[static_cast<size_t>(last())]);
+    values_row_axis_ = static_cast<int>(summed - values_labels_.begin());
   }
 
-  // What must be finite, and the shorter rows.
-  WordReader scores(params[0]);
-  for (size_t i = 0; i < 3; ++i) {
-    const auto own = i < 2 ? scores.list() : labels[1 - chained];
-    Operand& operand = op->operands[i];
-    operand.input = i < 2 ? i : parts[2].first_input;
-    operand.view = spec.inputs[operand.input];
-    for (size_t d = 0; d < own.size(); ++d) {
-      const auto label = static_cast<int>(own[d]);
-      operand.axes[d] = label < 0 ? -1 : i == 2 ? label : label == last ? -1 : op->axes[static_cast<size_t>(label)];
-      if (i == 0 && label < 0) op->depth *= static_cast<float>(operand.view.shape[d]);
-    }
-  }
-  if (std::ranges::all_of(op->operands, [](const Operand& operand) { return operand.view.dtype == DType::kF32; })) {
-    const auto& summed = labels[1 - chained];
-    const auto along = static_cast<int>(std::ranges::find(summed, labels[chained][static_cast<size_t>(last)]) - summed.begin());
-    const auto in_values = [&](int k) { return k == chained ? last : k == 1 - chained ? along : -1; };
-    const int64_t step = (length - 1) / (kMostPrefixes * kLengthStep) * kLengthStep + kLengthStep;
-    for (int64_t count = (length - 1) / step * step; op->reach < length && count > 0; count -= step) {
-      op->prefixes.insert(op->prefixes.begin(),
-                          {count, prepare(1, count, [&](int) { return last; }), prepare(2, count, in_values)});
+  // What must be finite, for keys to be left out.
+  void find_operands() {
+    WordReader scores(params_[kScores]);
+    for (size_t i = 0; i < 3; ++i) {
+      const bool is_values = i == 2;
+      const auto labels = is_values ? values_labels_ : scores.list();
+      Operand& operand = op_->operands[i];
+      operand.input = is_values ? inputs_[kValues].first_input : i;
+      operand.view = spec_.inputs[operand.input];
+      for (size_t d = 0; d < labels.size(); ++d) {
+        const auto label = static_cast<int>(labels[d]);
+        const bool is_whole = label < 0 || (!is_values && label == last());
+        operand.axes[d] = is_whole ? -1 : is_values ? label : op_->axes[static_cast<size_t>(label)];
+        if (i == 0 && label < 0) op_->depth *= static_cast<float>(operand.view.shape[d]);
+      }
     }
   }
 
-  op->in_place = size_of(op->scores.dtype) == 4 && size_of(op->weights.dtype) == 4;
-  const int64_t row_bytes = op->scores.shape[last] * std::max(size_of(op->scores.dtype), size_of(op->weights.dtype));
-  op->block_rows = std::clamp<int64_t>(kBlockBytes / row_bytes, 1, op->scores.shape[last - 1]);
-  op->block_bytes = static_cast<size_t>((op->block_rows * row_bytes + 63) / 64 * 64);
-  PreparedOp prepared;
-  prepared.run = run;
-  prepared.scratch_bytes = (op->in_place ? 1 : 2) * op->block_bytes + part_scratch;
-  prepared.state = std::move(op);
-  return prepared;
-}
+  void add_shorter_prefixes() {
+    if (!std::ranges::all_of(op_->operands, [](const Operand& own) { return own.view.dtype == DType::kF32; })) return;
+    if (op_->reach >= length()) return;
+    const int64_t step = (length() - 1) / (kMostPrefixes * kLengthStep) * kLengthStep + kLengthStep;
+    for (int64_t count = (length() - 1) / step * step; count > 0; count -= step) {
+      op_->prefixes.insert(op_->prefixes.begin(), prefix(count));
+    }
+  }
+
+  void size_blocks() {
+    const auto scores = size_of(op_->scores.dtype), weights = size_of(op_->weights.dtype);
+    op_->in_place = scores == 4 && weights == 4;
+    const int64_t row_bytes = length() * std::max(scores, weights);
+    op_->block_rows = std::clamp<int64_t>(kBlockBytes / row_bytes, 1, op_->scores.shape[last() - 1]);
+    op_->block_bytes = static_cast<size_t>((op_->block_rows * row_bytes + 63) / 64 * 64);
+  }
+
+  const OpSpec& spec_;
+  std::unique_ptr<Attention> op_ = std::make_unique<Attention>();
+  std::span<const int64_t> params_[3];
+  PartInputs inputs_[3];
+  std::span<const int64_t> values_labels_;  // of the last product
+  int values_row_axis_ = -1;
+  size_t part_scratch_ = 0;
+};
+
+}  // namespace
+
+PreparedOp prepare_attention(const OpSpec& spec) { return Preparation(spec).prepared(); }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -26,6 +26,7 @@
 #include <string>
 
 #include "cache.h"
+#include "elements.h"
 #include "epilogue.h"
 #include "gemm.h"
 #include "shapes.h"
@@ -262,28 +263,30 @@ struct Scratch {
         epilogue(at + op.zeros_bytes()) {}
 };
 
+// Pixels [column, column + columns) of one line of x, each to a pixel of the phases; pixels outside stay as they are.
+void gather_line(const Winograd& op, const float* line, int64_t column, int64_t columns, float* to) {
+  const int64_t across = op.phases[1], channels = op.x_channels;
+  // Pixels of x that lie side by side are one run.
+  const int64_t together = op.x_strides[kWidth] == channels ? across : 1;
+  for (int64_t first = 0; first < across; first += together) {
+    float* out = to + first * channels;
+    int64_t at = column * across + first;
+    for (int64_t c = 0; c < columns; ++c, at += across, out += op.gathered_pixel()) {
+      if (at < 0 || at >= op.x_width) continue;
+      widen_row(line + at * op.x_strides[kWidth], 1, std::min(together, op.x_width - at) * channels, out);
+    }
+  }
+}
+
 // Pixels [row, row + rows) x [column, column + columns) of the phases of an image of x, zeros outside and behind the channels.
 void gather_phases(const Winograd& op, const float* x, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to) {
-  const int64_t pixel = op.gathered_pixel(), channels = op.x_channels;
-  // Pixels of x that lie side by side are one run.
-  const int64_t together = op.x_strides[kWidth] == channels ? op.phases[1] : 1;
-  std::fill_n(to, rows * columns * pixel, 0.0f);
-  for (int64_t r = 0; r < rows; ++r, to += columns * pixel) {
+  const int64_t line = columns * op.gathered_pixel();
+  std::fill_n(to, rows * line, 0.0f);
+  for (int64_t r = 0; r < rows; ++r, to += line) {
     for (int64_t down = 0; down < op.phases[0]; ++down) {
       const int64_t y = (row + r) * op.phases[0] + down;
       if (y < 0 || y >= op.x_height) continue;
-      for (int64_t across = 0; across < op.phases[1]; across += together) {
-        float* out = to + (down * op.phases[1] + across) * channels;
-        int64_t at = column * op.phases[1] + across;
-        for (int64_t c = 0; c < columns; ++c, at += op.phases[1], out += pixel) {
-          if (at < 0 || at >= op.x_width) continue;
-          const float* const from = x + y * op.x_strides[kHeight] + at * op.x_strides[kWidth];
-          const int64_t count = std::min(together, op.x_width - at) * channels;
-          int64_t k = 0;
-          for (; k + kLanes <= count; k += kLanes) store(out + k, load(from + k));
-          if (const int rest = static_cast<int>(count - k); rest > 0) store_partial(out + k, load_partial(from + k, rest), rest);
-        }
-      }
+      gather_line(op, x + y * op.x_strides[kHeight], column, columns, to + down * op.phases[1] * op.x_channels);
     }
   }
 }

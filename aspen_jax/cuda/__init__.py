@@ -12,7 +12,7 @@ To add or move a family:
 2. `cuda/kernels/NAME.h` has a struct of the same name and fields, and the template. It reads top to bottom: what it computes,
    what a tile is, why so. It copies the shape to a local constant before it loops over axes (see elements.h).
 3. A function under `@writes("family")` gives `Kernel("Name", [...])`: input types, instructions, `constant(shape)`.
-   `source.py` imports the module, and its `HEADERS` names the header.
+   `families.py` imports the module; `source.HEADERS` names the header.
 4. `tests/test_cuda_shapes.py` lists the shape, which holds the fields to those of C++, and tests its decisions.
 
 Only element-wise programs are generated: `finish`, `run`, what attention does to a score, the stages of rows. The headers also
@@ -24,6 +24,7 @@ place, or where an offset is enough.
 """
 
 from aspen_jax.cuda.attention import unfused
-from aspen_jax.cuda.source import HEADERS, UnsupportedOp, kernels, translation_unit
+from aspen_jax.cuda.families import UnsupportedOp
+from aspen_jax.cuda.source import HEADERS, kernels, translation_unit
 
 __all__ = ["HEADERS", "UnsupportedOp", "kernels", "translation_unit", "unfused"]

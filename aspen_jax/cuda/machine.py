@@ -11,8 +11,8 @@ from aspen_jax.apu import Machine
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
+from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
-from aspen_jax.cuda.source import why_no_code
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work

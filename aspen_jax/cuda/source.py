@@ -1,29 +1,14 @@
-"""The C++ of an op, by its family."""
+"""The C++ of ops, whose kernels `families` gives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kernels
-    arg_reduce,
-    attention,
-    concatenate,
-    conv,
-    cumulative,
-    elementwise,
-    gather,
-    pad,
-    pool,
-    products,
-    ragged_dot,
-    rows,
-    scatter,
-)
-from aspen_jax.cuda.kernel import FAMILIES, Kernel
-from aspen_jax.cuda.lanes import element, finish
+from aspen_jax.cuda.families import kernel_of
+from aspen_jax.cuda.kernel import Kernel
+from aspen_jax.cuda.lanes import finish
 from aspen_jax.cuda.runs import run_function
 from aspen_jax.ir.program import Op
-from aspen_jax.ops.opcodes import lane_of
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
@@ -57,10 +42,6 @@ extern "C" __global__ void __launch_bounds__({op}::kThreads)
 """
 
 
-class UnsupportedOp(Exception):
-    """An op for which there is no CUDA code; XLA computes it."""
-
-
 def translation_unit(ops: Sequence[Op], entry: str) -> str:
     """The code of ops, without includes.
 
@@ -74,7 +55,7 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     """
     parts = ["using namespace aspen::cuda;\n"]
     for number, op in enumerate(ops):
-        kernel = _kernel(op)
+        kernel = kernel_of(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
         maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
         parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
@@ -92,24 +73,6 @@ def kernels(ops: Sequence[Op]) -> str:
         UnsupportedOp: there is no CUDA code for one of them.
     """
     return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL)])
-
-
-def why_no_code(op: Op) -> str | None:
-    """Why there is no CUDA code for an op; None where there is."""
-    try:
-        _kernel(op)
-    except UnsupportedOp as error:
-        return str(error)
-    return None
-
-
-def _kernel(op: Op) -> Kernel:
-    write = FAMILIES.get(op.family.name)
-    dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
-    kernel = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
-    if kernel is None:
-        raise UnsupportedOp(f"no CUDA code for {op.family.name} of {', '.join(map(str, dtypes))}")
-    return kernel
 
 
 def _struct(op: Op, kernel: Kernel, name: str) -> str:

@@ -15,9 +15,9 @@ from jax.extend.core import ClosedJaxpr
 from aspen_jax import runtime
 from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.executor import EXECUTORS, Executor, chosen_executor
+from aspen_jax.cuda.families import UnsupportedOp, why_no_code
 from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.source import UnsupportedOp, why_no_code
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.passes import disabled_by_environment
