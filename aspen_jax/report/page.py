@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LONGEST_TABLE = 25
 _SCRIPT = Path(__file__).with_name("page.js")
 _STYLE = """
-body { font: 14px system-ui, sans-serif; margin: 2em auto; max-width: 1200px; color: #222; background: #fff }
+body { font: 14px system-ui, sans-serif; margin: 2em auto; padding: 0 1em; max-width: 1200px; color: #222; background: #fff }
 table { border-collapse: collapse; margin: 0.5em 0 }
 th, td { text-align: left; padding: 0.15em 0.8em; border-bottom: 1px solid #ddd }
 canvas { width: 100%; border: 1px solid #ddd; cursor: grab }
