@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+import aspen_jax.schedule as sched
 from aspen_jax import set_num_workers
 from aspen_jax.errors import InputError
 from aspen_jax.report import trace
@@ -16,6 +17,8 @@ from aspen_jax.report.timeline import Timeline
 from tests.decoded_trace import Decoded
 from tests.tile_graphs import random_graph, small_net
 from tests.timelines import random_timeline
+
+LINKS = [sched.Link("host", "gpu", 10, 1e9), sched.Link("gpu", "host", 5, 2e9)]
 
 HOSTILE = (
     "",
@@ -32,10 +35,10 @@ HOSTILE = (
 def check(data: bytes, graph, timeline: np.ndarray, lane_names) -> Decoded:
     """All of a file, against the timeline itself and what follows from it (tests/test_timeline.py)."""
     decoded, run, labels = Decoded(data), Timeline(graph, timeline, lane_names), Labels(graph)
-    tiles = {item.facts["tile"]: item for item in decoded.slices if trace.TILE in item.categories}
-    assert sorted(tiles) == list(range(graph.num_tiles))
+    of_tile = {item.facts["tile"]: item for item in decoded.slices if trace.TILE in item.categories}
+    assert sorted(of_tile) == list(range(graph.num_tiles))
     names = dict(run.lanes)
-    for tile, item in tiles.items():
+    for tile, item in of_tile.items():
         lane, begin, end = timeline[tile].tolist()
         assert (item.begin, item.end, item.name) == (begin, end, labels.ops[graph.tile_ops[tile]])
         assert item.track == bounded(names[lane]) + (f" ({run.row[tile] + 1})" if run.row[tile] else "")
@@ -53,15 +56,13 @@ def check(data: bytes, graph, timeline: np.ndarray, lane_names) -> Decoded:
             **({"measured_over_estimated": (end - begin) / estimated} if estimated else {}),
         }
         assert (trace.CRITICAL_PATH in item.categories) == bool(item.flows)
-    on_path = sorted(
-        (item for item in tiles.values() if item.flows), key=lambda item: run.critical_path.index(item.facts["tile"])
-    )
-    assert [item.facts["tile"] for item in on_path] == run.critical_path
+    assert {tile for tile, item in of_tile.items() if item.flows} == set(run.critical_path)
+    on_path = [of_tile[tile] for tile in run.critical_path]
     assert len({flow for item in on_path for flow in item.flows}) == (1 if on_path else 0)
     assert all(a.end <= b.begin for a, b in itertools.pairwise(on_path))
     gaps = [(item.track, item.begin, item.end, item.name) for item in decoded.slices if item.categories == [trace.IDLE]]
     assert sorted(gaps) == sorted((bounded(names[gap.lane]), gap.begin, gap.end, labels.gap(gap)) for gap in run.gaps)
-    assert len(gaps) + len(tiles) == len(decoded.slices)
+    assert len(gaps) + len(of_tile) == len(decoded.slices)
     assert decoded.counters == {"ready tiles": list(zip(*(array.tolist() for array in run.ready_counts), strict=True))}
     return decoded
 
@@ -136,10 +137,21 @@ def test_costs_may_be_others_than_the_graphs(tmp_path):
     costs = np.arange(graph.num_tiles)
     path = tmp_path / "run.perfetto-trace"
     trace.write(path, graph, random_timeline(graph, 4, 2), costs=costs)
-    tiles = [item for item in Decoded(path.read_bytes()).slices if trace.TILE in item.categories]
-    assert all(item.facts["estimated_ns"] == item.facts["tile"] for item in tiles)
+    found = [item for item in Decoded(path.read_bytes()).slices if trace.TILE in item.categories]
+    assert all(item.facts["estimated_ns"] == item.facts["tile"] for item in found)
     with pytest.raises(InputError, match="pass one for each"):
         trace.write(path, graph, random_timeline(graph, 4, 2), costs=costs[1:])
+
+
+@pytest.mark.parametrize("policy", [sched.ReadyPool(), sched.Dmda(), sched.GpuOnly()], ids=lambda policy: type(policy).__name__)
+def test_simulated_schedules_keep_the_names_of_their_lanes(policy, tmp_path):
+    graph = random_graph(6)
+    machine = sched.Machine([sched.Cpu(2), sched.Gpu()], LINKS)
+    costs = sched.Costs(np.random.default_rng(6).integers(0, 90, (graph.num_tiles, 2)))
+    run = sched.simulate(graph, machine, costs, policy)
+    path = tmp_path / "run.perfetto-trace"
+    trace.write(path, graph, run.timeline, lane_names=machine.lane_names)
+    check(path.read_bytes(), graph, run.timeline, machine.lane_names)
 
 
 def test_bytes_are_left_out_where_kernels_are_unknown(tmp_path):
@@ -147,6 +159,6 @@ def test_bytes_are_left_out_where_kernels_are_unknown(tmp_path):
     graph = dataclasses.replace(graph, kernels=tuple(f"simulated {name}" for name in graph.kernels))
     path = tmp_path / "run.perfetto-trace"
     trace.write(path, graph, random_timeline(graph, 5, 2))
-    tiles = [item for item in Decoded(path.read_bytes()).slices if trace.TILE in item.categories]
-    assert len(tiles) == graph.num_tiles
-    assert not any("bytes" in item.facts for item in tiles)
+    found = [item for item in Decoded(path.read_bytes()).slices if trace.TILE in item.categories]
+    assert len(found) == graph.num_tiles
+    assert not any("bytes" in item.facts for item in found)

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const canvas = document.getElementById("gantt");
 const shown = document.getElementById("shown");
 const context = canvas.getContext("2d");
-const ROW = 26, LEFT = 90, BOTTOM = 20;
+const ROW = 26, LEFT = 90, BOTTOM = 20, LETTER = 7;
 const WHOLE = Math.max(data.span, 1);
 let from = 0, to = WHOLE;
 
@@ -42,7 +42,7 @@ function draw() {
     }
     if (wide > 60) {
       context.fillStyle = "#000";
-      context.fillText(data.ops[op], x(begin) + 3, row * ROW + 16, wide - 6);
+      context.fillText(data.ops[op].slice(0, Math.floor((wide - 6) / LETTER)), x(begin) + 3, row * ROW + 16, wide - 6);
     }
   }
   context.restore();

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from aspen_jax.cost.timing import duration
 from aspen_jax.report.html_table import escaped, html_table
 from aspen_jax.report.labels import Labels, bounded
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 _LONGEST_TABLE = 25
 _SCRIPT = Path(__file__).with_name("page.js")
 _STYLE = """
-body { font: 14px system-ui, sans-serif; margin: 2em auto; max-width: 1200px; color: #222; background: #fff }
+body { font: 14px system-ui, sans-serif; margin: 2em auto; padding: 0 1em; max-width: 1200px; color: #222; background: #fff }
 table { border-collapse: collapse; margin: 0.5em 0 }
 th, td { text-align: left; padding: 0.15em 0.8em; border-bottom: 1px solid #ddd }
 canvas { width: 100%; border: 1px solid #ddd; cursor: grab }
@@ -96,15 +94,18 @@ def _data(labels: Labels, run: Timeline) -> dict[str, Any]:
 
 
 def _ops(labels: Labels, run: Timeline) -> str:
-    took = run.end - run.begin
-    total = max(int(took.sum()), 1)
-    ops = np.array([labels.op_number(tile) for tile in range(len(took))], np.int64)
-    times = np.bincount(ops, took, minlength=len(labels.ops))
-    counts = np.bincount(ops, minlength=len(labels.ops))
-    estimates = np.bincount(ops, labels.costs, minlength=len(labels.ops))
+    took: collections.Counter[int] = collections.Counter()
+    estimated: collections.Counter[int] = collections.Counter()
+    counts: collections.Counter[int] = collections.Counter()
+    for tile in run.order.tolist():
+        op = labels.op_number(tile)
+        counts[op] += 1
+        took[op] += int(run.end[tile] - run.begin[tile])
+        estimated[op] += int(labels.costs[tile])
+    total = max(took.total(), 1)
     rows = [
-        (labels.ops[op], str(counts[op]), duration(times[op] / 1e9), f"{times[op] / total:.1%}", duration(estimates[op] / 1e9))
-        for op in np.argsort(-times, kind="stable").tolist()
+        (labels.ops[op], str(counts[op]), duration(time / 1e9), f"{time / total:.1%}", duration(estimated[op] / 1e9))
+        for op, time in took.most_common()
     ]
     return _shortened(("op", "tiles", "time of all tiles", "share", "estimated"), rows, numbers=(1, 2, 3, 4))
 
