@@ -27,14 +27,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 # "0/2": every second test, "1/2": the others. Which tests those are depends on their names alone.
 SHARE_VARIABLE = "ASPEN_TEST_SHARE"
 
+# They build programs, or run other tests in one process: a minute or two each.
+LONGEST = {"test_cpp.py", "test_gpu_check.py", "test_targets.py"}
+
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is not in the share of tests that the environment asks for."""
+    """Leaves out what is not in the share that the environment asks for, and puts the longest first, so that no core waits."""
     number, _, count = os.environ.get(SHARE_VARIABLE, "0/1").partition("/")
     kept = [item for item in items if zlib.crc32(item.nodeid.rpartition("/")[2].encode()) % int(count) == int(number)]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture

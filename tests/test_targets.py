@@ -47,6 +47,7 @@ def test_kernels_on_target(target, tmp_path):
         "pytest",
         "-q",
         "-x",
+        "--numprocesses=0",  # the cores have the other tests to run
         "-p",
         "no:cacheprovider",
         *(str(tests / name) for name in names),
