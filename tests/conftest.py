@@ -32,7 +32,7 @@ LONGEST = {"test_cpp.py", "test_gpu_check.py", "test_targets.py"}
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is not in the share of tests that the environment asks for. The longest come first, so that no core waits."""
+    """Leaves out what is not in the share that the environment asks for, and puts the longest first, so that no core waits."""
     number, _, count = os.environ.get(SHARE_VARIABLE, "0/1").partition("/")
     kept = [item for item in items if zlib.crc32(item.nodeid.rpartition("/")[2].encode()) % int(count) == int(number)]
     if len(kept) < len(items):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -52,26 +53,32 @@ def source(ops: Sequence[Op], *, warpgroups: bool = False) -> str:
         ops: of a program.
         warpgroups: play a GPU that multiplies by warpgroups, as sm_90a does.
     """
-    includes = ["#include <memory>", *(f'#include "{header}"' for header in HEADERS)]
-    if warpgroups:
-        includes.insert(0, "#define ASPEN_PLAY_WARPGROUPS")
-    return "\n".join([*includes, translation_unit(ops, _RUN)])
+    begin = ["#define ASPEN_PLAY_WARPGROUPS"] if warpgroups else []
+    return "\n".join([*begin, '#include "host.h"', translation_unit(ops, _RUN)])
 
 
 def compiled(text: str) -> Path:
     """The library of a source, compiled once."""
     library = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.so"
     if not library.exists():
+        headers()
         library.with_suffix(".cc").write_text(text)
-        options = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{ROOT}"]
-        done = subprocess.run(
-            [str(COMPILER), *options, str(library.with_suffix(".cc")), "-o", str(library)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[:4000] + "\n" + text
+        _compile(library.with_suffix(".cc"), "-shared", "-o", library)
     return library
+
+
+@functools.cache
+def headers() -> None:
+    """What all sources include, compiled once: most of them would take longer to read it than for the rest."""
+    header = _FOLDER / "host.h"
+    header.write_text("\n".join(["#include <memory>", *(f'#include "{name}"' for name in HEADERS), ""]))
+    _compile("-x", "c++-header", header, "-o", f"{header}.gch")
+
+
+def _compile(*arguments: str | Path) -> None:
+    command = [str(COMPILER), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", f"-I{ROOT}", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:4000]}"
 
 
 def aligned(nbytes: int, fill: int) -> np.ndarray:
