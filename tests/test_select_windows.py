@@ -39,12 +39,15 @@ def values(rng, shape):
 
 
 def values_for(window, seed, shape):
-    """Versions of JAX disagree on ties, infinities and NaN beside padding."""
+    """Versions of JAX disagree on ties, infinities and NaN beside padding.
+
+    XLA also loses NaN in windows of one element along 33 channels, and keeps it along 8.
+    """
     rng = np.random.default_rng(seed)
     if any(map(any, window["padding"])):
         return rng.standard_normal(shape).astype(np.float32)
     x = values(rng, shape)
-    if seed % 4 == 0:
+    if seed % 4 == 0 and max(window["window_dimensions"]) > 1:
         x[rng.random(shape) < 0.2] = np.nan
     return x
 
