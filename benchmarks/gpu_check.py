@@ -29,8 +29,8 @@ from aspen_jax.cuda.image import compile_ops, distinct
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering.cuda_call import architecture
-from aspen_jax.lowering.tuning import random_array
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing

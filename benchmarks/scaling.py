@@ -13,8 +13,8 @@ import aspen_jax
 from aspen_jax import aspen
 from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
 from aspen_jax.errors import InputError
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering.compile import Options, compile_jaxpr
-from aspen_jax.lowering.tuning import random_array
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks.models import zoo

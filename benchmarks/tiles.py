@@ -12,7 +12,7 @@ from aspen_jax.cost.tiling import by_price
 from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Op, Program
-from aspen_jax.lowering.tuning import random_array
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks.models import zoo

@@ -8,7 +8,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>

@@ -15,10 +15,10 @@ from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.errors import AspenError, UnsupportedError
 from aspen_jax.ir.program import Value
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering import cuda_times as times
 from aspen_jax.lowering.compile import Compiled
 from aspen_jax.lowering.cuda_call import compile_for_cuda
-from aspen_jax.lowering.tuning import random_array
 from aspen_jax.primitive import primitive
 from aspen_jax.primitive.choices import Choices
 

@@ -23,7 +23,8 @@ from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.cost.tiling import by_price
 from aspen_jax.graph.tilegraph import TileGraph
-from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ir.program import Op, Operand, Program
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering.compile import Options
 from aspen_jax.passes import run_passes
 
@@ -219,11 +220,3 @@ def _fastest(functions: Sequence[Callable[[], object]], budget: float) -> list[f
         if done >= _LEAST_ROUNDS and time.perf_counter() - start > budget:
             return best
     raise AssertionError
-
-
-def random_array(value: Value, number: int = 0) -> np.ndarray:
-    """Numbers that no kernel is slow at, others for each number; indices into the first rows of what they index."""
-    random = np.random.default_rng((value.size, number))
-    if np.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_:
-        return random.integers(0, 2, value.shape).astype(value.dtype)
-    return (random.random(value.shape, np.float32) - 0.5).astype(value.dtype)

@@ -14,6 +14,8 @@ import numpy as np
 from aspen_jax import _engine
 from aspen_jax.errors import InputError
 from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Value
+from aspen_jax.ir.random_array import random_array
 from aspen_jax.runtime import num_workers, set_num_workers
 from aspen_jax.schedule.machine import Cpu, Machine
 
@@ -181,12 +183,5 @@ def tile_classes(graph: TileGraph) -> np.ndarray:
 
 def random_inputs(graph: TileGraph) -> list[np.ndarray]:
     """Small random numbers for the graph's inputs, and zeros and ones for integers, which may be indices."""
-    random = np.random.default_rng(0)
-    arrays = []
-    for number in graph.operands[: len(graph.operands) - len(graph.constants)].tolist():
-        shape, dtype = graph.value(number)
-        if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-            arrays.append(random.integers(0, 2, shape).astype(dtype))
-        else:
-            arrays.append((random.random(shape, np.float32) - 0.5).astype(dtype))
-    return arrays
+    inputs = graph.operands[: len(graph.operands) - len(graph.constants)].tolist()
+    return [random_array(Value(*graph.value(operand)), number) for number, operand in enumerate(inputs)]
