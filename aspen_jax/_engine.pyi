@@ -24,6 +24,9 @@ def cpu_targets() -> list[str]:
 def cpu_target() -> str:
     """The one in use: the best, or what ASPEN_CPU_TARGET says."""
 
+def cpu_l2_cache_bytes() -> int:
+    """Bytes of a core's L2 cache, as the operating system says; 1 MiB where it does not."""
+
 def cpu_few_rows() -> int:
     """Up to how many rows the kernels of the target in use read a product's right operand once, in place."""
 
@@ -75,10 +78,15 @@ class Plan:
             GraphFormatError: the bytes are no graph, or one that this machine's kernels refuse.
         """
 
-    def run(self, operands: Sequence[Any]) -> list[np.ndarray]:
+    def run(self, operands: Sequence[Any], run_key: int | None = None) -> list[np.ndarray]:
         """Run the graph on arrays of exactly the shapes and dtypes it was made for.
 
         Other threads of Python go on meanwhile; Ctrl-C takes effect when the run has ended.
+
+        Args:
+            operands: the arrays.
+            run_key: nanoseconds after its arrival at which the run is due; of several the one that is due first goes first. The
+                graph's own if None.
 
         Raises:
             InputError: number, shapes or dtypes of the arrays are others.
@@ -91,6 +99,37 @@ class Plan:
         Returns:
             int64 array [T, 3]: of each tile the worker (-1: the calling thread), and when it began and ended, in nanoseconds of a
             steady clock.
+        """
+
+    def run_placed(
+        self,
+        operands: Sequence[Any],
+        graph: VirtualGraph,
+        machine: VirtualMachine,
+        nanoseconds: np.ndarray,
+        place: Any,
+        order: str | int,
+        lanes: Sequence[tuple[int, Sequence[int]]],
+        /,
+    ) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray, int]]:
+        """Run the graph as a machine of the lab would (engine/placed_run.h).
+
+        Args:
+            operands: as `run` takes them.
+            graph: the same graph as the lab knows it.
+            machine: on what.
+            nanoseconds: int64 [T, resources], by which "earliest finish" and functions place.
+            place: as `simulate` takes it; not None where there is more than one memory.
+            order: as `simulate` takes it.
+            lanes: of each resource how often it runs a tile, and the cores that it may use, all if there are none.
+
+        Returns:
+            The results; and as `simulate` gives them the rows of tiles and copies, in nanoseconds since the lanes began, with
+            the nanoseconds that placing took in all, where it is done during the run.
+
+        Raises:
+            InputError: something does not fit.
+            EngineError: a tile failed. What a function in `place` raises is raised here.
         """
 
     @property
@@ -187,7 +226,7 @@ class Expectation:
         """Put a tile behind what was assigned to a resource."""
 
 def simulate(
-    graph: VirtualGraph, machine: VirtualMachine, nanoseconds: np.ndarray, place: Any, order: str
+    graph: VirtualGraph, machine: VirtualMachine, nanoseconds: np.ndarray, place: Any, order: str | int
 ) -> tuple[np.ndarray, np.ndarray]:
     """A run in simulated time (engine/virtual_time.h).
 
@@ -196,8 +235,9 @@ def simulate(
         machine: on what.
         nanoseconds: int64 [T, resources].
         place: None: idle lanes take what is ready. An int32 array [T]: the resource of each tile. A function of an `Expectation`
-            and a tile: likewise, asked when the tile is ready. "earliest finish": where the tile is expected to end first.
-        order: "shallow first", "first ready first" or "without child cache".
+            and a tile: likewise, asked when the tile is ready; or the address of a compiled one (engine/place.h). "earliest
+            finish": where the tile is expected to end first.
+        order: the name of one of the engine's policies (engine/policy.h), such as "shallow first", or a compiled one's address.
 
     Returns:
         int64 [T, 3]: lane, begin and end of each tile. int64 [copies, 5]: tile, memory from, memory to, begin and end of each.

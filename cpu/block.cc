@@ -10,11 +10,11 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> inputs, DType output) {
-  return of(read_draft(words, inputs, output), inputs, output);
+BlockProgram BlockProgram::parse(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further) {
+  return of(read_draft(words, inputs, output, further), inputs, output, further);
 }
 
-BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType output) {
+BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType output, std::span<const DType> further) {
   const bool is_copy = draft.is_copy(inputs, output);
   if (!is_copy) fuse(draft);
   BlockProgram program;
@@ -22,7 +22,6 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
   if (is_copy) {
     program.copied_input_ = draft.result;
     program.inputs_.push_back({draft.result, output});
-    program.result_ = {Operand::kInput, 0};
     return program;
   }
 
@@ -33,6 +32,10 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
     if (draft.registers[reg].uses == 0) continue;
     for (int i = 0; i < draft.num_args(reg); ++i) last_use[draft.registers[reg].args[i]] = reg;
   }
+  const auto is_unread = [&, first_use = last_use](int reg) { return first_use[reg] < 0; };
+  std::vector<int> results = {draft.result};
+  results.insert(results.end(), draft.further.begin(), draft.further.end());
+  std::vector<size_t> step_of(num_registers);
   std::vector<Operand> operands(num_registers);
   for (int reg = 0; reg < draft.first_instruction(); ++reg) {
     if (draft.registers[reg].uses == 0) continue;
@@ -62,9 +65,17 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
     step.out_slot = free_slots.back();
     free_slots.pop_back();
     operands[reg] = {Operand::kSlot, step.out_slot};
+    step_of[reg] = program.steps_.size();
     program.steps_.push_back(step);
+    if (is_unread(reg)) free_slots.push_back(step.out_slot);
   }
-  program.result_ = operands[draft.result];
+  for (size_t i = 0; i < results.size(); ++i) {
+    const int reg = results[i];
+    const size_t step = reg >= draft.first_instruction() ? step_of[reg] : program.steps_.size();
+    program.stores_.push_back({step, operands[reg], static_cast<int>(i), i == 0 ? output : further[i - 1]});
+  }
+  std::ranges::stable_sort(program.stores_, {}, &Store::step);
+  program.read_results_where_stored();
 
   // The slots and the gathered inputs of one block should together stay in the L1 cache beside what is streamed through it.
   constexpr int64_t kCacheBytes = 24 * 1024;
@@ -72,6 +83,24 @@ BlockProgram BlockProgram::of(Draft draft, std::span<const DType> inputs, DType 
   program.max_columns_ = std::clamp<int64_t>(kCacheBytes / 4 / std::max<int64_t>(buffers, 1) / 64 * 64, 256, kMaxBlock);
   program.scratch_elements_ = buffers * program.max_columns_;
   return program;
+}
+
+// What reads a result's slot reads the output instead, if the step may write there; a second output of one result is a copy.
+void BlockProgram::read_results_where_stored() {
+  for (size_t i = 0; i < stores_.size(); ++i) {
+    const size_t first_step = stores_[i].step;
+    if (stores_[i].source.kind != Operand::kSlot) continue;
+    const int slot = stores_[i].source.index;
+    const Operand result = {Operand::kResult, static_cast<int>(i)};
+    for (size_t number = first_step + 1; number < steps_.size(); ++number) {
+      Step& step = steps_[number];
+      for (Operand& arg : std::span(step.args, static_cast<size_t>(step.num_args))) {
+        if (arg.kind == Operand::kSlot && arg.index == slot) arg = result;
+      }
+      if (step.out_slot == slot) break;
+    }
+    while (i + 1 < stores_.size() && stores_[i + 1].step == first_step) stores_[++i].source = result;
+  }
 }
 
 // How many lanes a row of an input takes in a buffer, of `width` columns: none where it is read in place.
@@ -93,18 +122,22 @@ StepBlock::Source BlockProgram::load_input(const Input& input, const Plane& plan
   return {buffer, plane.row_stride == 0 ? 0 : width, is_splat ? 0 : kLanes};
 }
 
-void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
-                       std::byte* scratch) const noexcept {
+void BlockProgram::run(const Plane* planes, void* const* outs, int64_t out_row_stride, int64_t out_col_stride, int64_t rows,
+                       int64_t cols, std::byte* scratch) const noexcept {
   if (rows <= 0 || cols <= 0) return;
   if (is_copy()) {
     const Plane& from = planes[copied_input_];
-    copy_elements(size_of(output_), from.data, from.row_stride, from.col_stride, out, out_row_stride, out_col_stride, rows, cols);
+    copy_elements(size_of(output_), from.data, from.row_stride, from.col_stride, outs[0], out_row_stride, out_col_stride, rows,
+                  cols);
     return;
   }
 
-  const bool direct = out_col_stride == 1 && size_of(output_) == 4 && !steps_.empty();
+  // Whether the step of a result may write to the output itself.
+  const auto goes_direct = [&](const Store& store) {
+    return store.source.kind == Operand::kSlot && out_col_stride == 1 && size_of(store.dtype) == 4;
+  };
   bool is_flat = out_row_stride == cols * out_col_stride;
-  bool in_place = direct && num_slots_ == 1;
+  bool in_place = stores_.size() == 1 && goes_direct(stores_[0]) && num_slots_ == 1;
   bool is_transposed = false;
   for (const Input& input : inputs_) {
     const Plane& plane = planes[input.index];
@@ -146,29 +179,39 @@ void BlockProgram::run(const Plane* planes, void* out, int64_t out_row_stride, i
         loaded[i] = load_input(inputs_[i], plane, buffer, row, col, block.rows, block.cols);
         buffer += buffered(inputs_[i], plane, width) * (plane.row_stride == 0 ? 1 : block_rows);
       }
+      const auto out_block = [&](const Store& store) {
+        return static_cast<std::byte*>(outs[store.output]) + (row * out_row_stride + col * out_col_stride) * size_of(store.dtype);
+      };
       const auto source = [&](Operand operand) -> StepBlock::Source {
+        if (operand.kind == Operand::kResult) {
+          const Store& store = stores_[static_cast<size_t>(operand.index)];
+          if (goes_direct(store)) return {reinterpret_cast<const int32_t*>(out_block(store)), out_row_stride, kLanes};
+          operand = store.source;
+        }
         if (operand.kind == Operand::kInput) return loaded[operand.index];
         if (operand.kind == Operand::kConstant) return {constants_[operand.index].lanes, 0, 0};
         return {slots + operand.index * block_rows * width, width, kLanes};
       };
-      std::byte* const out_block =
-          static_cast<std::byte*>(out) + (row * out_row_stride + col * out_col_stride) * size_of(output_);
-      for (const Step& step : steps_) {
+      const auto store_result = [&](const Store& store) {
+        const StepBlock::Source result = source(store.source);
+        store_lanes(store.dtype, result.data, result.row_stride, result.step == 0 ? 0 : 1, out_block(store), out_row_stride,
+                    out_col_stride, block.rows, block.cols);
+      };
+      auto store = stores_.begin();
+      for (size_t number = 0; number < steps_.size(); ++number) {
+        const Step& step = steps_[number];
         for (int i = 0; i < step.num_args; ++i) block.in[i] = source(step.args[i]);
-        if (direct && &step == &steps_.back()) {
-          block.out = reinterpret_cast<int32_t*>(out_block);
+        if (store != stores_.end() && store->step == number && goes_direct(*store)) {
+          block.out = reinterpret_cast<int32_t*>(out_block(*store++));
           block.out_row_stride = out_row_stride;
         } else {
           block.out = slots + step.out_slot * block_rows * width;
           block.out_row_stride = width;
         }
         step.function(block);
+        for (; store != stores_.end() && store->step == number; ++store) store_result(*store);
       }
-      if (!direct) {
-        const StepBlock::Source result = source(result_);
-        store_lanes(output_, result.data, result.row_stride, result.step == 0 ? 0 : 1, out_block, out_row_stride, out_col_stride,
-                    block.rows, block.cols);
-      }
+      for (; store != stores_.end(); ++store) store_result(*store);
     }
   }
 }

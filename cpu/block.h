@@ -44,12 +44,14 @@ struct Draft;  // block_draft.h
 class BlockProgram {
  public:
   static constexpr int kMaxInputs = 64;
+  static constexpr int kMaxOutputs = 64;
 
-  // Reads and checks a program over inputs of these dtypes. Throws GraphError.
-  static BlockProgram parse(WordReader& words, std::span<const DType> inputs, DType output);
+  // Reads and checks a program over inputs of these dtypes. `further` are the dtypes of outputs beside the first. Throws
+  // GraphError.
+  static BlockProgram parse(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further = {});
 
   // A program that has been read, and not been fused.
-  static BlockProgram of(Draft draft, std::span<const DType> inputs, DType output);
+  static BlockProgram of(Draft draft, std::span<const DType> inputs, DType output, std::span<const DType> further = {});
 
   // What `run` needs; a multiple of 64.
   size_t scratch_bytes() const { return static_cast<size_t>(scratch_elements_) * 4; }
@@ -66,13 +68,19 @@ class BlockProgram {
   // Computes rows x cols elements. There is one plane for each input. `out` may be exactly one of the planes (same address,
   // strides and size of element) and must not overlap any in another way. `scratch` is 64-byte aligned.
   void run(const Plane* inputs, void* out, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
+           std::byte* scratch) const noexcept {
+    run(inputs, &out, out_row_stride, out_col_stride, rows, cols, scratch);
+  }
+
+  // The same for a program of several outputs, all of these strides. None may overlap a plane.
+  void run(const Plane* inputs, void* const* outs, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
            std::byte* scratch) const noexcept;
 
  private:
   static constexpr int64_t kMaxBlock = 2048;  // elements of a block
 
   struct Operand {
-    enum Kind : uint8_t { kInput, kConstant, kSlot } kind = kSlot;
+    enum Kind : uint8_t { kInput, kConstant, kSlot, kResult } kind = kSlot;  // kResult: what a Store stores
     int index = 0;
   };
   struct Step {
@@ -80,6 +88,14 @@ class BlockProgram {
     int num_args;
     Operand args[4];
     int out_slot;
+  };
+  // A result is stored when its step has run: its slot may then be another's. Where the output has lanes of its own, the step
+  // writes there instead.
+  struct Store {
+    size_t step;  // behind all steps where the result is an input or a constant
+    Operand source;
+    int output;
+    DType dtype;
   };
   struct Input {
     int index;  // among the planes
@@ -89,6 +105,7 @@ class BlockProgram {
     alignas(kVectorBytes) int32_t lanes[kLanes];
   };
 
+  void read_results_where_stored();
   static int64_t buffered(const Input& input, const Plane& plane, int64_t width);
   static StepBlock::Source load_input(const Input& input, const Plane& plane, int32_t* buffer, int64_t row, int64_t col,
                                       int64_t rows, int64_t cols) noexcept;
@@ -96,8 +113,8 @@ class BlockProgram {
   std::vector<Input> inputs_;  // those that are read
   std::vector<Constant> constants_;
   std::vector<Step> steps_;
-  Operand result_;
-  DType output_ = DType::kF32;
+  std::vector<Store> stores_;   // in the order of their steps
+  DType output_ = DType::kF32;  // the first
   int num_slots_ = 0;
   int64_t max_columns_ = 0;  // so many columns of a row fit the scratch memory, whatever is gathered
   int64_t scratch_elements_ = 0;

@@ -44,7 +44,7 @@ Lane check_use(const Draft& draft, int reg, Lane wanted) {
   refuse("register " + std::to_string(reg) + " is read as another type than it has");
 }
 
-Draft parse_words(WordReader& words, std::span<const DType> inputs) {
+Draft parse_words(WordReader& words, std::span<const DType> inputs, size_t num_further) {
   constexpr int kMaxConstants = 4096;
   constexpr int kMaxInstructions = 4096;
   constexpr int kWords = 5;
@@ -102,7 +102,11 @@ Draft parse_words(WordReader& words, std::span<const DType> inputs) {
     }
     draft.registers.push_back(reg);
   }
-  draft.result = static_cast<int>(words.integer(0, static_cast<int64_t>(draft.registers.size()) - 1, "a block program's result"));
+  const auto result = [&] {
+    return static_cast<int>(words.integer(0, static_cast<int64_t>(draft.registers.size()) - 1, "a block program's result"));
+  };
+  draft.result = result();
+  for (size_t i = 0; i < num_further; ++i) draft.further.push_back(result());
   return draft;
 }
 
@@ -127,7 +131,7 @@ int conversion_to(DType dtype) {
 }
 
 // Reads through copies (widening an input is one), and leaves the last rounding or wrapping to the store.
-void skip_copies(Draft& draft, DType output) {
+void skip_copies(Draft& draft, DType output, std::span<const DType> further) {
   const auto source = [&](int reg) {
     while (draft.registers[reg].opcode == k_copy) reg = draft.registers[reg].args[0];
     return reg;
@@ -135,16 +139,22 @@ void skip_copies(Draft& draft, DType output) {
   for (int reg = draft.first_instruction(); reg < static_cast<int>(draft.registers.size()); ++reg) {
     for (int i = 0; i < draft.num_args(reg); ++i) draft.registers[reg].args[i] = source(draft.registers[reg].args[i]);
   }
-  draft.result = source(draft.result);
-  while (conversion_to(output) >= 0 && draft.registers[draft.result].opcode == conversion_to(output)) {
-    draft.result = draft.registers[draft.result].args[0];
-  }
+  const auto stored = [&](int result, DType dtype) {
+    result = source(result);
+    while (conversion_to(dtype) >= 0 && draft.registers[result].opcode == conversion_to(dtype)) {
+      result = draft.registers[result].args[0];
+    }
+    return result;
+  };
+  draft.result = stored(draft.result, output);
+  for (size_t i = 0; i < further.size(); ++i) draft.further[i] = stored(draft.further[i], further[i]);
 }
 
-// Counts the uses of each register that the result depends on; others have none and are dropped.
+// Counts the uses of each register that a result depends on; others have none and are dropped.
 void count_uses(Draft& draft) {
   for (Register& reg : draft.registers) reg.uses = 0;
   draft.registers[draft.result].uses = 1;
+  for (const int result : draft.further) ++draft.registers[result].uses;
   for (int reg = static_cast<int>(draft.registers.size()) - 1; reg >= draft.first_instruction(); --reg) {
     if (draft.registers[reg].uses == 0) continue;
     for (int i = 0; i < draft.num_args(reg); ++i) ++draft.registers[draft.registers[reg].args[i]].uses;
@@ -169,14 +179,18 @@ bool is_value(const Draft& draft, int reg, float value) {
 
 }  // namespace
 
-Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output) {
-  Draft draft = parse_words(words, inputs);
-  skip_copies(draft, output);
+Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further) {
+  Draft draft = parse_words(words, inputs, further.size());
+  skip_copies(draft, output, further);
   if (draft.is_copy(inputs, output)) return draft;
-  if (draft.registers[draft.result].opcode == -2) refuse("it converts a dtype that it can only copy");
-  Lane lane;
-  if (!lane_of(output, &lane)) refuse("it computes a dtype that it can only copy");
-  check_use(draft, draft.result, lane);
+  const auto check_result = [&](int result, DType dtype) {
+    if (draft.registers[result].opcode == -2) refuse("it converts a dtype that it can only copy");
+    Lane lane;
+    if (!lane_of(dtype, &lane)) refuse("it computes a dtype that it can only copy");
+    check_use(draft, result, lane);
+  };
+  check_result(draft.result, output);
+  for (size_t i = 0; i < further.size(); ++i) check_result(draft.further[i], further[i]);
   count_uses(draft);
   return draft;
 }

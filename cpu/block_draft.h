@@ -28,19 +28,21 @@ struct Draft {
   int num_inputs = 0;
   std::vector<int32_t> constants;
   std::vector<Register> registers;
-  int result = 0;
+  int result = 0;            // the register that is the first output
+  std::vector<int> further;  // those that are the outputs beside it
 
   int first_instruction() const { return num_inputs + static_cast<int>(constants.size()); }
   bool is_input(int reg) const { return reg < num_inputs; }
   bool is_constant(int reg) const { return reg >= num_inputs && reg < first_instruction(); }
   // Whether the result is an input of the output's dtype, which may then be any.
-  bool is_copy(std::span<const DType> inputs, DType output) const { return is_input(result) && inputs[result] == output; }
+  bool is_copy(std::span<const DType> inputs, DType output) const {
+    return further.empty() && is_input(result) && inputs[result] == output;
+  }
   int num_args(int reg) const { return kInstructions[registers[reg].opcode].num_args; }
 };
 
-// Reads and checks a program over inputs of these dtypes. Throws GraphError. Registers that the result does not need have no
-// uses.
-Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output);
+// Reads and checks a program over inputs of these dtypes. Throws GraphError. Registers that no result needs have no uses.
+Draft read_draft(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further = {});
 
 // Joins instructions that commonly follow each other, which saves a pass over the block.
 void fuse(Draft& draft);

@@ -17,7 +17,8 @@ namespace {
 
 struct BlockState final : OpState {
   BlockProgram program;
-  TensorView output;
+  TensorView output;                 // the first; others differ from it in dtype alone
+  std::vector<DType> output_dtypes;  // of all
   std::vector<TensorView> inputs;
 };
 
@@ -47,11 +48,17 @@ const char* run_block(const TileArgs& args) noexcept {
       const auto* data = static_cast<const std::byte*>(args.inputs[i]);
       planes[i] = {data + (first[i + 1] + offsets[i + 1]) * size_of(state.inputs[i].dtype), row_stride(i + 1), col_stride(i + 1)};
     }
-    auto* out = static_cast<std::byte*>(args.output) + (first[0] + offsets[0]) * size_of(output.dtype);
-    state.program.run(planes, out, row_stride(0), col_stride(0), rows, cols, args.scratch);
+    void* outs[BlockProgram::kMaxOutputs];
+    for (size_t i = 0; i < state.output_dtypes.size(); ++i) {
+      auto* const data = static_cast<std::byte*>(i == 0 ? args.output : args.further[i - 1]);
+      outs[i] = data + (first[0] + offsets[0]) * size_of(state.output_dtypes[i]);
+    }
+    state.program.run(planes, outs, row_stride(0), col_stride(0), rows, cols, args.scratch);
   });
   return nullptr;
 }
+
+Box reads_of_block(const OpState&, const Box& box) noexcept { return box; }
 
 }  // namespace
 
@@ -66,10 +73,16 @@ PreparedOp prepare_block(const OpSpec& spec) {
     dtypes.push_back(input.dtype);
   }
   reader.integer(1, 1, "the mark for a block program");
-  state->program = BlockProgram::parse(reader, dtypes, spec.output.dtype);
+  check_range(static_cast<int64_t>(spec.further.size()), 0, BlockProgram::kMaxOutputs - 1, "the number of further outputs");
+  state->output_dtypes.push_back(spec.output.dtype);
+  for (const TensorView& output : spec.further) {
+    check_shape(output, "a further output", shape_of(spec.output));
+    state->output_dtypes.push_back(output.dtype);
+  }
+  state->program = BlockProgram::parse(reader, dtypes, spec.output.dtype, std::span(state->output_dtypes).subspan(1));
   reader.end();
   const size_t scratch_bytes = state->program.scratch_bytes();
-  return {std::move(state), run_block, scratch_bytes};
+  return {std::move(state), run_block, scratch_bytes, reads_of_block};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

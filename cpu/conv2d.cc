@@ -67,6 +67,22 @@ ConvShape ConvShape::parse(WordReader& words, const TensorView& x, const TensorV
   return s;
 }
 
+Box reads_of_conv(const OpState& op, const Box& box) noexcept {
+  const ConvShape& s = static_cast<const ConvState&>(op).shape;
+  Box read = box;
+  for (int i = 0; i < 2; ++i) {
+    const int axis = kHeight + i;
+    const int64_t extent = axis == kHeight ? s.height : s.width;
+    const int64_t end = (box.hi[axis] - 1) * s.stride[i] - s.pad[i] + (s.kernel[i] - 1) * s.dilation[i] + 1;
+    read.lo[axis] = static_cast<int32_t>(std::clamp<int64_t>(box.lo[axis] * s.stride[i] - s.pad[i], 0, extent));
+    read.hi[axis] = static_cast<int32_t>(std::clamp<int64_t>(end, read.lo[axis], extent));
+  }
+  const int64_t per_group = std::max<int64_t>(s.out_channels / s.groups, 1);
+  read.lo[kChannel] = static_cast<int32_t>(box.lo[kChannel] / per_group * s.kernel_channels);
+  read.hi[kChannel] = static_cast<int32_t>(((box.hi[kChannel] - 1) / per_group + 1) * s.kernel_channels);
+  return read;
+}
+
 const TensorView& read_channel_scale(const SpecReader& reader, const TensorView& x) {
   check_view(x, "x, which has a scale,", {.rank = 4});
   const TensorView& scale = reader.input(2, "the scale of x", {.rank = 4, .dtypes = DType::kF32, .adjacent = true});
@@ -79,8 +95,8 @@ const TensorView& read_channel_scale(const SpecReader& reader, const TensorView&
 
 namespace {
 
-struct Conv2d final : OpState {
-  Conv2d(const ConvShape& s, bool in_panels, bool scales) : shape(s), scaled(scales) {
+struct Conv2d final : ConvState {
+  Conv2d(const ConvShape& s, bool in_panels, bool scales) : ConvState(s), scaled(scales) {
     // With few channels, and pixels of x side by side, the taps of a kernel row are one run.
     merged = !in_panels && shape.groups == 1 && shape.dilation[1] == 1 && shape.kernel[1] > 1 && shape.x_strides[kChannel] == 1 &&
              shape.x_strides[kWidth] == shape.channels && shape.channels <= kFewChannels && shape.kernel[1] <= kMaxMergedTaps;
@@ -103,7 +119,6 @@ struct Conv2d final : OpState {
   static constexpr int64_t kFewChannels = 16;
   static constexpr int64_t kMaxMergedTaps = 64;
 
-  ConvShape shape;
   bool merged;
   bool in_line;         // the pixels that those of the output read are equally far apart, from one row to the next too
   int64_t taps_across;  // runs in a row of the kernel
@@ -375,7 +390,7 @@ PreparedOp prepare(const ConvShape& shape, SpecReader& reader, bool in_panels, c
   const RunTile run_tile =
       in_panels ? run<PixelsOfPanels> : visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<Pixels<T>>; });
   const size_t scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
-  return {std::move(op), run_tile, scratch_bytes};
+  return {std::move(op), run_tile, scratch_bytes, reads_of_conv};
 }
 
 // The weights as [KH,KW,C,O], as they were before they were stored in panels; its strides mean nothing.

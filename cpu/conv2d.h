@@ -29,6 +29,15 @@ struct ConvShape {
   static ConvShape parse(WordReader& words, const TensorView& x, const TensorView& w, const TensorView& out);
 };
 
+// What the kernels of convolutions prepare begins so.
+struct ConvState : OpState {
+  explicit ConvState(const ConvShape& s) : shape(s) {}
+  ConvShape shape;
+};
+
+// PreparedOp::reads of a ConvState.
+Box reads_of_conv(const OpState& op, const Box& box) noexcept;
+
 // Input 2 of a convolution that multiplies x, of four dimensions, by a vector of its channels for each image. Throws GraphError
 // where it is none.
 const TensorView& read_channel_scale(const SpecReader& reader, const TensorView& x);

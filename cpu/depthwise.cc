@@ -23,8 +23,9 @@ namespace aspen::cpu::ASPEN_TARGET {
 
 namespace {
 
-struct Depthwise final : OpState {
-  ConvShape shape;
+struct Depthwise final : ConvState {
+  using ConvState::ConvState;
+
   // Output columns [inner_first, inner_last) have all taps of a kernel row inside the input.
   int64_t inner_first, inner_last;
   // Channels are taken so many at a time that the rows of the input that a row of the output reads stay in the L1 cache until
@@ -330,8 +331,7 @@ bool is_depthwise(const ConvShape& shape) {
 }
 
 PreparedOp prepare_depthwise(const ConvShape& shape, SpecReader& reader) {
-  auto op = std::make_unique<Depthwise>();
-  op->shape = shape;
+  auto op = std::make_unique<Depthwise>(shape);
   op->inner_first = ceil_div(std::max<int64_t>(shape.pad[1], 0), shape.stride[1]);
   const int64_t last_left = shape.width - 1 - (shape.kernel[1] - 1) * shape.dilation[1];
   op->inner_last = last_left + shape.pad[1] < 0 ? 0 : (last_left + shape.pad[1]) / shape.stride[1] + 1;
@@ -350,7 +350,7 @@ PreparedOp prepare_depthwise(const ConvShape& shape, SpecReader& reader) {
   op->epilogue = Epilogue::parse(reader, 2, DType::kF32);
   const RunTile run_tile = visit_float(shape.dtype, []<class T>(T) -> RunTile { return run<T>; });
   const size_t scratch_bytes = kernel_scratch(*op) + op->epilogue.scratch_bytes();
-  return {std::move(op), run_tile, scratch_bytes};
+  return {std::move(op), run_tile, scratch_bytes, reads_of_conv};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -12,7 +12,6 @@ PreparedOp prepare_bf16x6_weights(const OpSpec& spec);
 PreparedOp prepare_block(const OpSpec& spec);
 PreparedOp prepare_concatenate(const OpSpec& spec);
 PreparedOp prepare_conv2d(const OpSpec& spec);
-PreparedOp prepare_conv2d_pair(const OpSpec& spec);
 PreparedOp prepare_conv2d_panels(const OpSpec& spec);
 PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
@@ -27,6 +26,7 @@ PreparedOp prepare_scatter(const OpSpec& spec);
 PreparedOp prepare_select_and_gather_add(const OpSpec& spec);
 PreparedOp prepare_select_and_scatter_add(const OpSpec& spec);
 PreparedOp prepare_sort(const OpSpec& spec);
+PreparedOp prepare_stack(const OpSpec& spec);
 PreparedOp prepare_strassen(const OpSpec& spec);
 PreparedOp prepare_strassen_rows(const OpSpec& spec);
 PreparedOp prepare_winograd(const OpSpec& spec);
@@ -40,10 +40,9 @@ std::span<const Kernel> kernels() {
       {"attention", prepare_attention},
       {"bf16x6", prepare_bf16x6},
       {"bf16x6_weights", prepare_bf16x6_weights},
-      {"block", prepare_block},
+      {"block", prepare_block, true},
       {"concatenate", prepare_concatenate},
       {"conv2d", prepare_conv2d},
-      {"conv2d_pair", prepare_conv2d_pair},
       {"conv2d_panels", prepare_conv2d_panels},
       {"cumulative", prepare_cumulative},
       {"gather", prepare_gather},
@@ -53,11 +52,12 @@ std::span<const Kernel> kernels() {
       {"pool", prepare_pool},
       {"ragged_dot", prepare_ragged_dot},
       {"reduce", prepare_reduce},
-      {"rows", prepare_rows},
+      {"rows", prepare_rows, true},
       {"scatter", prepare_scatter},
       {"select_and_gather_add", prepare_select_and_gather_add},
       {"select_and_scatter_add", prepare_select_and_scatter_add},
       {"sort", prepare_sort},
+      {"stack", prepare_stack},
       {"strassen", prepare_strassen},
       {"strassen_rows", prepare_strassen_rows},
       {"winograd", prepare_winograd},

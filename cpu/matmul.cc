@@ -44,6 +44,8 @@ struct Matmul final : OpState {
   bool columns_uniform;  // in the columns' operand all summed dimensions are one walk
   std::vector<int64_t> out_strides;
   int64_t inner;  // of how many products an element is the sum
+  // For each dimension of a: the output's dimension that it runs along, or -1 and its extent where it is summed.
+  std::vector<std::pair<int, int32_t>> a_dims;
   ProductPlan plan;
   Epilogue epilogue;
 
@@ -422,6 +424,16 @@ void check_panels(const Matmul& op, const TensorView& panels) {
   check_shape(panels, "the panels of b", {ceil_div(columns, kStoredPanel), op.inner, kStoredPanel});
 }
 
+Box reads_of_a(const OpState& state, const Box& box) noexcept {
+  Box read;
+  int d = 0;
+  for (const auto& [axis, extent] : static_cast<const Matmul&>(state).a_dims) {
+    read.lo[d] = axis < 0 ? 0 : box.lo[axis];
+    read.hi[d++] = axis < 0 ? extent : box.hi[axis];
+  }
+  return read;
+}
+
 PreparedOp prepare(const OpSpec& spec, bool in_panels) {
   SpecReader reader(spec);
   reader.output({.dense = true});
@@ -447,6 +459,11 @@ PreparedOp prepare(const OpSpec& spec, bool in_panels) {
   prepared.run =
       in_panels ? run<RowsOfPanels> : visit_float(op->columns_dtype, []<class T>(T) -> RunTile { return run<Rows<T>>; });
   prepared.scratch_bytes = op->plan.scratch_bytes() + op->epilogue.scratch_bytes();
+  for (int d = 0; d < views[0].rank; ++d) {
+    const int label = static_cast<int>(labels[0][static_cast<size_t>(d)]);
+    op->a_dims.emplace_back(std::max(label, -1), static_cast<int32_t>(views[0].shape[d]));
+  }
+  prepared.reads = reads_of_a;
   prepared.state = std::move(op);
   return prepared;
 }

@@ -14,6 +14,7 @@
 
 #include "accumulate.h"
 #include "epilogue.h"
+#include "finish.h"
 #include "shapes.h"
 #include "spec_reader.h"
 
@@ -71,6 +72,12 @@ struct PoolState final : OpState {
   bool over_channels;
   bool over_lines;  // else, if neither, element by element
   Epilogue epilogue;
+
+  // Whether the windows of `count` positions from `first` on lie within x, each a step behind the one before.
+  bool are_alike(int axis, int64_t first, int count) const {
+    const Axis& a = axes[axis];
+    return a.base == 1 && first * a.step >= a.lo && (first + count - 1) * a.step - a.lo + (a.window - 1) * a.dilation < a.extent;
+  }
 };
 
 constexpr DTypes kPooled = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32};
@@ -113,39 +120,118 @@ ASPEN_INLINE void for_each_tap_row(const Axis* axes, const Taps* taps, int inner
   }
 }
 
-// One output position, channels [0, cols) of x: kVectors vectors at a time, and for floats a sum a row of the window, which
-// keeps rounding errors small in large windows.
-template <class Op, int kVectors, class T>
-ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, const T* x, Wide<T>* out) {
-  using Vector = typename Op::Vector;
-  Vector total[kVectors];
-  for (Vector& v : total) v = broadcast(Op::identity());
-  const int64_t stride = axes[inner].tap_step * axes[inner].stride;
-  for_each_tap_row(axes, taps, inner, x, [&](const T* row) {
-    Vector sum[kVectors];
-    for (int v = 0; v < kVectors; ++v) sum[v] = load(row + v * kLanes);
-    for (int64_t k = 1; k < taps[inner].count; ++k) {
-      for (int v = 0; v < kVectors; ++v) sum[v] = Op::apply(sum[v], load(row + k * stride + v * kLanes));
-    }
-    for (int v = 0; v < kVectors; ++v) total[v] = Op::apply(total[v], sum[v]);
-  });
-  for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, total[v]);
+// Where results go: positions of the output, `apart` elements from each other, and what is done to them in registers.
+template <class Sum>
+struct Place {
+  Sum* out;  // the first channel of the first position
+  int64_t apart;
+  const Finish* finish;
+  int64_t row;  // of the first position in the block that `finish` is for
+};
+
+// Stores what vectors of channels from `column` on, of some positions, have become after the steps of `finish`.
+template <int kPositions, int kVectors, class Vector, class Sum, class Get, class Put>
+ASPEN_INLINE void store_finished(Vector (&sum)[kPositions][kVectors], const Place<Sum>& place, int64_t column, Get get, Put put) {
+  if constexpr (std::is_same_v<Sum, float>) finish_in_registers(*place.finish, 0, place.row, column, sum, get);
+  for (int p = 0; p < kPositions; ++p) {
+    for (int v = 0; v < kVectors; ++v) put(place.out + p * place.apart + column + v * kLanes, sum[p][v]);
+  }
 }
+template <int kPositions, int kVectors, class Vector, class Sum>
+ASPEN_INLINE void store_finished(Vector (&sum)[kPositions][kVectors], const Place<Sum>& place, int64_t column) {
+  store_finished(sum, place, column, [](const float* from, int) { return load(from); }, [](Sum* to, Vector v) { store(to, v); });
+}
+
+// Some vectors of some positions whose windows have as many taps; the positions are `apart` in x. For floats there is a sum a row
+// of the window, which keeps rounding errors small in large windows.
+template <class Op, int kPositions, int kVectors, class T>
+ASPEN_INLINE void pool_vectors(const Axis* axes, const Taps* taps, int inner, const T* x, int64_t apart,
+                               const Place<Wide<T>>& place, int64_t column) {
+  using Vector = typename Op::Vector;
+  Vector total[kPositions][kVectors];
+  for (auto& position : total) {
+    for (Vector& v : position) v = broadcast(Op::identity());
+  }
+  const int64_t stride = axes[inner].tap_step * axes[inner].stride;
+  for_each_tap_row(axes, taps, inner, x + column, [&](const T* row) {
+    Vector sum[kPositions][kVectors];
+    for (int p = 0; p < kPositions; ++p) {
+      for (int v = 0; v < kVectors; ++v) sum[p][v] = load(row + p * apart + v * kLanes);
+    }
+    for (int64_t k = 1; k < taps[inner].count; ++k) {
+      for (int p = 0; p < kPositions; ++p) {
+        for (int v = 0; v < kVectors; ++v) sum[p][v] = Op::apply(sum[p][v], load(row + k * stride + p * apart + v * kLanes));
+      }
+    }
+    for (int p = 0; p < kPositions; ++p) {
+      for (int v = 0; v < kVectors; ++v) total[p][v] = Op::apply(total[p][v], sum[p][v]);
+    }
+  });
+  store_finished(total, place, column);
+}
+
+// One output position, channels [begin, end) of x.
 template <class Op, class T>
-void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, Wide<T>* out, int64_t cols) {
-  int64_t col = 0;
-  for (; col + 4 * kLanes <= cols; col += 4 * kLanes) pool_vectors<Op, 4>(axes, taps, inner, x + col, out + col);
-  for (; col + kLanes <= cols; col += kLanes) pool_vectors<Op, 1>(axes, taps, inner, x + col, out + col);
-  if (col == cols) return;
-  const int tail = static_cast<int>(cols - col);
-  auto total = broadcast(Op::identity());
+void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place, int64_t begin,
+                   int64_t end) {
+  int64_t col = begin;
+  for (; col + 4 * kLanes <= end; col += 4 * kLanes) pool_vectors<Op, 1, 4>(axes, taps, inner, x, 0, place, col);
+  for (; col + kLanes <= end; col += kLanes) pool_vectors<Op, 1, 1>(axes, taps, inner, x, 0, place, col);
+  if (col == end) return;
+  const int tail = static_cast<int>(end - col);
+  typename Op::Vector total[1][1] = {{broadcast(Op::identity())}};
   const int64_t stride = axes[inner].tap_step * axes[inner].stride;
   for_each_tap_row(axes, taps, inner, x + col, [&](const T* row) {
     auto sum = load_partial(row, tail);
     for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, load_partial(row + k * stride, tail));
-    total = Op::apply(total, sum);
+    total[0][0] = Op::apply(total[0][0], sum);
   });
-  store_partial(out + col, total, tail);
+  store_finished(
+      total, place, col, [tail](const float* from, int) { return load_partial(from, tail); },
+      [tail](auto* to, auto v) { store_partial(to, v, tail); });
+}
+
+// Extremes whose windows, of kTaps taps next to each other, are kStep apart: all columns that the positions read are combined
+// once, then those of each window. Extremes may be combined in any order.
+template <class Op, int kPositions, int kStep, int kTaps, class T>
+ASPEN_INLINE void pool_extremes(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place,
+                                int64_t column) {
+  using Vector = typename Op::Vector;
+  constexpr int kColumns = (kPositions - 1) * kStep + kTaps;
+  Vector columns[kColumns];
+  for (Vector& v : columns) v = broadcast(Op::identity());
+  const int64_t stride = axes[inner].stride;
+  for_each_tap_row(axes, taps, inner, x + column, [&](const T* row) {
+    for (int c = 0; c < kColumns; ++c) columns[c] = Op::apply(columns[c], load(row + c * stride));
+  });
+  Vector total[kPositions][1];
+  for (int p = 0; p < kPositions; ++p) {
+    total[p][0] = columns[p * kStep];
+    for (int k = 1; k < kTaps; ++k) total[p][0] = Op::apply(total[p][0], columns[p * kStep + k]);
+  }
+  store_finished(total, place, column);
+}
+
+// Several output positions side by side along `inner`, whose windows lie within x; channels [0, cols).
+template <class Op, int kPositions, class T>
+void pool_positions(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place, int64_t cols) {
+  const int64_t apart = axes[inner].step * axes[inner].stride;
+  const int64_t whole = cols / kLanes * kLanes;
+  constexpr bool kExtremes = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
+  const bool in_threes = kExtremes && axes[inner].window == 3 && axes[inner].dilation == 1;
+  for (int64_t col = 0; col < whole; col += kLanes) {
+    if (in_threes && axes[inner].step == 1) {
+      pool_extremes<Op, kPositions, 1, 3>(axes, taps, inner, x, place, col);
+    } else if (in_threes && axes[inner].step == 2) {
+      pool_extremes<Op, kPositions, 2, 3>(axes, taps, inner, x, place, col);
+    } else {
+      pool_vectors<Op, kPositions, 1>(axes, taps, inner, x, apart, place, col);
+    }
+  }
+  for (int p = 0; whole < cols && p < kPositions; ++p) {
+    const Place<Wide<T>> here = {place.out + p * place.apart, place.apart, place.finish, place.row + p};
+    pool_channels<Op>(axes, taps, inner, x + p * apart, here, whole, cols);
+  }
 }
 
 template <class Op, class T>
@@ -205,14 +291,24 @@ const char* run_pool(const TileArgs& args) noexcept {
             line_end = std::max(line_end, col_taps[c].first + (col_taps[c].count - 1) * state.axes[last].tap_step + 1);
           }
         }
+        // What has no epilogue, or none that registers take, has no steps here.
+        Finish finish;
+        const bool finishes = std::is_same_v<Sum, float> && state.over_channels && in_output && row_axis >= 0 &&
+                              state.epilogue.begins_in_registers();
+        if (finishes) state.epilogue.finish(args, at, row_axis, finish);
         const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
         for (int64_t r = row; r < row_end; ++r) {
           Sum* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
-          if (state.over_channels) {
-            pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, out, col_end - col);
+          const Place<Sum> place = {out, acc_stride, &finish, r - row};
+          if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
+            pool_positions<Op, 4>(state.axes, taps, row_axis, x + args.lo[last] + col, place, col_end - col);
+            r += 3;
+          } else if (state.over_channels) {
+            pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, place, 0, col_end - col);
           } else if (over_lines) {
-            pool_channels<Op>(state.axes, taps, row_axis, x + line_begin, line, line_end - line_begin);
+            pool_channels<Op>(state.axes, taps, row_axis, x + line_begin, Place<Sum>{line, 0, &finish, 0}, 0,
+                              line_end - line_begin);
             const int64_t tap_step = state.axes[last].tap_step;
             for (int64_t c = 0; c < col_end - col; ++c) {
               Sum sum = Op::identity();
@@ -227,7 +323,11 @@ const char* run_pool(const TileArgs& args) noexcept {
             }
           }
         }
-        state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
+        if (!finishes) {
+          state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
+        } else if (!finish.completes) {
+          state.epilogue.complete(args, at, row_axis, row_end - row, col_end - col, epilogue_scratch);
+        }
       }
     }
     int axis = row_axis - 1;
@@ -238,6 +338,20 @@ const char* run_pool(const TileArgs& args) noexcept {
     }
     if (axis < 0) return nullptr;
   }
+}
+
+Box reads_of_pool(const OpState& op, const Box& box) noexcept {
+  const auto& state = static_cast<const PoolState&>(op);
+  Box read;
+  for (int d = 0; d < state.rank; ++d) {
+    const Axis& axis = state.axes[d];
+    const int64_t first = box.lo[d] * axis.step - axis.lo;
+    const int64_t last = (box.hi[d] - 1) * axis.step - axis.lo + (axis.window - 1) * axis.dilation;
+    const auto bounded = [&](int64_t index) { return static_cast<int32_t>(std::clamp<int64_t>(index, 0, axis.extent)); };
+    read.lo[d] = bounded(first <= 0 ? 0 : (first + axis.base - 1) / axis.base);
+    read.hi[d] = bounded(last < 0 ? 0 : last / axis.base + 1);
+  }
+  return read;
 }
 
 }  // namespace
@@ -293,7 +407,7 @@ PreparedOp prepare_pool(const OpSpec& spec) {
       (state->epilogue.fits_output() ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
   const RunTile run =
       visit_combination_of(x.dtype, state->kind, []<class T, class Op>(T, Op) -> RunTile { return run_pool<T, Op>; });
-  return {std::move(state), run, scratch_bytes};
+  return {std::move(state), run, scratch_bytes, reads_of_pool};
 }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -65,13 +65,21 @@ int64_t RowNest::length() const {
   return length;
 }
 
-RowProgram::Stage RowProgram::read_stage(WordReader& words, bool is_last, DType output) const {
+RowProgram::Stage RowProgram::read_stage(WordReader& words, bool is_last, DType output, std::span<const DType> further) {
   Stage stage;
-  stage.kind = static_cast<int>(words.integer(is_last ? kRow : 0, kNumber, "the kind of a row program's stage"));
+  const int most = is_last ? kNumber : kNumber + kStored;
+  stage.kind = static_cast<int>(words.integer(is_last ? kRow : 0, most, "the kind of a row program's stage"));
+  if (stage.kind > kNumber) {
+    stage.kind -= kStored;
+    if (stage.kind < kRow) refuse("a stage of kind " + std::to_string(stage.kind + kStored) + " is stored; kinds 4 and 5 can be");
+    stage.stored = num_stored_++;
+    if (static_cast<size_t>(stage.stored) >= further.size()) refuse("it stores more stages than the op has outputs");
+    output = further[static_cast<size_t>(stage.stored)];
+  }
   stage.dtype = words.dtype("the dtype of a row program's stage");
-  if (is_last ? stage.dtype != output : stage.dtype != DType::kF32 && stage.dtype != DType::kI32) {
+  if (is_last || stage.stored >= 0 ? stage.dtype != output : stage.dtype != DType::kF32 && stage.dtype != DType::kI32) {
     refuse("stage " + std::to_string(stages_.size()) + " is " + std::string(name_of(stage.dtype)) +
-           "; the last is as the output, and what is kept between stages is float32 or int32");
+           "; what is stored is as its output, and what is kept between stages is float32 or int32");
   }
   Draft draft = read_draft(words, dtypes_, stage.dtype);
   if (stage.kind < kRow) stage.reduction = row_reduction_of(static_cast<Combination>(stage.kind), stage.dtype);
@@ -96,7 +104,7 @@ void RowProgram::place_stage(Stage& stage, std::vector<bool>& is_read) {
   }
 }
 
-RowProgram RowProgram::parse(WordReader& words, std::span<const DType> inputs, DType output) {
+RowProgram RowProgram::parse(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further) {
   RowProgram program;
   program.num_inputs_ = inputs.size();
   program.dtypes_.assign(inputs.begin(), inputs.end());
@@ -108,18 +116,22 @@ RowProgram RowProgram::parse(WordReader& words, std::span<const DType> inputs, D
   std::vector<bool> is_read;
   for (int64_t index = 0; index < num_stages; ++index) {
     const bool is_last = index + 1 == num_stages;
-    Stage stage = program.read_stage(words, is_last, output);
+    Stage stage = program.read_stage(words, is_last, output, further);
     program.place_stage(stage, is_read);
-    if (!is_last) stage.place = stage.kind == kRow ? program.num_rows_++ : program.num_numbers_++;
+    if (!is_last && stage.stored < 0) stage.place = stage.kind == kRow ? program.num_rows_++ : program.num_numbers_++;
     program.num_sweeps_ = std::max(program.num_sweeps_, stage.sweep + 1);
     program.block_bytes_ = std::max(program.block_bytes_, stage.program.scratch_bytes());
     program.dtypes_.push_back(stage.dtype);
-    is_read.push_back(is_last);
+    is_read.push_back(is_last || stage.stored >= 0);
     program.stages_.push_back(std::move(stage));
   }
   // So the result is in the last sweep, and may overwrite an input.
   const auto unread = std::ranges::find(is_read, false);
   if (unread != is_read.end()) refuse("stage " + std::to_string(unread - is_read.begin()) + " is not read");
+  if (static_cast<size_t>(program.num_stored_) != further.size()) refuse("it stores fewer stages than the op has outputs");
+  for (const Stage& stage : program.stages_) {
+    if (stage.stored >= 0 && (stage.kind == kRow) != program.gives_rows()) refuse("its outputs are not of one shape");
+  }
   return program;
 }
 
@@ -155,6 +167,7 @@ struct RowProgram::Group {
   const RowNest& nest;
   const RowOperand* inputs;
   RowOperand out;
+  void* const* further;
   int64_t first;  // row
   int64_t rows;
   bool across;
@@ -173,7 +186,7 @@ struct RowProgram::Group {
 };
 
 void RowProgram::run(const RowNest& nest, const RowOperand* inputs, const RowOperand& out, int64_t rows, bool across,
-                     std::byte* scratch) const noexcept {
+                     std::byte* scratch, void* const* further) const noexcept {
   const int64_t length = nest.length();
   const bool whole = !across && nest.depth == 1 && length <= kChunk;
   const int64_t most = across || whole ? rows_of_group(length, across) : 1;
@@ -181,7 +194,7 @@ void RowProgram::run(const RowNest& nest, const RowOperand* inputs, const RowOpe
   RowOperand operands[BlockProgram::kMaxInputs];
   Plane planes[BlockProgram::kMaxInputs];
   for (int64_t row = 0; row < rows; row += most) {
-    run_group({nest, inputs, out, row, std::min(most, rows - row), across, whole, parts, scratch, operands, planes});
+    run_group({nest, inputs, out, further, row, std::min(most, rows - row), across, whole, parts, scratch, operands, planes});
   }
 }
 
@@ -207,6 +220,10 @@ void RowProgram::place_operands(const Group& group) const noexcept {
     const Stage& stage = stages_[i];
     if (i + 1 == stages_.size()) {
       operand = first_row(group.out, stage.dtype);
+    } else if (stage.stored >= 0) {
+      operand = group.out;
+      operand.data = group.further[stage.stored];
+      operand = first_row(operand, stage.dtype);
     } else if (stage.kind == kRow) {
       operand.data = group.scratch + group.parts.rows + stage.place * group.parts.kept_bytes;
       operand.row_stride = group.across ? 1 : nest.length();

@@ -3,7 +3,8 @@
 //
 // A row program is a list of stages. A stage is a block program over the inputs and the results of earlier stages, and what
 // becomes of it: it is reduced along the row to a number, kept for each element of the row, or itself computed once a row, from
-// numbers. The last stage is the result. The encoding is described in docs/graph_format.md, "Row program words".
+// numbers. The last stage is the result; others may be stored beside it. The encoding is described in docs/graph_format.md, "Row
+// program words".
 #pragma once
 
 #include <cstddef>
@@ -38,8 +39,9 @@ class RowProgram {
   // Rows longer than this are refused: each worker needs scratch memory for them.
   static constexpr int64_t kMaxLength = int64_t{1} << 24;
 
-  // Reads and checks a program over inputs of these dtypes. Throws GraphError.
-  static RowProgram parse(WordReader& words, std::span<const DType> inputs, DType output);
+  // Reads and checks a program over inputs of these dtypes. `further` are the dtypes of outputs beside the first. Throws
+  // GraphError.
+  static RowProgram parse(WordReader& words, std::span<const DType> inputs, DType output, std::span<const DType> further = {});
 
   // Whether the result has a value for each element of a row, not one for each row.
   bool gives_rows() const { return stages_.back().kind == kRow; }
@@ -53,27 +55,30 @@ class RowProgram {
   // Computes `rows` rows. There is one operand for each input. If the result has one value for each row, `out.strides` is not
   // used. `out` may be exactly one of the inputs, of elements of 4 bytes, and must not overlap any in another way. `across` says
   // that neighbouring rows are adjacent in memory where neighbouring elements of a row are not, so that vectors are best taken
-  // across rows. `scratch` is 64-byte aligned.
-  void run(const RowNest& nest, const RowOperand* inputs, const RowOperand& out, int64_t rows, bool across,
-           std::byte* scratch) const noexcept;
+  // across rows. `further` is where the outputs beside the first begin, which lie as that does and overlap no input. `scratch` is
+  // 64-byte aligned.
+  void run(const RowNest& nest, const RowOperand* inputs, const RowOperand& out, int64_t rows, bool across, std::byte* scratch,
+           void* const* further = nullptr) const noexcept;
 
  private:
   enum Kind : int { kRow = 4, kNumber = 5 };  // smaller: a Combination
+  static constexpr int kStored = 8;           // added to the kind of a stage that is stored too
   struct Stage {
     int kind;
     DType dtype;
     BlockProgram program;
     const RowReduction* reduction = nullptr;
-    int shift = -1;  // the register of the number that the reduction subtracts from what it squares
-    int sweep = 0;   // the walk along the row in which it is computed; a number: the walk before which
-    int place = 0;   // among the kept rows, or among the numbers
+    int shift = -1;   // the register of the number that the reduction subtracts from what it squares
+    int sweep = 0;    // the walk along the row in which it is computed; a number: the walk before which
+    int place = 0;    // among the kept rows, or among the numbers
+    int stored = -1;  // among the outputs beside the first, where it lies instead
   };
   struct Scratch;
   struct Group;
   struct Walk;
 
   // The steps of `parse`.
-  Stage read_stage(WordReader& words, bool is_last, DType output) const;
+  Stage read_stage(WordReader& words, bool is_last, DType output, std::span<const DType> further);
   void reduce_squares(Stage& stage, Draft& draft) const;
   void place_stage(Stage& stage, std::vector<bool>& is_read);
 
@@ -94,6 +99,7 @@ class RowProgram {
   int num_sweeps_ = 0;
   int num_rows_ = 0;     // kept
   int num_numbers_ = 0;  // kept
+  int num_stored_ = 0;
   size_t block_bytes_ = 0;
 };
 

@@ -28,9 +28,10 @@ struct Axis {
 struct RowsState final : OpState {
   RowProgram program;
   TensorView output;
-  std::vector<DType> dtypes;  // of the inputs
-  std::vector<Axis> kept;     // innermost first
-  std::vector<int> row_axes;  // of the output, if it has a value for each element of a row
+  std::vector<DType> dtypes;   // of the inputs
+  std::vector<DType> further;  // of the outputs beside the first
+  std::vector<Axis> kept;      // innermost first
+  std::vector<int> row_axes;   // of the output, if it has a value for each element of a row
   RowNest nest;
   std::vector<RowOperand> operands;  // their strides
   bool across = false;
@@ -86,7 +87,11 @@ const char* run_rows(const TileArgs& args) noexcept {
       operands[i].data =
           static_cast<const std::byte*>(args.inputs[i - 1]) + offsets[i] * size_of(state.dtypes[static_cast<size_t>(i - 1)]);
     }
-    state.program.run(state.nest, operands + 1, operands[0], rows, across, args.scratch);
+    void* further[kMaxOperands];
+    for (size_t i = 0; i < state.further.size(); ++i) {
+      further[i] = static_cast<std::byte*>(args.further[i]) + offsets[0] * size_of(state.further[i]);
+    }
+    state.program.run(state.nest, operands + 1, operands[0], rows, across, args.scratch, further);
     int loop = 0;
     for (; loop < nest.depth; ++loop) {
       if (loop == rows_loop) continue;
@@ -121,7 +126,11 @@ PreparedOp prepare_rows(const OpSpec& spec) {
     length *= x.shape[axis];
     check_range(length, 1, RowProgram::kMaxLength, "the length of the rows of " + describe(x));
   }
-  state->program = RowProgram::parse(reader, state->dtypes, output.dtype);
+  for (const TensorView& other : spec.further) {
+    check_shape(other, "a further output", shape_of(output));
+    state->further.push_back(other.dtype);
+  }
+  state->program = RowProgram::parse(reader, state->dtypes, output.dtype, state->further);
   reader.end_without_program();
 
   const bool gives_rows = state->program.gives_rows();

@@ -16,7 +16,8 @@ void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept {
   const RunOp& op = run.op(planned.op);
   Observer* const observer = run.observer();
   const int64_t begin = observer == nullptr ? 0 : now_ns();
-  const char* const message = op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, dse.scratch.data()});
+  const char* const message =
+      op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, dse.scratch.data(), op.further});
   if (observer != nullptr) [[unlikely]] {
     observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns()});
   }

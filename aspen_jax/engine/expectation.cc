@@ -66,6 +66,12 @@ void Expectation::assign(uint32_t tile, int resource, int64_t now) {
   transfers_.computed(tile, memory, free);
 }
 
+void Expectation::earliest_finishes(uint32_t tile, int64_t now, std::span<int64_t> ends) const {
+  check(tile, 0);
+  const int64_t from = ready(tile, now);
+  for (size_t resource = 0; resource < ends.size(); ++resource) ends[resource] = finish(tile, static_cast<int>(resource), from);
+}
+
 int Expectation::earliest_resource(uint32_t tile, int64_t now) const {
   check(tile, 0);
   const int64_t from = ready(tile, now);

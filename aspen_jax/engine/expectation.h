@@ -24,6 +24,9 @@ class Expectation {
   // that the tile waits for is not yet assigned.
   int64_t earliest_finish(uint32_t tile, int resource, int64_t now = 0) const;
 
+  // Of every resource, into ends[resources].
+  void earliest_finishes(uint32_t tile, int64_t now, std::span<int64_t> ends) const;
+
   // Also throws for a tile that is assigned already.
   void assign(uint32_t tile, int resource, int64_t now = 0);
 

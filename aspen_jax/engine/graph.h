@@ -34,7 +34,12 @@ struct Op {
   uint32_t first_param = 0;
   uint32_t num_params = 0;
   int32_t depth = 0;
+  uint32_t first_further = 0;  // outputs beside the first, all of its shape
+  uint32_t num_further = 0;
 };
+
+// 31 years, so that arrival and run key add up to what int64 holds.
+inline constexpr int64_t kMostRunKey = 1'000'000'000'000'000'000;
 
 // Buffers are numbered operands first, then results, then the workspace. Only `parse_graph` makes one, and what it returns
 // keeps every promise of the format; nothing after it checks again. No value that is written lies in an operand: where the format
@@ -44,6 +49,7 @@ struct Graph {
   std::vector<std::string> op_names;
   int32_t max_depth = 0;
   int64_t workspace_bytes = 0;
+  int64_t run_key = 0;  // nanoseconds from a run's arrival until it is due (run_order.h)
 
   std::vector<Value> values;
   std::vector<int32_t> operands;  // value of each operand of the call
@@ -51,6 +57,7 @@ struct Graph {
   std::vector<Op> ops;
   std::vector<Input> inputs;
   std::vector<int64_t> params;
+  std::vector<int32_t> further;  // the ops' outputs beside the first, one after the other
 
   std::vector<int32_t> tile_ops;
   std::vector<int32_t> boxes;         // for each tile lo, then hi, each of the rank of its op's output
@@ -60,9 +67,15 @@ struct Graph {
   std::vector<uint32_t> parents;      // how often a tile occurs among the children
   std::vector<int64_t> costs;         // estimated nanoseconds
 
+  // Of the inputs, which are the first operands, and of all results; empty where the graph has no names. For people and the C
+  // library: no run looks at them.
+  std::vector<std::string> input_names;
+  std::vector<std::string> result_names;
+
   size_t num_tiles() const { return tile_ops.size(); }
   int32_t workspace() const { return static_cast<int32_t>(operands.size() + results.size()); }
   std::span<const Input> inputs_of(const Op& op) const { return std::span(inputs).subspan(op.first_input, op.num_inputs); }
+  std::span<const int32_t> further_of(const Op& op) const { return std::span(further).subspan(op.first_further, op.num_further); }
   std::span<const int64_t> params_of(const Op& op) const { return std::span(params).subspan(op.first_param, op.num_params); }
   std::span<const int32_t> box_of(size_t tile) const {
     return std::span(boxes).subspan(first_box[tile], first_box[tile + 1] - first_box[tile]);

@@ -70,10 +70,14 @@ class GraphReader {
     read_ops(counts[4]);
     read_inputs();
     read_params();
-    check_writers();
+    // Fields may name further outputs, so all writers are known before the tiles only where none follow.
+    if (wire_.version() < 2) check_writers();
     read_tiles(counts[5]);
     read_edges(counts[5]);
-    if (wire_.version() >= 2) skip_fields();
+    if (wire_.version() >= 2) {
+      read_fields();
+      check_writers();
+    }
     wire_.finish();
     check_tiles_cover_outputs(graph_);
     check_acyclic(graph_);
@@ -300,8 +304,8 @@ class GraphReader {
   // and nothing is read that nobody writes.
   void check_writers() const {
     std::vector<int32_t> value_writer(graph_.values.size(), kNone), buffer_writer(graph_.workspace(), kNone);
-    for (size_t i = 0; i < graph_.ops.size(); ++i) {
-      const int32_t output = graph_.ops[i].output, buffer = graph_.values[output].buffer;
+    const auto write = [&](size_t i, int32_t output) {
+      const int32_t buffer = graph_.values[output].buffer;
       if (buffer < num_operands_) throw GraphError(op_name(i) + " writes operand " + std::to_string(buffer) + " of the call");
       const bool in_result = buffer < graph_.workspace();
       const auto reads_there = [&](const Input& input) { return graph_.values[input.value].buffer == buffer; };
@@ -310,6 +314,10 @@ class GraphReader {
       if (other != kNone) throw GraphError(op_name(i) + " and " + op_name(other) + " write the same value");
       value_writer[output] = static_cast<int32_t>(i);
       if (in_result) buffer_writer[buffer] = static_cast<int32_t>(i);
+    };
+    for (size_t i = 0; i < graph_.ops.size(); ++i) {
+      write(i, graph_.ops[i].output);
+      for (const int32_t output : graph_.further_of(graph_.ops[i])) write(i, output);
     }
     for (size_t buffer = num_operands_; buffer < buffer_writer.size(); ++buffer) {
       if (buffer_writer[buffer] == kNone) {
@@ -318,6 +326,7 @@ class GraphReader {
     }
     for (size_t i = 0; i < graph_.ops.size(); ++i) {
       for (const Input& input : graph_.inputs_of(graph_.ops[i])) {
+        if (value_writer[input.value] == static_cast<int32_t>(i)) throw GraphError(op_name(i) + " reads its own output");
         if (value_writer[input.value] == kNone && graph_.values[input.value].buffer >= num_operands_) {
           throw GraphError(op_name(i) + " reads value " + std::to_string(input.value) + ", which no op writes");
         }
@@ -368,23 +377,71 @@ class GraphReader {
     graph_.costs = wire_.array_of<int64_t>(num_tiles, "costs", 0);
   }
 
-  // This engine knows no field. It may leave out those whose names do not begin with '!'.
-  void skip_fields() {
-    const auto names = wire_.array<uint8_t>("field names");
-    if (!is_utf8(names)) throw GraphError("the names of the tile graph's fields are no UTF-8 text");
+  // The engine may leave out those that it does not know and whose names do not begin with '!'.
+  void read_fields() {
+    const auto texts = wire_.array<uint8_t>("field names");
     std::set<std::string> known;
-    for (auto begin = names.begin(); begin != names.end();) {
-      const auto end = std::find(begin, names.end(), 0);
-      if (end == begin || end == names.end()) throw GraphError("a name of the tile graph's fields is empty or has no end");
-      const std::string name(begin, end);
+    for (const std::string& name : split(texts, "the names of the tile graph's fields")) {
       if (!known.insert(name).second) throw GraphError("two fields of the tile graph are called '" + name + "'");
+      if (name == "!outputs") {
+        read_further();
+        continue;
+      }
       if (name.front() == '!') {
         throw GraphError("the tile graph needs its field '" + name +
                          "', which this build does not know; run it by the aspen_jax that wrote it, or a newer one");
       }
-      wire_.array<int64_t>("numbers of a field");
+      if (name == "run_key") {
+        graph_.run_key = wire_.array_of<int64_t>(1, "run_key", -kMostRunKey, kMostRunKey).front();
+      } else if (name == "input_names") {
+        graph_.input_names = read_value_names("the names of the tile graph's inputs", graph_.operands.size());
+      } else if (name == "result_names") {
+        graph_.result_names = read_value_names("the names of the tile graph's results", graph_.results.size());
+      } else {
+        wire_.array<int64_t>("numbers of a field");
+      }
+    }
+  }
+
+  // Rows (op, value) in the order of the ops: outputs beside the first, which have its shape and so its tiles.
+  void read_further() {
+    const auto numbers = wire_.array<int64_t>("further outputs", 0);
+    Cursor row(numbers);
+    int64_t last = 0;
+    for (size_t left = numbers.size(); left > 0; left -= std::min<size_t>(left, 2)) {
+      const std::string where = "further output " + std::to_string(graph_.further.size());
+      last = row.next(last, static_cast<int64_t>(graph_.ops.size()) - 1, where, "op");
+      Op& op = graph_.ops[static_cast<size_t>(last)];
+      if (op.num_further++ == 0) op.first_further = static_cast<uint32_t>(graph_.further.size());
+      graph_.further.push_back(static_cast<int32_t>(row.next(0, static_cast<int64_t>(graph_.values.size()) - 1, where, "value")));
+      move_to_result(graph_.further.back());
+      const TensorView& first = graph_.values[op.output].dense;
+      const TensorView& view = graph_.values[graph_.further.back()].dense;
+      if (!std::ranges::equal(std::span(view.shape, view.rank), std::span(first.shape, first.rank))) {
+        throw GraphError(where + ", of " + op_name(static_cast<size_t>(last)) + ", has another shape than the op's first output");
+      }
+    }
+  }
+
+  std::vector<std::string> read_value_names(const std::string& what, size_t most) {
+    std::vector<std::string> names = split(wire_.array<uint8_t>(what.c_str()), what);
+    if (names.size() > most) throw GraphError(what + " are " + std::to_string(names.size()) + " for " + std::to_string(most));
+    if (std::set<std::string>(names.begin(), names.end()).size() != names.size())
+      throw GraphError(what + " are not all different");
+    return names;
+  }
+
+  // Texts that are not empty, each ended by a zero byte.
+  static std::vector<std::string> split(const std::vector<uint8_t>& texts, const std::string& what) {
+    if (!is_utf8(texts)) throw GraphError(what + " are no UTF-8 text");
+    std::vector<std::string> names;
+    for (auto begin = texts.begin(); begin != texts.end();) {
+      const auto end = std::find(begin, texts.end(), 0);
+      if (end == begin || end == texts.end()) throw GraphError(what + ": one is empty or has no end");
+      names.emplace_back(begin, end);
       begin = end + 1;
     }
+    return names;
   }
 
   Wire wire_;

@@ -69,6 +69,7 @@ struct OpSpec {
   std::span<const TensorView> inputs;
   const TensorView& output;
   std::span<const int64_t> params;
+  std::span<const TensorView> further = {};  // outputs beside the first, of its shape
 };
 
 // What `prepare` derives from an OpSpec; immutable and shared by all workers and runs.
@@ -85,22 +86,35 @@ struct TileArgs {
   void* output;
   const int32_t* lo;
   const int32_t* hi;
-  std::byte* scratch;  // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
+  std::byte* scratch;              // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
+  void* const* further = nullptr;  // the outputs beside the first: the tile writes the box of each
 };
 
 // Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.
 using RunTile = const char* (*)(const TileArgs&) noexcept;
 
+// A range of indices of each axis.
+struct Box {
+  int32_t lo[kMaxRank];
+  int32_t hi[kMaxRank];
+};
+
+// The box of input 0 that a box of the output reads, which may be empty. What a kernel reads lies in it, whatever the op's family
+// says: so a stack (cpu/stack.cc) gives it no more of the value.
+using ReadByBox = Box (*)(const OpState&, const Box&) noexcept;
+
 struct PreparedOp {
   std::unique_ptr<const OpState> state;
   RunTile run = nullptr;
   size_t scratch_bytes = 0;
+  ReadByBox reads = nullptr;  // null: the op cannot be a part of a stack behind another
 };
 
 struct Kernel {
   const char* name;
   // Checks shapes, strides, dtypes and params so that `run` is safe on every box inside the output; throws GraphError.
   PreparedOp (*prepare)(const OpSpec&);
+  bool has_further = false;  // whether an op may have outputs beside the first
 };
 
 }  // namespace aspen

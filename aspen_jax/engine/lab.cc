@@ -1,4 +1,4 @@
-// What Python sees of simulated time. Documented in _engine.pyi.
+// What Python sees of the scheduling lab. Documented in _engine.pyi.
 #include "lab.h"
 
 #include <nanobind/ndarray.h>
@@ -7,13 +7,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "expectation.h"
+#include "place.h"
+#include "placed_run.h"
 #include "virtual_time.h"
 
 namespace nb = nanobind;
@@ -39,12 +44,13 @@ nb::object rows_of(size_t count, const Fill& fill) {
   return nb::cast(nb::ndarray<nb::numpy, Row>(data, {count, kColumns}, owner));
 }
 
-const Policy& policy_named(const std::string& name) {
-  if (name == "shallow first") return kShallowFirst;
-  if (name == "first ready first") return kFirstReadyFirst;
-  if (name == "without child cache") return kWithoutChildCache;
-  throw std::invalid_argument("there is no order '" + name +
-                              "'; there are: shallow first, first ready first, without child cache");
+// By its name, or by the address of one that a policy has compiled.
+const Policy& order_of(const nb::object& order) {
+  if (nb::isinstance<nb::int_>(order)) return *reinterpret_cast<const Policy*>(nb::cast<uintptr_t>(order));
+  const auto name = nb::cast<std::string>(order);
+  const Policy* const policy = policy_named(name);
+  if (policy == nullptr) throw std::invalid_argument("there is no order '" + name + "'; there are: " + policy_names());
+  return *policy;
 }
 
 VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,
@@ -70,6 +76,9 @@ class View {
     });
     return rows.attr("reshape")(-1);
   }
+  void earliest_finishes(int64_t tile, std::span<int64_t> ends) const {
+    expectation_.earliest_finishes(checked(tile), now_, ends);
+  }
   int earliest_resource(int64_t tile) const { return expectation_.earliest_resource(checked(tile), now_); }
   void assign(int64_t tile, int resource) { expectation_.assign(checked(tile), resource, now_); }
   int num_resources() const { return expectation_.machine().num_resources(); }
@@ -89,56 +98,80 @@ class View {
   int64_t now_ = 0;
 };
 
-nb::tuple simulated(nb::object graph, nb::object machine, const Array<int64_t>& nanoseconds, nb::object place,
-                    const std::string& order) {
-  const auto& tiles = nb::cast<const VirtualGraph&>(graph);
-  const auto& resources = nb::cast<const VirtualMachine&>(machine);
-  PlaceTile where;
-  std::shared_ptr<View> view;
+// A policy's places as the engine asks for them: none, an array, the earliest finish, a function of Python, or the address of one
+// that was compiled.
+PlaceTile placing(const nb::object& graph, const nb::object& machine, const Array<int64_t>& nanoseconds,
+                  const nb::object& place) {
+  if (place.is_none()) return {};
   if (nb::isinstance<nb::str>(place)) {
     if (nb::cast<std::string>(place) != "earliest finish")
       throw std::invalid_argument("tiles are placed by 'earliest finish', an array or a function");
-    view = std::make_shared<View>(graph, machine, nanoseconds);
-    where = [view](uint32_t tile, int64_t now) {
+    const auto view = std::make_shared<View>(graph, machine, nanoseconds);
+    return [view](uint32_t tile, int64_t now) {
       view->advance(now);
       const int resource = view->earliest_resource(tile);
       if (resource >= 0) view->assign(tile, resource);
       return resource;
     };
-  } else if (nb::isinstance<nb::callable>(place)) {
-    view = std::make_shared<View>(graph, machine, nanoseconds);
+  }
+  if (nb::isinstance<nb::callable>(place)) {
+    const auto view = std::make_shared<View>(graph, machine, nanoseconds);
     const nb::object seen = nb::cast(view);
-    where = [view, seen, place](uint32_t tile, int64_t now) {
+    return [view, seen, place](uint32_t tile, int64_t now) {
+      const nb::gil_scoped_acquire acquire;
       view->advance(now);
       const int resource = nb::cast<int>(place(seen, tile));
       if (resource >= 0 && resource < view->num_resources()) view->assign(tile, resource);
       return resource;
     };
-  } else if (!place.is_none()) {
-    const auto array = nb::cast<Array<int32_t>>(place);
-    if (array.size() != tiles.num_tiles()) {
-      throw std::invalid_argument(std::to_string(array.size()) + " places for " + std::to_string(tiles.num_tiles()) + " tiles");
-    }
-    where = [array](uint32_t tile, int64_t) { return array.data()[tile]; };
   }
-  const Simulation simulation = simulate(tiles, resources, span_of(nanoseconds), policy_named(order), where);
-  std::vector<size_t> position(tiles.num_tiles());
-  for (size_t i = 0; i < simulation.tiles.size(); ++i) position[simulation.tiles[i].tile] = i;
-  return nb::make_tuple(rows_of<int64_t, 3>(tiles.num_tiles(),
-                                            [&](size_t tile, int64_t* row) {
-                                              const Placed& placed = simulation.tiles[position[tile]];
-                                              row[0] = placed.lane;
-                                              row[1] = placed.begin;
-                                              row[2] = placed.end;
-                                            }),
-                        rows_of<int64_t, 5>(simulation.copies.size(), [&](size_t i, int64_t* row) {
-                          const Copy& copy = simulation.copies[i];
-                          row[0] = copy.tile;
-                          row[1] = copy.from;
-                          row[2] = copy.to;
-                          row[3] = copy.begin;
-                          row[4] = copy.end;
-                        }));
+  if (nb::isinstance<nb::int_>(place)) {
+    const auto compiled = reinterpret_cast<CompiledPlace>(nb::cast<uintptr_t>(place));
+    const auto view = std::make_shared<View>(graph, machine, nanoseconds);
+    return [view, compiled, ends = std::vector<int64_t>(static_cast<size_t>(view->num_resources()))](uint32_t tile,
+                                                                                                     int64_t now) mutable {
+      view->advance(now);
+      view->earliest_finishes(tile, ends);
+      const int resource = compiled(tile, now, ends.data(), view->num_resources());
+      if (resource >= 0 && resource < view->num_resources()) view->assign(tile, resource);
+      return resource;
+    };
+  }
+  const auto array = nb::cast<Array<int32_t>>(place);
+  const size_t num_tiles = nb::cast<const VirtualGraph&>(graph).num_tiles();
+  if (array.size() != num_tiles) {
+    throw std::invalid_argument(std::to_string(array.size()) + " places for " + std::to_string(num_tiles) + " tiles");
+  }
+  return [array](uint32_t tile, int64_t) { return array.data()[tile]; };
+}
+
+nb::object rows_of_tiles(const std::vector<Placed>& tiles) {
+  std::vector<size_t> position(tiles.size());
+  for (size_t i = 0; i < tiles.size(); ++i) position[tiles[i].tile] = i;
+  return rows_of<int64_t, 3>(tiles.size(), [&](size_t tile, int64_t* row) {
+    const Placed& placed = tiles[position[tile]];
+    row[0] = placed.lane;
+    row[1] = placed.begin;
+    row[2] = placed.end;
+  });
+}
+
+nb::object rows_of_copies(const std::vector<Copy>& copies) {
+  return rows_of<int64_t, 5>(copies.size(), [&](size_t i, int64_t* row) {
+    const Copy& copy = copies[i];
+    row[0] = copy.tile;
+    row[1] = copy.from;
+    row[2] = copy.to;
+    row[3] = copy.begin;
+    row[4] = copy.end;
+  });
+}
+
+nb::tuple simulated(const nb::object& graph, const nb::object& machine, const Array<int64_t>& nanoseconds,
+                    const nb::object& place, const nb::object& order) {
+  const Simulation simulation = simulate(nb::cast<const VirtualGraph&>(graph), nb::cast<const VirtualMachine&>(machine),
+                                         span_of(nanoseconds), order_of(order), placing(graph, machine, nanoseconds, place));
+  return nb::make_tuple(rows_of_tiles(simulation.tiles), rows_of_copies(simulation.copies));
 }
 
 }  // namespace
@@ -176,6 +209,38 @@ void define_lab(nb::module_& module) {
       .def_prop_ro("now", &View::now);
   module.def("simulate", &simulated, nb::arg("graph"), nb::arg("machine"), nb::arg("nanoseconds"), nb::arg("place").none(),
              nb::arg("order"));
+}
+
+nb::tuple run_in_lab(const std::shared_ptr<const Plan>& plan, std::span<const void* const> operands,
+                     std::span<void* const> results, nb::args lab) {
+  const nb::object graph = lab[0], machine = lab[1], place = lab[3];
+  const auto& tiles = nb::cast<const VirtualGraph&>(graph);
+  const auto& resources = nb::cast<const VirtualMachine&>(machine);
+  const auto nanoseconds = nb::cast<Array<int64_t>>(lab[2]);
+  const Policy& policy = order_of(lab[4]);
+  std::vector<LaneKind> kinds;
+  for (auto& [repeat, cores] : nb::cast<std::vector<std::pair<int, std::vector<int>>>>(lab[5])) {
+    kinds.push_back({repeat, std::move(cores)});
+  }
+  check_times(tiles, resources, span_of(nanoseconds));
+  const PlaceTile where = placing(graph, machine, nanoseconds, place);
+  // Policies that decide during the run do so one tile at a time; what that takes, with the wait for others, is their price.
+  std::mutex turn;
+  std::atomic<int64_t> price_ns{0};
+  const PlaceTile in_turn = [&](uint32_t tile, int64_t now) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::lock_guard lock(turn);
+    const int resource = where(tile, now);
+    price_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+    return resource;
+  };
+  const bool decides = !place.is_none() && !nb::isinstance<Array<int32_t>>(place);
+  Simulation real;
+  {
+    const nb::gil_scoped_release release;
+    real = run_placed(plan, operands, results, tiles, resources, kinds, policy, decides ? in_turn : where);
+  }
+  return nb::make_tuple(rows_of_tiles(real.tiles), rows_of_copies(real.copies), price_ns.load());
 }
 
 }  // namespace aspen

@@ -1,10 +1,19 @@
-// What Python sees of simulated time.
+// What Python sees of the scheduling lab: simulated time, and runs on threads of its own.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
+#include <span>
+
+#include "plan.h"
+
 namespace aspen {
 
 void define_lab(nanobind::module_& module);
+
+// `_engine.Plan.run_placed`, behind the arrays: `lab` holds its other arguments, in their order.
+nanobind::tuple run_in_lab(const std::shared_ptr<const Plan>& plan, std::span<const void* const> operands,
+                           std::span<void* const> results, nanobind::args lab);
 
 }  // namespace aspen

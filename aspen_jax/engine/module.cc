@@ -1,6 +1,7 @@
-// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc, recorder.cc and
+// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc, python_recorder.cc and
 // cuda/python.cc include nanobind.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,21 +11,24 @@
 #include <future>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cpu/cache.h"
 #include "cpu/peak.h"
 #include "cpu/target.h"
 #include "cuda/driver.h"
 #include "cuda/python.h"
 #include "ffi.h"
 #include "lab.h"
+#include "placed_run.h"
 #include "plan.h"
 #include "plan_cache.h"
-#include "recorder.h"
+#include "python_recorder.h"
 #include "runtime.h"
 #include "signature.h"
 
@@ -32,12 +36,6 @@ namespace nb = nanobind;
 
 namespace aspen {
 namespace {
-
-// A run that ended with an error.
-class RunError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 void set_python_error(const char* name, const std::string& message) {
   nb::object type = nb::module_::import_("aspen_jax.errors").attr(name);
@@ -145,16 +143,30 @@ class PyPlan {
   const Plan& operator*() const { return *plan_; }
   uint32_t crc() const { return crc_; }
 
-  nb::list run(nb::sequence arrays) const { return run_observed(arrays, nullptr); }
+  nb::list run(nb::sequence arrays, std::optional<int64_t> run_key) const {
+    return with_arrays(arrays,
+                       [&](const auto& operands, const auto& results) { run_and_wait(operands, results, nullptr, run_key); });
+  }
 
   nb::object timeline(nb::sequence arrays) const {
     const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
-    run_observed(arrays, std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows))));
+    const auto observer = std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows)));
+    with_arrays(arrays,
+                [&](const auto& operands, const auto& results) { run_and_wait(operands, results, observer, std::nullopt); });
     return rows;
   }
 
+  nb::tuple run_placed(nb::sequence arrays, nb::args lab) const {
+    nb::tuple ran;
+    const nb::list results =
+        with_arrays(arrays, [&](const auto& given, const auto& taken) { ran = run_in_lab(plan_, given, taken, lab); });
+    return nb::make_tuple(results, ran);
+  }
+
  private:
-  nb::list run_observed(nb::sequence arrays, std::shared_ptr<Observer> observer) const {
+  // Calls `run` with what lies behind arrays, once they are known to fit, and gives the results.
+  template <typename Run>
+  nb::list with_arrays(nb::sequence arrays, const Run& run) const {
     const nb::object numpy = nb::module_::import_("numpy");
     const nb::object requirements = nb::make_tuple("C", "A");
     std::vector<nb::object> keep;  // the arrays that are read, until the run has ended
@@ -181,17 +193,18 @@ class PyPlan {
       results.push_back(data_of(array));
       arrays_out.append(array);
     }
-    run_and_wait(operands, results, std::move(observer));
+    run(operands, results);
     return arrays_out;
   }
 
   void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results,
-                    std::shared_ptr<Observer> observer) const {
+                    std::shared_ptr<Observer> observer, std::optional<int64_t> run_key) const {
     const nb::gil_scoped_release release;
     // Shared with the worker, which may still be inside set_value when this thread has gone on.
     const auto outcome = std::make_shared<std::promise<std::string>>();
     runtime().submit(
-        plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); }, std::move(observer));
+        plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); }, std::move(observer),
+        run_key);
     const std::string error = outcome->get_future().get();
     if (!error.empty()) throw RunError(error);
   }
@@ -214,6 +227,7 @@ NB_MODULE(_engine, module) {
       "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_targets", &cpu_targets);
   module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
+  module.def("cpu_l2_cache_bytes", &cpu::l2_cache_bytes);
   module.def("cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); });
   module.def(
       "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
@@ -228,8 +242,9 @@ NB_MODULE(_engine, module) {
 
   nb::class_<PyPlan>(module, "Plan")
       .def(nb::init<nb::bytes>(), nb::arg("graph"))
-      .def("run", &PyPlan::run, nb::arg("operands"))
+      .def("run", &PyPlan::run, nb::arg("operands"), nb::arg("run_key").none() = nb::none())
       .def("timeline", &PyPlan::timeline, nb::arg("operands"))
+      .def("run_placed", &PyPlan::run_placed)
       .def_prop_ro("num_tiles", [](const PyPlan& plan) { return (*plan).num_tiles(); })
       .def_prop_ro("num_ops", [](const PyPlan& plan) { return (*plan).graph().ops.size(); })
       .def_prop_ro("workspace_bytes", [](const PyPlan& plan) { return (*plan).graph().workspace_bytes; })

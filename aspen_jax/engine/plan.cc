@@ -16,14 +16,17 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
     }
   }
   prepared_.reserve(graph_.ops.size());
-  std::vector<TensorView> views;
+  std::vector<TensorView> views, further;
   for (size_t i = 0; i < graph_.ops.size(); ++i) {
     const Op& op = graph_.ops[i];
     views.clear();
     for (const Input& input : graph_.inputs_of(op)) views.push_back(input.view);
+    further.clear();
+    for (const int32_t value : graph_.further_of(op)) further.push_back(graph_.values[value].dense);
     const std::string where = "op '" + graph_.op_names[i] + "' (" + graph_.kernel_names[op.kernel] + "): ";
+    if (!further.empty() && !kernels[op.kernel]->has_further) throw GraphError(where + "its kernel writes one output alone");
     try {
-      prepared_.push_back(kernels[op.kernel]->prepare({views, graph_.values[op.output].dense, graph_.params_of(op)}));
+      prepared_.push_back(kernels[op.kernel]->prepare({views, graph_.values[op.output].dense, graph_.params_of(op), further}));
     } catch (const GraphError& error) {
       throw GraphError(where + error.what());
     }
@@ -39,7 +42,9 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
       if (is_read[num_operands() + i] && result(i).bytes > 0) results_to_clear_.push_back(static_cast<uint32_t>(i));
     }
   }
-  for (const Op& op : graph_.ops) outputs_.push_back({graph_.values[op.output].buffer, graph_.values[op.output].offset});
+  const auto place_of = [&](int32_t value) -> Place { return {graph_.values[value].buffer, graph_.values[value].offset}; };
+  for (const Op& op : graph_.ops) outputs_.push_back(place_of(op.output));
+  for (const int32_t value : graph_.further) further_.push_back(place_of(value));
 
   tiles_.reserve(num_tiles() + 1);
   for (size_t tile = 0; tile < num_tiles(); ++tile) {

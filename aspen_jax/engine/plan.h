@@ -52,9 +52,10 @@ class Plan {
   const std::vector<PreparedOp>& prepared() const { return prepared_; }
   const std::vector<PlannedTile>& tiles() const { return tiles_; }
   const std::vector<int32_t>& roots() const { return roots_; }
-  // Of the inputs of all ops, in the graph's order, and of each op's output.
+  // Of the inputs of all ops, in the graph's order, of each op's output, and of the ops' further outputs.
   const std::vector<Place>& inputs() const { return inputs_; }
   const std::vector<Place>& outputs() const { return outputs_; }
+  const std::vector<Place>& further() const { return further_; }
   // Results, by number, that a run clears first: those that ops read too, unless the graph is trusted.
   const std::vector<uint32_t>& results_to_clear() const { return results_to_clear_; }
   RunStateCache& run_states() const { return *run_states_; }
@@ -64,7 +65,7 @@ class Plan {
   std::vector<PreparedOp> prepared_;
   std::vector<PlannedTile> tiles_;  // and a sentinel: see Traversal
   std::vector<int32_t> roots_;
-  std::vector<Place> inputs_, outputs_;
+  std::vector<Place> inputs_, outputs_, further_;
   std::vector<uint32_t> results_to_clear_;
   int64_t total_cost_ = 0;
   size_t scratch_bytes_ = 0;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plan.h"
+#include "recorder.h"
 
 namespace aspen {
 
@@ -14,11 +15,6 @@ namespace aspen {
 // same graph share prepared ops and the memory of runs. Throws what `parse_graph` and `Plan` throw, and std::invalid_argument
 // where ASPEN_CPU_TARGET names no target of this machine.
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes);
-
-struct PlanInUse {
-  std::shared_ptr<const Plan> plan;
-  std::string bytes;
-};
 
 // A plan that came from `plan_of` and is in use, and the bytes that it was made of. Slow: it looks at every plan.
 PlanInUse plan_in_use(const Plan* plan);

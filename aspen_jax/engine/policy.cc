@@ -1,5 +1,9 @@
 #include "policy.h"
 
+#include <utility>
+
+#include "traversal.h"
+
 namespace aspen {
 namespace {
 
@@ -10,10 +14,37 @@ int same_column(int, int) { return 0; }
 
 int next_in_circle(int self, int attempt, int rows) { return (self + 1 + attempt) % rows; }
 
+bool has_more_children(const Traversal& traversal, uint32_t candidate, uint32_t kept) {
+  return traversal.children_of(candidate).size() > traversal.children_of(kept).size();
+}
+
+constexpr std::pair<std::string_view, const Policy*> kNamed[] = {
+    {"shallow first", &kShallowFirst},     {"child cache of 4", &kChildCacheOf4},  {"child cache of 16", &kChildCacheOf16},
+    {"important first", &kImportantFirst}, {"all through pool", &kAllThroughPool}, {"first ready first", &kFirstReadyFirst},
+    {"single queue", &kSingleQueue},
+};
+
 }  // namespace
 
 const Policy kShallowFirst = {shallow_first, next_in_circle, nullptr};
-const Policy kWithoutChildCache = {shallow_first, next_in_circle, nullptr, false};
+const Policy kChildCacheOf4 = {shallow_first, next_in_circle, nullptr, 4};
+const Policy kChildCacheOf16 = {shallow_first, next_in_circle, nullptr, 16};
+const Policy kImportantFirst = {shallow_first, next_in_circle, has_more_children};
+const Policy kAllThroughPool = {shallow_first, next_in_circle, nullptr, 0};
 const Policy kFirstReadyFirst = {same_column, next_in_circle, nullptr};
+const Policy kSingleQueue = {same_column, next_in_circle, nullptr, 1, true};
+
+const Policy* policy_named(std::string_view name) {
+  for (const auto& [known, policy] : kNamed) {
+    if (known == name) return policy;
+  }
+  return nullptr;
+}
+
+std::string policy_names() {
+  std::string names;
+  for (const auto& [name, policy] : kNamed) names += (names.empty() ? "" : ", ") + std::string(name);
+  return names;
+}
 
 }  // namespace aspen

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace aspen {
 
@@ -18,8 +20,14 @@ struct Policy {
   // Whether a child that became ready should be walked to instead of the one kept so far. Null: the first one is kept.
   bool (*prefer)(const Traversal& traversal, uint32_t candidate, uint32_t kept);
 
-  // Whether a DSE walks on to a child at all (the paper's child cache); otherwise all go through the Ready Pool.
-  bool keeps_child = true;
+  // How many of the children that become ready a DSE keeps to itself. 1 is Algorithm 1: the one that it goes on with. With more
+  // it has a child cache (child_cache.h). With 0 all children go through the Ready Pool.
+  int kept_children = 1;
+
+  // All DSEs push to one row and pop from it, in place of a row each.
+  bool has_one_row = false;
+
+  int row_of(int self) const { return has_one_row ? 0 : self; }
 };
 
 inline constexpr int kColumns = 63;
@@ -27,8 +35,21 @@ inline constexpr int kColumns = 63;
 // The paper's: shallow tiles first, victims in a circle, the first ready child is kept.
 extern const Policy kShallowFirst;
 
-// To measure what that gives: without the child cache, and with tiles in the order in which they became ready.
-extern const Policy kWithoutChildCache;
+// The optimizations that the paper leaves for later (section 3.2): a child cache of so many, and tiles first whose end counts
+// down the most children, as those of pools and strided convolutions.
+extern const Policy kChildCacheOf4;
+extern const Policy kChildCacheOf16;
+extern const Policy kImportantFirst;
+
+// To measure what the paper's gives: all children through the Ready Pool, tiles in the order in which they became ready, and a
+// single queue for all.
+extern const Policy kAllThroughPool;
 extern const Policy kFirstReadyFirst;
+extern const Policy kSingleQueue;
+
+// By their names in the scheduling lab; null if there is none.
+const Policy* policy_named(std::string_view name);
+// All of these names, for messages.
+std::string policy_names();
 
 }  // namespace aspen

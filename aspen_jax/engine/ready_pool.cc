@@ -7,19 +7,9 @@
 
 namespace aspen {
 
-bool Row::try_lock(uint64_t columns) noexcept {
-  // acquire, with the release of whoever held the lock before.
-  return word_.compare_exchange_weak(columns, columns | kLocked, std::memory_order_acquire, std::memory_order_relaxed);
-}
-
-void Row::push(const Batch& batch) noexcept {
+void Queues::push(const Batch& batch) noexcept {
   const Traversal& traversal = *batch.first->traversal;
-  Backoff backoff;
-  uint64_t columns = word_.load(std::memory_order_relaxed);
-  while ((columns & kLocked) || !try_lock(columns)) {
-    backoff.wait();
-    columns = word_.load(std::memory_order_relaxed);
-  }
+  uint64_t columns = columns_;
   Node* node = batch.first;
   for (int i = 0; i < batch.size; ++i) {
     Node* const next = node->next;
@@ -34,55 +24,121 @@ void Row::push(const Batch& batch) noexcept {
     queue.last = node;
     node = next;
   }
-  // seq_cst, with the loads of `has_work`; being a release too, it publishes the queues and what the tiles before them wrote.
-  word_.store(columns, std::memory_order_seq_cst);
+  columns_ = columns;
 }
 
-Node* Row::pop() noexcept {
+Node* Queues::pop() noexcept {
+  Queue& queue = queues_[std::countr_zero(columns_)];
+  Node* const node = queue.first;
+  if (node == queue.last) {
+    columns_ &= columns_ - 1;
+  } else {
+    queue.first = node->next;
+  }
+  return node;
+}
+
+bool Row::try_lock(uint64_t slots) noexcept {
+  // acquire, with the release of whoever held the lock before.
+  return word_.compare_exchange_weak(slots, slots | kLocked, std::memory_order_acquire, std::memory_order_relaxed);
+}
+
+void Row::push(const Batch& batch) noexcept {
+  const int slot = batch.first->traversal->slot();
+  Backoff backoff;
+  uint64_t slots = word_.load(std::memory_order_relaxed);
+  while ((slots & kLocked) || !try_lock(slots)) {
+    backoff.wait();
+    slots = word_.load(std::memory_order_relaxed);
+  }
+  Queues& queues = runs_[slot];
+  if (!(slots >> slot & 1)) queues.clear();
+  queues.push(batch);
+  // seq_cst, with the loads of `has_work`; being a release too, it publishes the queues and what the tiles before them wrote.
+  word_.store(slots | uint64_t{1} << slot, std::memory_order_seq_cst);
+}
+
+Node* Row::pop(const RunOrder& order) noexcept {
   Backoff backoff;
   for (;;) {
-    const uint64_t columns = word_.load(std::memory_order_relaxed);
-    if (columns == 0) return nullptr;
-    if (!(columns & kLocked) && try_lock(columns)) return pop_locked(columns);
+    const uint64_t slots = word_.load(std::memory_order_relaxed);
+    if (slots == 0) return nullptr;
+    if (!(slots & kLocked) && try_lock(slots)) return pop_locked(slots, order.first_of(slots));
     backoff.wait();
   }
 }
 
-Node* Row::steal() noexcept {
-  const uint64_t columns = word_.load(std::memory_order_relaxed);
-  if (columns == 0 || (columns & kLocked) || !try_lock(columns)) return nullptr;
-  return pop_locked(columns);
+Node* Row::steal(const RunOrder& order) noexcept {
+  const uint64_t slots = word_.load(std::memory_order_relaxed);
+  if (slots == 0 || (slots & kLocked) || !try_lock(slots)) return nullptr;
+  return pop_locked(slots, order.first_of(slots));
 }
 
-Node* Row::pop_locked(uint64_t columns) noexcept {
-  const int column = std::countr_zero(columns);
-  Queue& queue = queues_[column];
-  Node* const node = queue.first;
-  if (node == queue.last) {
-    columns &= columns - 1;
-  } else {
-    queue.first = node->next;
-  }
-  word_.store(columns, std::memory_order_release);
+Node* Row::steal_of(int slot) noexcept {
+  const uint64_t slots = word_.load(std::memory_order_relaxed);
+  if (!(slots >> slot & 1) || (slots & kLocked) || !try_lock(slots)) return nullptr;
+  return pop_locked(slots, slot);
+}
+
+Node* Row::pop_locked(uint64_t slots, int slot) noexcept {
+  Queues& queues = runs_[slot];
+  Node* const node = queues.pop();
+  if (queues.is_empty()) slots &= ~(uint64_t{1} << slot);
+  word_.store(slots, std::memory_order_release);
   return node;
 }
 
 void ReadyPool::ensure_rows(int count) {
   for (int i = num_rows_.load(std::memory_order_relaxed); i < count; ++i) {
-    rows_[i] = std::make_unique<Row>();
+    rows_[i] = std::make_unique_for_overwrite<Row>();
     // release, with the acquire of those who look through all rows.
     num_rows_.store(i + 1, std::memory_order_release);
   }
 }
 
+Row& ReadyPool::victim(int self, int attempt, int rows, const Policy& policy) const noexcept {
+  return *rows_[std::clamp(policy.victim(self, attempt, rows), 0, rows - 1)];
+}
+
 Node* ReadyPool::pop(int self, const Policy& policy) noexcept {
-  if (Node* node = rows_[self]->pop()) return node;
+  if (order_.has_many()) [[unlikely]] {
+    if (Node* node = pop_of_first_run(self, policy)) return node;
+  }
+  if (Node* node = rows_[policy.row_of(self)]->pop(order_)) return node;
   const int rows = num_rows_.load(std::memory_order_acquire);
   for (int attempt = 0; attempt < rows - 1; ++attempt) {
-    const int victim = std::clamp(policy.victim(self, attempt, rows), 0, rows - 1);
-    if (Node* node = rows_[victim]->steal()) return node;
+    if (Node* node = victim(self, attempt, rows, policy).steal(order_)) return node;
   }
   return nullptr;
+}
+
+// Null also where another DSE was faster.
+Node* ReadyPool::pop_of_first_run(int self, const Policy& policy) noexcept {
+  Row* found = nullptr;
+  int first = RunOrder::kNoSlot;
+  const auto look_at = [&](Row& row) {
+    const uint64_t slots = row.slots();
+    if (slots == 0) return;
+    const int slot = order_.first_of(slots);
+    if (found != nullptr && !order_.is_ahead(slot, first)) return;
+    found = &row;
+    first = slot;
+  };
+  look_at(*rows_[self]);
+  const int rows = num_rows_.load(std::memory_order_acquire), looks = std::min(kLooks, rows - 1);
+  for (int attempt = 0; attempt < looks; ++attempt) look_at(victim(self, attempt, rows, policy));
+  return found == nullptr ? nullptr : found->steal_of(first);
+}
+
+bool ReadyPool::has_tile_ahead(int self, const Traversal& run, const Policy& policy) const noexcept {
+  const uint64_t ahead = order_.ahead_of(run.slot());
+  if (ahead == 0) return false;
+  if (rows_[self]->slots() & ahead) return true;
+  const int rows = num_rows_.load(std::memory_order_acquire), looks = std::min(kLooks, rows - 1);
+  for (int attempt = 0; attempt < looks; ++attempt) {
+    if (victim(self, attempt, rows, policy).slots() & ahead) return true;
+  }
+  return false;
 }
 
 bool ReadyPool::has_work() const noexcept {
@@ -93,6 +149,7 @@ bool ReadyPool::has_work() const noexcept {
 void ReadyPool::reset() noexcept {
   const int rows = num_rows_.load(std::memory_order_relaxed);
   for (int i = 0; i < rows; ++i) rows_[i]->reset();
+  order_.reset();
 }
 
 }  // namespace aspen

@@ -12,14 +12,19 @@ RunState::RunState(const Plan& plan)
     : Traversal(plan.tiles(), plan.graph().children.data(), plan.graph().ops.size()),
       plan_(plan),
       ops_(plan.graph().ops.size()),
-      inputs_(plan.graph().inputs.size()) {
+      inputs_(plan.graph().inputs.size()),
+      further_(plan.graph().further.size()) {
   const Graph& graph = plan.graph();
   if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
   // A graph from a stranger may lack edges, and a tile then read what no tile has written: not what others left in this memory.
   std::fill_n(workspace_.data(), static_cast<size_t>(graph.workspace_bytes), std::byte{0});
   for (size_t i = 0; i < ops_.size(); ++i) {
     const PreparedOp& prepared = plan.prepared()[i];
-    ops_[i] = {prepared.run, prepared.state.get(), inputs_.data() + graph.ops[i].first_input, nullptr,
+    ops_[i] = {prepared.run,
+               prepared.state.get(),
+               inputs_.data() + graph.ops[i].first_input,
+               nullptr,
+               further_.data() + graph.ops[i].first_further,
                graph.values[graph.ops[i].output].dense.rank};
   }
 }
@@ -37,6 +42,7 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
     inputs_[i] = buffer < operands.size() ? static_cast<const std::byte*>(operands[buffer]) + place.offset : writable(place);
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
+  for (size_t i = 0; i < further_.size(); ++i) further_[i] = writable(plan_.further()[i]);
   // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see.
   for (const uint32_t result : plan_.results_to_clear()) {
     if (std::ranges::find(operands, results[result]) != operands.end()) continue;

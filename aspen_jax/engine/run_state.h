@@ -27,6 +27,7 @@ struct RunOp {
   const OpState* state;
   const void* const* inputs;
   void* output;
+  void* const* further;
   int rank;
 };
 
@@ -42,6 +43,7 @@ class RunState final : public Traversal {
     std::shared_ptr<Observer> observer;
     const Policy* policy = nullptr;
     uint64_t id = 0;
+    int64_t due = 0;  // run_order.h
   };
 
   // Resets the counters and resolves addresses; allocates nothing.
@@ -50,6 +52,7 @@ class RunState final : public Traversal {
   const Plan& plan() const { return plan_; }
   Observer* observer() const { return call_.observer.get(); }
   uint64_t id() const { return call_.id; }
+  int64_t due() const { return call_.due; }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -74,6 +77,8 @@ class RunState final : public Traversal {
     return tiles_left_.fetch_sub(tiles, std::memory_order_acq_rel) == tiles;
   }
 
+  RunState* next_waiting = nullptr;  // for a slot: Runtime::Impl::admit
+
   // After the last tile: what the run brought along, and its error.
   Call take_call() { return std::move(call_); }
   std::string take_error() { return std::exchange(error_, {}); }
@@ -82,6 +87,7 @@ class RunState final : public Traversal {
   const Plan& plan_;
   std::vector<RunOp> ops_;
   std::vector<const void*> inputs_;
+  std::vector<void*> further_;
   Arena workspace_;
   Call call_;
   std::string error_;

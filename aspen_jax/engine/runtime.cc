@@ -62,6 +62,8 @@ int workers_by_default() {
   return count;
 }
 
+int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
+
 // Gives the run's state back before anybody hears of the end, so that the next run finds it.
 void complete(RunState* run) noexcept {
   const auto call = run->take_call();
@@ -86,7 +88,8 @@ std::unique_ptr<RunState> take_state(const Plan& plan) {
 class Runtime::Impl {
  public:
   // Takes the call along only if it does not throw.
-  void submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results);
+  void submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
+              std::optional<int64_t> run_key);
 
   int num_workers() {
     if (const int count = configured_.load(std::memory_order_relaxed)) return count;
@@ -109,11 +112,11 @@ class Runtime::Impl {
   struct Pooled {
     Impl& impl;
     int self;
-    Row& row;
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
     bool may_keep(uint32_t) const noexcept { return !leaving(); }
+    bool is_overtaken(const RunState& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
     void push(const Batch& batch) const noexcept {
-      row.push(batch);
+      impl.pool_.row(batch.first->traversal->policy().row_of(self)).push(batch);
       impl.parking_.wake(batch.size);
     }
     bool leaving() const noexcept { return self >= impl.target_.load(std::memory_order_relaxed); }
@@ -121,9 +124,10 @@ class Runtime::Impl {
 
   // Company of a run that the caller's thread walks from begin to end: nobody to wake.
   struct OfOneThread : Alone {
-    Row& row;
+    Queues& queues;
     static bool may_keep(uint32_t) noexcept { return true; }
-    void push(const Batch& batch) const noexcept { row.push(batch); }
+    static bool is_overtaken(const RunState&) noexcept { return false; }
+    void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
   int configured();
@@ -133,6 +137,8 @@ class Runtime::Impl {
   void work(int self) noexcept;
   Node* search(int self) noexcept;
   bool leave(int self) noexcept;
+  void admit(RunState& run) noexcept;
+  void release_slot(int slot) noexcept;
   void spread(RunState& run) noexcept;
   static void run_alone(RunState* run) noexcept;
 
@@ -155,6 +161,7 @@ class Runtime::Impl {
   std::mutex mutex_;  // guards what follows, and all changes of the number of workers
   std::array<bool, kMaxWorkers> alive_{};
   std::atomic<int> num_alive_{0};
+  RunState* waiting_ = nullptr;  // for a slot of the pool; what is due first comes first
   bool handles_process_events_ = false;
   std::shared_ptr<Observer> observer_;
 
@@ -230,7 +237,7 @@ void Runtime::Impl::work(int self) noexcept {
   const FloatMode mode;
   Arena scratch;
   const Dse dse{scratch, self};
-  const Pooled company{*this, self, pool_.row(self)};
+  const Pooled company{*this, self};
   placement_.enter(self);
   for (;;) {
     if (company.leaving() && leave(self)) return;
@@ -240,7 +247,9 @@ void Runtime::Impl::work(int self) noexcept {
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
     placement_.end_walk(self);
-    if (finished != nullptr) complete(finished);
+    if (finished == nullptr) continue;
+    release_slot(finished->slot());
+    complete(finished);
   }
 }
 
@@ -291,7 +300,8 @@ bool Runtime::Impl::leave(int self) noexcept {
   return true;
 }
 
-void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results) {
+void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
+                           std::optional<int64_t> run_key) {
   const Plan& plan = *call.plan;
   if (operands.size() != plan.num_operands() || results.size() != plan.num_results()) {
     throw std::invalid_argument("the graph has " + std::to_string(plan.num_operands()) + " operands and " +
@@ -307,6 +317,7 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   }
   call.policy = policy_.load(std::memory_order_acquire);
   call.id = num_runs_.fetch_add(1, std::memory_order_relaxed);
+  call.due = now_ns() + std::clamp(run_key.value_or(plan.graph().run_key), -kMostRunKey, kMostRunKey);
   auto run = take_state(plan);
   run->start(std::move(call), operands, results);
   if (plan.num_tiles() == 0) {
@@ -314,21 +325,52 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   } else if (alone) {
     run_alone(run.release());
   } else {
-    spread(*run.release());
+    admit(*run.release());
   }
+}
+
+// Into the pool, or behind those who wait for a slot there and are due earlier.
+void Runtime::Impl::admit(RunState& run) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    const int slot = pool_.order().enter(run.due());
+    if (slot == RunOrder::kNoSlot) {
+      RunState** place = &waiting_;
+      while (*place != nullptr && (*place)->due() <= run.due()) place = &(*place)->next_waiting;
+      run.next_waiting = std::exchange(*place, &run);
+      return;
+    }
+    run.set_slot(slot);
+  }
+  spread(run);
+}
+
+// After the last tile of a run; hands the slot to whoever waits for it.
+void Runtime::Impl::release_slot(int slot) noexcept {
+  RunState* next = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    pool_.order().leave(slot);
+    next = waiting_;
+    if (next == nullptr) return;
+    waiting_ = next->next_waiting;
+    next->set_slot(pool_.order().enter(next->due()));
+  }
+  spread(*next);
 }
 
 void Runtime::Impl::run_alone(RunState* run) noexcept {
   thread_local Arena scratch;
-  Row row;
+  Queues queues;
+  queues.clear();
   Batch roots;
   for (const int32_t root : run->plan().roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
-  row.push(roots);
+  queues.push(roots);
   const Dse dse{scratch, kCallerThread};
   RunState* finished = nullptr;
   {
     const FloatMode mode;  // not for `done`, which is the caller's
-    while (Node* head = row.pop()) finished = walk(head, dse, OfOneThread{{}, row});
+    while (!queues.is_empty()) finished = walk(queues.pop(), dse, OfOneThread{{}, queues});
   }
   complete(finished);
 }
@@ -339,7 +381,9 @@ void Runtime::Impl::spread(RunState& run) noexcept {
   const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
   const auto& roots = run.plan().roots();
   const auto parts = static_cast<int>(std::min(rows, roots.size()));
-  spread_roots(run, roots, rows, run.id() % rows, [&](int row, const Batch& batch) { pool_.row(row).push(batch); });
+  const Policy policy = run.policy();
+  spread_roots(run, roots, rows, run.id() % rows,
+               [&](int row, const Batch& batch) { pool_.row(policy.row_of(row)).push(batch); });
   parking_.wake(parts);
 }
 
@@ -357,6 +401,7 @@ void Runtime::Impl::handle_process_events() {
                    impl.parking_.reset();
                    impl.placement_.reset();
                    impl.pool_.reset();
+                   impl.waiting_ = nullptr;
                    impl.mutex_.unlock();
                  });
 }
@@ -379,11 +424,11 @@ void Runtime::Impl::stop() noexcept {
 Runtime::Runtime() : impl_(std::make_unique<Impl>().release()) {}
 
 void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
-                     Done done, std::shared_ptr<Observer> observer) noexcept {
+                     Done done, std::shared_ptr<Observer> observer, std::optional<int64_t> run_key) noexcept {
   RunState::Call call{std::move(plan), std::move(done), std::move(observer)};
   std::string error;
   try {
-    impl_->submit(call, operands, results);
+    impl_->submit(call, operands, results, run_key);
     return;
   } catch (const std::bad_alloc&) {
     error = "out of memory";  // short enough to need none

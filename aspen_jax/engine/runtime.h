@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -26,8 +27,11 @@ class Runtime {
   // Starts a run. `operands` and `results` are the buffers of the call, in order, of the sizes the plan says; they must stay
   // valid until `done` is called. Workers are started by the first run that needs them. Never throws: whatever goes wrong
   // reaches `done`. A run in flight when the process exits is abandoned: its `done` is not called.
+  //
+  // The run key says when the run is due after its arrival, in nanoseconds; of several runs the one that is due first goes first
+  // (run_order.h). Where none is given it is the graph's own. Larger ones than kMostRunKey count as that.
   void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
-              std::shared_ptr<Observer> observer = nullptr) noexcept;
+              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt) noexcept;
 
   // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
   // number of workers.

@@ -42,6 +42,10 @@ class Traversal {
   int column_of(const Node* node) const { return columns_[tiles_[tile_of(node)].op]; }
   const Policy& policy() const { return *policy_; }
 
+  // Where its tiles lie in the rows of the Ready Pool (run_order.h); written before the first of them is pushed.
+  int slot() const { return slot_; }
+  void set_slot(int slot) { slot_ = slot; }
+
  protected:
   ~Traversal() = default;
 
@@ -64,6 +68,7 @@ class Traversal {
   std::vector<Node> nodes_;
   std::vector<int> columns_;  // of each op, by the policy
   const Policy* policy_ = nullptr;
+  int slot_ = 0;
 };
 
 }  // namespace aspen

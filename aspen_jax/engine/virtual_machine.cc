@@ -38,4 +38,10 @@ VirtualMachine::VirtualMachine(std::vector<int> lanes, std::vector<int> memories
   }
 }
 
+int VirtualMachine::checked_place(uint32_t tile, int resource) const {
+  if (resource >= 0 && resource < num_resources()) return resource;
+  throw std::invalid_argument("tile " + std::to_string(tile) + " is placed on resource " + std::to_string(resource) + " of " +
+                              std::to_string(num_resources()));
+}
+
 }  // namespace aspen

@@ -31,6 +31,8 @@ class VirtualMachine {
   int first_lane(int resource) const { return first_lanes_[static_cast<size_t>(resource)]; }
   int resource(int lane) const { return resources_[static_cast<size_t>(lane)]; }
   int memory(int resource) const { return memories_[static_cast<size_t>(resource)]; }
+  // The resource on which a policy places a tile. Throws std::invalid_argument where the machine has none of this number.
+  int checked_place(uint32_t tile, int resource) const;
   size_t link_index(int from, int to) const { return static_cast<size_t>(from * num_memories_ + to); }
   const std::vector<VirtualLink>& links() const { return links_; }
 

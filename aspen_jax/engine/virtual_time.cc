@@ -36,6 +36,7 @@ class VirtualRun final : public Traversal {
         place_(place),
         transfers_(graph, machine),
         is_idle_(static_cast<size_t>(machine.num_lanes()), true),
+        caches_(static_cast<size_t>(machine.num_lanes())),
         resources_(place ? graph.num_tiles() : 0, kNowhere) {
     restart(policy, graph.parents(), [&](size_t op) { return graph.depths()[op]; }, graph.max_depth());
     const int num_domains = place ? machine.num_resources() : 1;
@@ -66,7 +67,7 @@ class VirtualRun final : public Traversal {
         enter(tile, kNowhere);
       } else {
         transfers_.computed(tile, machine_.memory(machine_.resource(lane)), now);
-        const uint32_t kept = finished(*this, policy(), tile, Company{*this, lane, now});
+        const uint32_t kept = finished(*this, policy(), tile, caches_[static_cast<size_t>(lane)], Company{*this, lane, now});
         is_idle_[static_cast<size_t>(lane)] = kept == kNoTile;
         if (kept != kNoTile) begin(kept, lane, now);
       }
@@ -114,11 +115,7 @@ class VirtualRun final : public Traversal {
   int resource_of(uint32_t tile, int64_t now) {
     int& resource = resources_[tile];
     if (resource != kNowhere) return resource;
-    const int wanted = place_(tile, now);
-    if (wanted < 0 || wanted >= machine_.num_resources()) {
-      throw std::invalid_argument("tile " + std::to_string(tile) + " is placed on resource " + std::to_string(wanted) + " of " +
-                                  std::to_string(machine_.num_resources()));
-    }
+    const int wanted = machine_.checked_place(tile, place_(tile, now));
     nanoseconds(tile, wanted);
     return resource = wanted;
   }
@@ -148,7 +145,7 @@ class VirtualRun final : public Traversal {
   }
 
   void push(Domain& domain, int row, const Batch& batch) {
-    domain.pool.row(row).push(batch);
+    domain.pool.row(policy().row_of(row)).push(batch);
     domain.num_queued += batch.size;
   }
 
@@ -182,7 +179,8 @@ class VirtualRun final : public Traversal {
   const PlaceTile& place_;
   Transfers transfers_;
   std::vector<std::unique_ptr<Domain>> domains_;
-  std::vector<bool> is_idle_;   // of each lane
+  std::vector<bool> is_idle_;  // of each lane
+  std::vector<ChildCache> caches_;
   std::vector<int> resources_;  // of each tile that was placed
   std::vector<Placed> placed_;
   // Time, number of the event, the lane whose tile ends or kArrival, tile.

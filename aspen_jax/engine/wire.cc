@@ -10,14 +10,6 @@ constexpr char kMagic[8] = {'A', 'S', 'P', 'E', 'N', 'T', 'G', '\0'};
 constexpr uint32_t kNewestVersion = 2;
 constexpr size_t kEnvelopeBytes = 24;
 
-// Byte by byte, so that the format does not depend on the machine's byte order.
-template <typename T>
-T little_endian(std::span<const std::byte> bytes) {
-  T result = 0;
-  for (size_t i = sizeof(T); i-- > 0;) result = static_cast<T>(result << 8) | static_cast<T>(bytes[i]);
-  return result;
-}
-
 // Table k advances a byte over k further zero bytes, so eight bytes are folded in one step ("slicing by 8").
 constexpr auto kCrcTables = [] {
   std::array<std::array<uint32_t, 256>, 8> tables{};

@@ -12,6 +12,14 @@
 
 namespace aspen {
 
+// Byte by byte, so that the format does not depend on the machine's byte order.
+template <typename T>
+T little_endian(std::span<const std::byte> bytes) {
+  T result = 0;
+  for (size_t i = sizeof(T); i-- > 0;) result = static_cast<T>(result << 8) | static_cast<T>(bytes[i]);
+  return result;
+}
+
 // CRC-32 as in zlib.
 uint32_t crc32(std::span<const std::byte> bytes);
 

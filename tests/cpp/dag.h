@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -208,10 +209,10 @@ struct DagRun {
   explicit DagRun(const Plan& plan) : result(static_cast<size_t>(plan.result(0).dense.shape[0])) {}
 
   void submit(const std::shared_ptr<const Plan>& plan, const void* context, Done done,
-              std::shared_ptr<Observer> observer = nullptr) {
+              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt) {
     const void* operands[] = {context};
     void* results[] = {result.data()};
-    runtime().submit(plan, operands, results, std::move(done), std::move(observer));
+    runtime().submit(plan, operands, results, std::move(done), std::move(observer), run_key);
   }
 
   std::vector<int64_t> result;

@@ -106,12 +106,32 @@ TEST(fields_of_version_2_are_left_out_or_refused) {
     const std::vector<std::byte> shorter(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(size));
     CHECK_THROWS(parse_graph(GraphBuilder::seal(shorter, 2)), "field");
   }
+  CHECK_EQ(parse_graph(GraphBuilder::with_fields(arrays, std::string("run_key\0", 8), {{-7}})).run_key, -7);
+  CHECK_EQ(parse_graph(GraphBuilder::with_fields(arrays, "", {})).run_key, 0);
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("run_key\0", 8), {{1, 2}})), "run_key");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("run_key\0", 8), {{kMostRunKey + 1}})), "run_key");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a", 1), {{}})), "has no end");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("\0", 1), {{}})), "is empty");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a\0b\0a\0", 6), {{}, {}, {}})), "two fields");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, "\xff", {{}})), "no UTF-8");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("!nested\0", 8), {{}})), "needs its field '!nested'");
   CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("a\0", 2), {{}, {}})), "bytes too many");
+}
+
+TEST(names_of_inputs_and_results_are_kept) {
+  const auto arrays = small_graph().arrays();
+  const auto words = [](const std::string& text) { return Words(text.begin(), text.end()); };
+  const std::string both("input_names\0result_names\0", 25);
+  const Graph graph =
+      parse_graph(GraphBuilder::with_fields(arrays, both, {words(std::string("x\0", 2)), words(std::string("y\0", 2))}));
+  CHECK(graph.input_names == std::vector<std::string>{"x"} && graph.result_names == std::vector<std::string>{"y"});
+  const auto with_inputs = [&](const std::string& text) {
+    return GraphBuilder::with_fields(arrays, std::string("input_names\0", 12), {words(text)});
+  };
+  CHECK_THROWS(parse_graph(with_inputs("x")), "has no end");
+  CHECK_THROWS(parse_graph(with_inputs(std::string("\0", 1))), "is empty");
+  CHECK_THROWS(parse_graph(with_inputs(std::string("a\0b\0c\0d\0e\0f\0g\0h\0i\0", 18))), "are 9 for");
+  CHECK_THROWS(parse_graph(GraphBuilder::with_fields(arrays, std::string("input_names\0", 12), {{300}})), "names");
 }
 
 TEST(an_envelope_that_is_wrong_is_refused) {

@@ -12,6 +12,8 @@
 namespace aspen::testing {
 namespace {
 
+const RunOrder kNoOrder;
+
 // A run with `width` tiles on each of `layers` depths.
 struct Fixture {
   Fixture(int layers, int width, const Policy& policy = kShallowFirst) {
@@ -24,7 +26,7 @@ struct Fixture {
     result.resize(static_cast<size_t>(width));
     const void* operands[] = {nullptr};
     void* results[] = {result.data()};
-    run->start({plan, nullptr, nullptr, &policy, 0}, operands, results);
+    run->start({plan, nullptr, nullptr, &policy, 0, 0}, operands, results);
   }
 
   void push(Row& row, const std::vector<uint32_t>& tiles) {
@@ -42,16 +44,16 @@ TEST(a_row_pops_shallow_columns_first_and_each_column_in_order) {
   Fixture fixture(4, 4);
   Row row;
   CHECK(!row.has_work());
-  CHECK(row.pop() == nullptr);
-  CHECK(row.steal() == nullptr);
+  CHECK(row.pop(kNoOrder) == nullptr);
+  CHECK(row.steal(kNoOrder) == nullptr);
   fixture.push(row, {13, 5, 6});
   fixture.push(row, {2, 12, 4});
   CHECK(row.has_work());
-  for (const uint32_t tile : {2, 5, 6, 4}) CHECK_EQ(fixture.run->tile_of(row.pop()), tile);
+  for (const uint32_t tile : {2, 5, 6, 4}) CHECK_EQ(fixture.run->tile_of(row.pop(kNoOrder)), tile);
   fixture.push(row, {1});
-  for (const uint32_t tile : {1, 13, 12}) CHECK_EQ(fixture.run->tile_of(row.steal()), tile);
+  for (const uint32_t tile : {1, 13, 12}) CHECK_EQ(fixture.run->tile_of(row.steal(kNoOrder)), tile);
   CHECK(!row.has_work());
-  CHECK(row.pop() == nullptr);
+  CHECK(row.pop(kNoOrder) == nullptr);
   fixture.push(row, {7});
   row.reset();
   CHECK(!row.has_work());
@@ -106,7 +108,7 @@ TEST(a_policys_columns_are_clamped) {
   Fixture fixture(2, 2, kWild);
   Row row;
   fixture.push(row, {0, 1, 2, 3});
-  for (const uint32_t tile : {2, 3, 0, 1}) CHECK_EQ(fixture.run->tile_of(row.pop()), tile);
+  for (const uint32_t tile : {2, 3, 0, 1}) CHECK_EQ(fixture.run->tile_of(row.pop(kNoOrder)), tile);
 }
 
 TEST(owners_and_thieves_together_take_each_tile_once) {

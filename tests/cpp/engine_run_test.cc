@@ -430,6 +430,42 @@ TEST(a_dse_walks_to_the_first_ready_child_and_takes_new_heads_shallow_first) {
   }
 }
 
+TEST(a_child_cache_goes_before_the_row_and_gives_its_last_first) {
+  // As above, and seven more children of root 0: one is walked to, three are kept, four go to the row.
+  Dag dag;
+  dag.add(0, {});
+  dag.add(0, {});
+  for (int i = 0; i < 8; ++i) dag.add(1, {0});
+  for (const int64_t cost : {kInline, kInPool}) {
+    runtime().set_policy(kChildCacheOf4);
+    const std::vector<int32_t> expected = {0, 2, 5, 4, 3, 1, 6, 7, 8, 9};
+    CHECK(order_of(dag, cost) == expected);
+    runtime().set_policy(kShallowFirst);
+  }
+}
+
+TEST(the_important_child_is_walked_to_first) {
+  Dag dag;
+  dag.add(0, {});
+  for (int i = 0; i < 3; ++i) dag.add(1, {0});
+  dag.add(2, {2});
+  dag.add(2, {2});
+  dag.add(2, {3});
+  for (const int64_t cost : {kInline, kInPool}) {
+    runtime().set_policy(kImportantFirst);
+    const std::vector<int32_t> expected = {0, 2, 4, 1, 3, 6, 5};
+    CHECK(order_of(dag, cost) == expected);
+    runtime().set_policy(kShallowFirst);
+  }
+}
+
+TEST(policies_have_names) {
+  CHECK(policy_named("shallow first") == &kShallowFirst);
+  CHECK(policy_named("single queue") == &kSingleQueue);
+  CHECK(policy_named("") == nullptr);
+  CHECK(policy_names().starts_with("shallow first, "));
+}
+
 TEST(policies_are_replaceable) {
   Dag dag;
   dag.add(0, {});
@@ -465,7 +501,8 @@ TEST(one_worker_walks_in_real_time_as_in_simulated_time) {
   for (int i = 0; i < 20; ++i) {
     const Dag dag = random_dag(random, 1 + i * 6, 12, 3);
     const Graph graph = parse_graph(encode_dag(dag, "any", 1));
-    for (const Policy* policy : {&kShallowFirst, &kWithoutChildCache, &kFirstReadyFirst, &kLastChild}) {
+    for (const Policy* policy : {&kShallowFirst, &kChildCacheOf4, &kChildCacheOf16, &kImportantFirst, &kAllThroughPool,
+                                 &kFirstReadyFirst, &kSingleQueue, &kLastChild}) {
       std::vector<int32_t> simulated;
       for (const Placed& placed : simulate(virtual_graph(graph), lanes(1), std::vector<int64_t>(dag.size(), 3), *policy).tiles) {
         simulated.push_back(static_cast<int32_t>(placed.tile));

@@ -14,6 +14,7 @@ struct OneOp {
   DType dtype;
   Words shape;
   Words params;
+  std::vector<DType> further = {};  // outputs beside the first
 };
 
 Bytes encode_one(const OneOp& op) {
@@ -30,6 +31,8 @@ Bytes encode_one(const OneOp& op) {
     inputs.push_back(std::move(input));
   }
   const int64_t result = builder.result(op.dtype, op.shape);
+  Words further;
+  for (const DType dtype : op.further) further.push_back(builder.result(dtype, op.shape));
   if (op.kernel == "scatter") builder.values[result].buffer = 0;  // what rewrites an operand may lie there
   const int64_t id = builder.op("op", op.kernel, std::move(inputs), result, op.params);
   Words lo(op.shape.size()), hi = op.shape;
@@ -43,7 +46,10 @@ Bytes encode_one(const OneOp& op) {
     hi[longest] = op.shape[longest];
   }
   builder.tile(id, lo, hi, 1);
-  return builder.encode();
+  if (op.further.empty()) return builder.encode();
+  Words outputs;
+  for (const int64_t value : further) outputs.insert(outputs.end(), {id, value});
+  return GraphBuilder::with_fields(builder.arrays(), std::string("!outputs\0", 9), {outputs});
 }
 
 // Sums along the columns, then along the rows: of a result that the first op gives, and of a value in the workspace. The tiles of
@@ -70,6 +76,12 @@ Bytes encode_chain() {
   return builder.encode();
 }
 
+struct StackPart {
+  std::string kernel;
+  Words words, follows;
+  Words between;  // dtype, shape and room of its result, if another part reads it
+};
+
 std::vector<Bytes> seeds() {
   constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8, h = DType::kF16, bf = DType::kBF16;
   // Programs as docs/graph_format.md says; the opcodes are those of cpu/block_ops.inc.
@@ -82,12 +94,29 @@ std::vector<Bytes> seeds() {
                          0, 3, 0,  11, 3, 0, 0, 2, 4,  11, 4, 0,  5, 4, 4, 2, 3, 0,  4, 0};
   const Words logsumexp = {3, 1, 11, 1, 0,  0, 0, 0,  11, 2, 0, 10, 2, 2, 0, 1, 0, 21, 3, 2,
                            0, 0, 3,  5, 11, 3, 0, 10, 24, 3, 2, 0,  0, 1, 4, 3, 1, 0,  4, 0};
+  // exp(r0 - max), which is stored, and that over its sum.
+  const Words stored_softmax = {4, 1, 11, 1, 0,  0, 0, 12, 10, 2, 0,  10, 2, 2, 0, 1, 0, 21, 3, 2,
+                                0, 0, 3,  0, 11, 3, 0, 0,  2,  4, 11, 4,  0, 5, 4, 4, 2, 3,  0, 4};
   const Words above = {2, 0, 3, 2, 0, 0, 0, 4, 0, 3, 0, 10, 66, 3, 0, 1, 0, 85, 4, 3, 2, 0, 4, 0};
   const auto with = [](Words words, const Words& program) {
     words.insert(words.end(), program.begin(), program.end());
     return words;
   };
   const Words product = {3, 0, 1, -1, 3, 0, -1, 2};
+  constexpr auto f32 = static_cast<int64_t>(DType::kF32);
+  const auto stack = [](Words words, const std::vector<StackPart>& parts) {
+    for (const StackPart& part : parts) {
+      words.push_back(static_cast<int64_t>(part.kernel.size()));
+      words.insert(words.end(), part.kernel.begin(), part.kernel.end());
+      for (const Words& list : {part.words, part.follows}) {
+        words.push_back(static_cast<int64_t>(list.size()));
+        words.insert(words.end(), list.begin(), list.end());
+      }
+      words.insert(words.end(), part.between.begin(), part.between.end());
+    }
+    words.push_back(0);
+    return words;
+  };
   const std::vector<OneOp> ops = {
       {"conv2d",
        {{f, {1, 5, 6, 4}}, {f, {3, 3, 4, 20}}, {f, {20}}},
@@ -101,12 +130,25 @@ std::vector<Bytes> seeds() {
        f,
        {1, 5, 6, 40},
        with({2, 1, 1, 4, 1, 1, 1, 1, 2, 1, 1, 1, 40, 0}, add_relu)},
-      {"conv2d_pair",
+      // A 1x1 and a depthwise convolution, two rows at a time; two pools with an element-wise op between.
+      {"stack",
        {{f, {2, 6, 5, 4}}, {f, {1, 1, 4, 6}}, {f, {6}}, {f, {3, 3, 1, 6}}},
        f,
        {2, 6, 5, 6},
-       {3, 6, 5, 6,  3, 27, 2, 1, 1, 4,  0, 0, 0, 0, 2, 1, 1, 1, 1, 2, 0, 10, 1, 2,
-        0, 1, 0, 40, 3, 2,  0, 0, 3, 13, 2, 1, 1, 4, 1, 1, 1, 1, 2, 1, 1, 6,  0, 0}},
+       stack({1, 2, 2, 5, 6, 2},
+             {{"conv2d", with({2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1}, add_relu), {1, 0, 1}, {f32, 3, 6, 5, 6, 3, 4, 5, 6}},
+              {"conv2d", {2, 1, 1, 4, 1, 1, 1, 1, 2, 1, 1, 6, 0}, {0}, {}}})},
+      {"stack",
+       {{f, {3, 9, 5}}, {f, {5}}},
+       f,
+       {3, 9, 5},
+       stack({1, 1, 1, 2, 3},
+             {{"pool",
+               {1, 3, 1, 3, 1, 3, 1, 1, 1, 3, 0, 1, 0, 3, 0, 1, 0, 3, 1, 1, 1, 3, 1, 1, 1, 0},
+               {1},
+               {f32, 2, 9, 5, 2, 1, 2}},
+              {"block", add_relu, {1}, {f32, 2, 9, 5, 2, 3, 2}},
+              {"pool", {1, 3, 1, 3, 1, 3, 1, 1, 1, 3, 0, 1, 0, 3, 0, 1, 0, 3, 1, 1, 1, 3, 1, 1, 1, 0}, {}, {}}})},
       {"winograd",
        {{f, {1, 9, 6, 5}}, {f, {45, 2, 5, 32}}, {f, {40}}},
        f,
@@ -208,6 +250,9 @@ std::vector<Bytes> seeds() {
       {"block", {{f, {4, 37}}, {f, {37}}}, f, {4, 37}, exp_chain},
       {"block", {{b, {3, 20}}, {i, {20}}, {i, {3, 20}}}, i, {3, 20}, select},
       {"block", {{f, {}}, {f, {}}}, f, {}, add_relu},
+      {"block", {{f, {4, 37}}, {f, {37}}}, f, {4, 37}, with(exp_chain, {4, 0, 2}), {bf, f, f}},
+      {"block", {{b, {3, 20}}, {i, {20}}, {i, {3, 20}}}, i, {3, 20}, with(select, {3, 0}), {u8, b}},
+      {"rows", {{f, {5, 40}}}, f, {5, 40}, with({1, 1}, with(stored_softmax, {0})), {bf}},
   };
   std::vector<Bytes> result;
   for (const OneOp& op : ops) result.push_back(encode_one(op));

@@ -1,0 +1,462 @@
+#include "placed_run.h"
+
+#include <pthread.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <latch>
+#include <new>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "algorithm1.h"
+#include "arena.h"
+#include "couriers.h"
+#include "float_mode.h"
+#include "parking.h"
+#include "ready_pool.h"
+#include "run_state.h"
+#include "spin.h"
+
+namespace aspen {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// As in the runtime: longer than the gaps between the tiles of a run.
+constexpr auto kSearchTime = std::chrono::microseconds(30);
+
+// All bits set are NaN in every format of floats.
+constexpr int kPoison = 0xFF;
+
+// A run's buffers in one memory: a workspace, and results of its own unless the caller's are there.
+class Memory {
+ public:
+  Memory(const std::shared_ptr<const Plan>& plan, const Policy& policy, std::span<const void* const> operands,
+         std::span<void* const> results)
+      : plan_(*plan), state_(plan->run_states().take(*plan)) {
+    std::vector<void*> own(results.begin(), results.end());
+    if (results.empty()) {
+      arenas_.resize(plan->num_results());
+      for (size_t i = 0; i < arenas_.size(); ++i) {
+        if (!arenas_[i].grow(static_cast<size_t>(plan->result(i).bytes))) throw std::bad_alloc();
+        own.push_back(arenas_[i].data());
+      }
+    }
+    RunState::Call call;
+    call.plan = plan;
+    call.policy = &policy;
+    state_->start(std::move(call), operands, own);
+  }
+  ~Memory() {
+    // The plan lives: the run that owns this memory holds it.
+    state_->take_call();
+    plan_.run_states().keep(std::move(state_));
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  const RunOp& op(uint32_t index) const { return state_->op(index); }
+
+  void poison() {
+    const Graph& graph = plan_.graph();
+    for (uint32_t i = 0; i < graph.ops.size(); ++i) {
+      const auto poison_output = [](void* output, const Value& value) {
+        std::memset(output, kPoison, static_cast<size_t>(value.bytes));
+      };
+      poison_output(op(i).output, graph.values[graph.ops[i].output]);
+      const auto further = graph.further_of(graph.ops[i]);
+      for (size_t k = 0; k < further.size(); ++k) poison_output(op(i).further[k], graph.values[further[k]]);
+    }
+  }
+
+ private:
+  const Plan& plan_;
+  std::unique_ptr<RunState> state_;
+  std::vector<Arena> arenas_;
+};
+
+// The elements [box[0], box[rank]) ... of a dense tensor that lies in two places.
+void copy_box(const TensorView& tensor, const int32_t* box, const std::byte* from, std::byte* to) {
+  const int64_t size = size_of(tensor.dtype);
+  const int32_t *const lo = box, *const hi = box + tensor.rank;
+  // What is contiguous: the last dimension that is not covered, and all behind it.
+  int last = tensor.rank - 1;
+  while (last > 0 && lo[last] == 0 && hi[last] == tensor.shape[last]) --last;
+  int64_t offset = 0, bytes = size;
+  for (int d = 0; d < tensor.rank; ++d) {
+    if (hi[d] <= lo[d]) return;
+    offset += lo[d] * tensor.strides[d] * size;
+    if (d >= last) bytes *= hi[d] - lo[d];
+  }
+  for (int64_t at[kMaxRank] = {};;) {
+    std::memcpy(to + offset, from + offset, static_cast<size_t>(bytes));
+    int d = last - 1;
+    for (; d >= 0; --d) {
+      offset += tensor.strides[d] * size;
+      if (++at[d] < hi[d] - lo[d]) break;
+      offset -= at[d] * tensor.strides[d] * size;
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+// Lanes that share a Ready Pool, which has a row for each.
+struct Domain {
+  ReadyPool pool;
+  Parking parking;
+  int first_lane;
+  int num_lanes;
+  std::atomic<unsigned> next_row{0};  // for the next tile that comes from outside
+};
+
+class PlacedRun final : public Traversal {
+ public:
+  PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
+            const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds, const Policy& policy,
+            const PlaceTile& place)
+      : Traversal(graph.tiles(), graph.children().data(), graph.depths().size()),
+        plan_(std::move(plan)),
+        graph_(graph),
+        machine_(machine),
+        kinds_(kinds),
+        place_(place),
+        resources_(place ? graph.num_tiles() : 0, kNowhere),
+        rewrites_(plan_->graph().ops.size()),
+        tiles_(graph.num_tiles()),
+        tiles_left_(static_cast<int64_t>(graph.num_tiles())),
+        ready_(machine.num_lanes()) {
+    restart(policy, graph.parents(), [&](size_t op) { return graph.depths()[op]; }, graph.max_depth());
+    for (int i = 0; i < machine.num_memories(); ++i) {
+      memories_.push_back(std::make_unique<Memory>(plan_, policy, operands, i == 0 ? results : std::span<void* const>()));
+      if (machine.num_memories() > 1) memories_.back()->poison();
+    }
+    const Graph& ops = plan_->graph();
+    for (size_t i = 0; i < rewrites_.size(); ++i) {
+      const Value& output = ops.values[ops.ops[i].output];
+      for (const Input& input : ops.inputs_of(ops.ops[i])) {
+        const Value& value = ops.values[input.value];
+        rewrites_[i] = rewrites_[i] || (value.buffer == output.buffer && value.offset == output.offset);
+      }
+    }
+    const int num_domains = place ? machine.num_resources() : 1;
+    for (int i = 0; i < num_domains; ++i) {
+      Domain& domain = *domains_.emplace_back(std::make_unique<Domain>());
+      domain.first_lane = place ? machine.first_lane(i) : 0;
+      domain.num_lanes = place ? machine.lanes(i) : machine.num_lanes();
+      domain.pool.ensure_rows(domain.num_lanes);
+    }
+    if (machine.num_memories() > 1) {
+      couriers_.emplace(graph, machine,
+                        Couriers::Run{[this] { return now(); }, [this](uint32_t tile, int from, int to) { copy(tile, from, to); },
+                                      [this](uint32_t tile) { enter(tile, kNowhere); }});
+    }
+  }
+
+  Simulation run() && {
+    if (tiles_.empty()) return {};
+    std::vector<std::thread> threads;
+    try {
+      start(threads);
+    } catch (...) {
+      fail(std::current_exception());
+      ready_.count_down(machine_.num_lanes() - static_cast<std::ptrdiff_t>(threads.size()));
+      end();
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (error_) std::rethrow_exception(error_);
+    gather_results();
+    return {std::move(tiles_), couriers_ ? std::move(couriers_->copies()) : std::vector<Copy>()};
+  }
+
+ private:
+  static constexpr int kNowhere = -1;
+
+  struct Company {
+    PlacedRun& run;
+    int lane;
+    uint32_t tile;
+
+    static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
+
+    bool may_keep(uint32_t child) const noexcept {
+      if (!run.place_) return true;
+      const int resource = run.resource_of(child, run.tiles_[tile].end);
+      return resource == run.machine_.resource(lane) &&
+             (!run.couriers_ || run.couriers_->is_there(child, run.machine_.memory(resource)));
+    }
+
+    void push(const Batch& batch) const noexcept {
+      if (!run.place_) {
+        run.push(*run.domains_[0], lane, batch);
+        return;
+      }
+      Node* next = batch.first;
+      for (int i = 0; i < batch.size; ++i) {
+        Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
+        run.admit(run.tile_of(node), run.tiles_[tile].end, lane);
+      }
+    }
+  };
+
+  // Starts the lanes, queues the roots, and lets the lanes go.
+  void start(std::vector<std::thread>& threads) {
+    // Signals are for the threads of the application, whose handlers know nothing of ours.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      for (int lane = 0; lane < machine_.num_lanes(); ++lane) threads.emplace_back([this, lane] { work(lane); });
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ready_.wait();
+    if (place_) {
+      for (const int32_t root : graph_.roots()) admit(static_cast<uint32_t>(root), 0, kNowhere);
+    } else {
+      Domain& all_lanes = *domains_[0];
+      spread_roots(*this, graph_.roots(), static_cast<size_t>(all_lanes.num_lanes), 0,
+                   [&](int row, const Batch& batch) { push(all_lanes, row, batch); });
+    }
+    begin_ = Clock::now();
+    // release, with the acquire of the lanes that wait.
+    may_go_.store(true, std::memory_order_release);
+  }
+
+  void work(int lane) noexcept {
+    const int resource = machine_.resource(lane);
+    const LaneKind& kind = kinds_[static_cast<size_t>(resource)];
+    bind(kind);
+    const FloatMode mode;
+    Arena scratch;
+    if (!scratch.grow(plan_->scratch_bytes())) {
+      fail_with([&] { return "out of memory: a lane needs " + std::to_string(plan_->scratch_bytes()) + " bytes of scratch"; });
+    }
+    Domain& domain = *domains_[place_ ? static_cast<size_t>(resource) : 0];
+    ready_.count_down();
+    // Not asleep: lanes should begin together.
+    for (Backoff backoff; !may_go_.load(std::memory_order_acquire) && !is_over();) backoff.wait();
+    while (Node* head = next(domain, lane - domain.first_lane)) {
+      int64_t walked = 0;
+      ChildCache cache;
+      for (uint32_t tile = tile_of(head); tile != kNoTile;
+           tile = finished(*this, policy(), tile, cache, Company{*this, lane, tile})) {
+        execute(tile, lane, kind, scratch);
+        ++walked;
+      }
+      // acq_rel: whoever counts the last tile, and all who see the end, see what the others wrote.
+      if (tiles_left_.fetch_sub(walked, std::memory_order_acq_rel) == walked) end();
+    }
+  }
+
+  static void bind(const LaneKind& kind) noexcept {
+#ifdef __linux__
+    if (kind.cores.empty()) return;
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (const int core : kind.cores) {
+      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &cores);
+    }
+    pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores);
+#endif
+  }
+
+  // A head of a path; null when the run is over.
+  Node* next(Domain& domain, int row) noexcept {
+    while (!is_over()) {
+      if (Node* const node = domain.pool.pop(row, policy())) return node;
+      domain.parking.start_search();
+      Node* node = nullptr;
+      for (const auto until = Clock::now() + kSearchTime; node == nullptr && !is_over() && Clock::now() < until;) {
+        for (int i = 0; i < 16 && !domain.pool.has_work(); ++i) pause_core();
+        node = domain.pool.pop(row, policy());
+      }
+      const bool last = domain.parking.stop_search();
+      if (node != nullptr) {
+        if (last && domain.pool.has_work()) domain.parking.wake(1);
+        return node;
+      }
+      const uint32_t ticket = domain.parking.prepare();
+      if (domain.pool.has_work() || is_over()) {
+        domain.parking.cancel();
+      } else {
+        domain.parking.park(ticket);
+      }
+    }
+    return nullptr;
+  }
+
+  void execute(uint32_t tile, int lane, const LaneKind& kind, Arena& scratch) noexcept {
+    if (has_failed()) return;
+    const int memory = machine_.memory(machine_.resource(lane));
+    const PlannedTile& planned = plan_->tiles()[tile];
+    const RunOp& op = memories_[static_cast<size_t>(memory)]->op(planned.op);
+    const TileArgs args{op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch.data(), op.further};
+    const int repeat = rewrites_[planned.op] ? 1 : kind.repeat;
+    const int64_t begin = now();
+    const char* message = nullptr;
+    for (int i = 0; i < repeat && message == nullptr; ++i) message = op.run(args);
+    int64_t end = now();
+    if (repeat < kind.repeat) {
+      for (const int64_t until = begin + kind.repeat * (end - begin); end < until; end = now()) pause_core();
+    }
+    tiles_[tile] = {tile, lane, begin, end};
+    if (message != nullptr) fail_with([&] { return plan_->describe_tile(tile) + " failed: " + message; });
+    if (couriers_) couriers_->computed(tile, memory, end);
+  }
+
+  // Asks the policy once. Only whoever made a tile ready comes here.
+  int resource_of(uint32_t tile, int64_t now) noexcept {
+    int& resource = resources_[tile];
+    if (resource != kNowhere) return resource;
+    if (has_failed()) return resource = 0;
+    try {
+      return resource = machine_.checked_place(tile, place_(tile, now));
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    return resource = 0;
+  }
+
+  // A tile that has become ready goes to its resource, behind copies of what it reads.
+  void admit(uint32_t tile, int64_t now, int lane) noexcept {
+    const int resource = resource_of(tile, now);
+    if (couriers_ && !has_failed()) {
+      try {
+        if (!couriers_->fetch(tile, machine_.memory(resource), now)) return;
+      } catch (...) {
+        fail(std::current_exception());
+      }
+    }
+    enter(tile, lane);
+  }
+
+  // Into the row of the lane that made it ready, or into the next one of its resource where that was another's.
+  void enter(uint32_t tile, int lane) noexcept {
+    const int resource = resources_[tile];
+    Domain& domain = *domains_[static_cast<size_t>(resource)];
+    Batch batch;
+    batch.add(&node(tile));
+    if (lane != kNowhere && machine_.resource(lane) == resource) {
+      push(domain, lane - domain.first_lane, batch);
+    } else {
+      const unsigned turn = domain.next_row.fetch_add(1, std::memory_order_relaxed);
+      push(domain, static_cast<int>(turn % static_cast<unsigned>(domain.num_lanes)), batch);
+    }
+  }
+
+  void push(Domain& domain, int row, const Batch& batch) noexcept {
+    domain.pool.row(policy().row_of(row)).push(batch);
+    domain.parking.wake(batch.size);
+  }
+
+  void copy(uint32_t tile, int from, int to) const noexcept {
+    const PlannedTile& planned = plan_->tiles()[tile];
+    const Graph& graph = plan_->graph();
+    const auto ops = [&](int memory) -> const RunOp& { return memories_[static_cast<size_t>(memory)]->op(planned.op); };
+    const auto copy_output = [&](int32_t value, void* source, void* target) {
+      copy_box(graph.values[value].dense, planned.box, static_cast<std::byte*>(source), static_cast<std::byte*>(target));
+    };
+    copy_output(graph.ops[planned.op].output, ops(from).output, ops(to).output);
+    const auto further = graph.further_of(graph.ops[planned.op]);
+    for (size_t k = 0; k < further.size(); ++k) copy_output(further[k], ops(from).further[k], ops(to).further[k]);
+  }
+
+  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. A later op may have rewritten an
+  // earlier one's, so they come in the order of ops.
+  void gather_results() const noexcept {
+    if (!couriers_) return;
+    const int32_t workspace = plan_->graph().workspace();
+    for (const Placed& placed : tiles_) {
+      const int memory = machine_.memory(machine_.resource(placed.lane));
+      const Op& op = plan_->graph().ops[plan_->tiles()[placed.tile].op];
+      const auto is_result = [&](int32_t value) { return plan_->graph().values[value].buffer != workspace; };
+      if (memory != 0 && (is_result(op.output) || std::ranges::any_of(plan_->graph().further_of(op), is_result))) {
+        copy(placed.tile, memory, 0);
+      }
+    }
+  }
+
+  int64_t now() const noexcept { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin_).count(); }
+
+  bool has_failed() const noexcept { return has_failed_.load(std::memory_order_relaxed); }
+
+  // The first failure is the one reported; the tiles left are walked through without being executed.
+  void fail(std::exception_ptr error) noexcept {
+    // Relaxed will do: the threads are joined before the error is read.
+    if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
+  }
+
+  template <typename Describe>
+  void fail_with(const Describe& describe) noexcept {
+    try {
+      throw RunError(describe());
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+
+  bool is_over() const noexcept { return is_over_.load(std::memory_order_seq_cst); }
+
+  void end() noexcept {
+    // seq_cst, before the parked are woken: see parking.h, where the end counts as work.
+    is_over_.store(true, std::memory_order_seq_cst);
+    for (const auto& domain : domains_) domain->parking.wake_all();
+  }
+
+  const std::shared_ptr<const Plan> plan_;
+  const VirtualGraph& graph_;
+  const VirtualMachine& machine_;
+  const std::span<const LaneKind> kinds_;
+  const PlaceTile& place_;
+  std::vector<std::unique_ptr<Memory>> memories_;
+  std::vector<std::unique_ptr<Domain>> domains_;
+  std::vector<int> resources_;  // of each tile that was placed
+  std::vector<bool> rewrites_;  // of each op, whether it works in the memory of what it reads
+  std::vector<Placed> tiles_;   // by number; each is written by the lane that runs it
+  std::exception_ptr error_;
+  Clock::time_point begin_;
+  // Written by all lanes at the end of each path, so it has a cache line of its own.
+  alignas(64) std::atomic<int64_t> tiles_left_;
+  alignas(64) std::atomic<bool> has_failed_{false};
+  std::atomic<bool> may_go_{false};
+  std::atomic<bool> is_over_{false};
+  std::latch ready_;
+  std::optional<Couriers> couriers_;  // last: its threads use the rest
+};
+
+}  // namespace
+
+Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
+                      const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
+                      const Policy& policy, const PlaceTile& place) {
+  if (operands.size() != plan->num_operands() || results.size() != plan->num_results() ||
+      graph.num_tiles() != plan->num_tiles()) {
+    throw std::invalid_argument("the call or the lab's graph is of another graph than the plan");
+  }
+  if (kinds.size() != static_cast<size_t>(machine.num_resources())) {
+    throw std::invalid_argument(std::to_string(kinds.size()) + " kinds of lanes for " + std::to_string(machine.num_resources()) +
+                                " resources");
+  }
+  for (const LaneKind& kind : kinds) {
+    if (kind.repeat < 1) throw std::invalid_argument("lanes run a tile " + std::to_string(kind.repeat) + " times; once is least");
+  }
+  if (machine.num_memories() > 1 && !place) {
+    throw std::invalid_argument(
+        "with more than one memory a policy must say where tiles run; take one that places, such as Dmda");
+  }
+  return PlacedRun(std::move(plan), operands, results, graph, machine, kinds, policy, place).run();
+}
+
+}  // namespace aspen
