@@ -146,6 +146,7 @@ def trace(
     args: Maker = None,
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("run.perfetto-trace"),
     page: File = None,
+    picture: File = None,
     rounds: int = 20,
     workers: int | None = None,
 ) -> int:
@@ -159,11 +160,13 @@ def trace(
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
         output: the file to write, for https://ui.perfetto.dev.
         page: a file for the same run as a page of HTML.
+        picture: a file for a picture of the graph's ops, such as graph.svg; Graphviz draws it.
         rounds: how often the graph is run.
         workers: cores to use; all usable ones by default.
     """
     from aspen_jax import runtime
     from aspen_jax.api.user_function import blaming, filled
+    from aspen_jax.report import graph_picture
     from aspen_jax.report import page as pages
     from aspen_jax.report import trace as traces
     from aspen_jax.report.cores import share_cores
@@ -185,6 +188,8 @@ def trace(
     write_file(output, traces.encoded(labels, run))
     if page is not None:
         write_file(page, pages.page(name, labels, run, decorated.explain(*positional, **keywords)).encode())
+    if picture is not None:
+        graph_picture.draw(picture, graph)
     print(f"{name}, the fastest of {rounds} runs:\n{run}")
     print(f"open {output} at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
     return 0
@@ -211,23 +216,21 @@ def lab(
         picture: where to draw who runs what when, a PNG, PDF or SVG file.
         output: where to write the first policy's run for https://ui.perfetto.dev.
     """
-    import numpy as np
-
     import aspen_jax.schedule as sched
     from aspen_jax import TileGraph
+    from aspen_jax.schedule.costs import estimated
 
     if machine is not None and workers is not None:
         raise InputError("take --machine or --workers: a machine file says itself how many there are")
     kinds = {name: kind for name, kind in vars(sched).items() if isinstance(kind, type) and issubclass(kind, sched.Policy)}
-    kinds = {name: kind for name, kind in kinds.items() if name not in ("Policy", "Static")}
+    kinds = {name: kind for name, kind in kinds.items() if name not in ("Policy", "Static", "Compiled", "NativePolicy")}
     if unknown := set(policy) - set(kinds):
         raise InputError(f"there is no policy {min(unknown)!r}; there are {', '.join(sorted(kinds))}")
     loaded = TileGraph.load(graph)
     resources = sched.Machine.here() if workers is None else sched.Machine([sched.Cpu(workers)])
     if machine is not None:
         resources = sched.Machine.load(machine)
-    estimates = sched.Costs(np.repeat(loaded.costs[:, None], len(resources.resources), axis=1))
-    known = estimates if costs is None else sched.Costs.load(costs, loaded, resources)
+    known = estimated(loaded, resources) if costs is None else sched.Costs.load(costs, loaded, resources)
     schedules = sched.compare([sched.simulate(loaded, resources, known, kinds[name]()) for name in policy])
     print(f"{loaded.num_tiles} tiles on {', '.join(f'{item.lanes} x {item.name}' for item in resources.resources)}")
     print(schedules)

@@ -112,6 +112,31 @@ def set_num_workers(n: int) -> None:
     _engine.set_num_workers(count)
 
 
+PATIENCE = 1.0
+"""Seconds after its arrival at which a run is due that has no deadline; so much earlier for each unit of priority."""
+
+_MOST_PRIORITY = 1_000_000
+
+
+def run_key(priority: int | None, deadline: float | None) -> int:
+    """When a run is due, in nanoseconds after that of a run which is told nothing; what is due first goes first.
+
+    Args:
+        priority: an integer, larger ones first; 0 if None.
+        deadline: seconds from the run's arrival; `PATIENCE` if None.
+
+    Raises:
+        InputError: one of them is no such number.
+    """
+    priority = 0 if priority is None else priority
+    deadline = PATIENCE if deadline is None else deadline
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _MOST_PRIORITY:
+        raise InputError(f"priority={priority!r} is no integer from {-_MOST_PRIORITY:,} to {_MOST_PRIORITY:,}; pass 1, say")
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= _MOST_PRIORITY:
+        raise InputError(f"deadline={deadline!r} is no number of seconds above 0 and up to {_MOST_PRIORITY:,}; pass 0.02, say")
+    return round(1e9 * (deadline - PATIENCE * (1 + priority)))
+
+
 def _release(version: str) -> tuple[int, ...]:
     """Leading numbers of a version: (0, 10, 2) of "0.10.2.dev3"."""
     numbers: list[int] = []

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from aspen_jax.errors import AspenError, InputError
+from aspen_jax.ir.leaf_names import path_name
 
 _SCALARS = (int, float, complex)
 
@@ -150,6 +151,16 @@ def explained(
             where = "; ".join(f"{place} is on {device}" for device, place in devices.items())
             return InputError(f"{name}: arguments are on different devices: {where}; move them with jax.device_put")
     return None
+
+
+def names(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """For each leaf of (args, kwargs) the argument and the way to it, as in "params.dense.kernel"."""
+    result = []
+    for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        argument = path[1].key if path[0].idx else _positional_name(fun, path[1].idx)
+        argument = argument.replace("[", ".").removesuffix("]")  # as an index further inside
+        result.append(path_name(argument, path[2:]))
+    return result
 
 
 def _places(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import functools
 import inspect
 import operator
@@ -17,10 +18,12 @@ from jax.extend import source_info_util
 from aspen_jax.api import arguments, nnx_state
 from aspen_jax.api.weights import Layouts, restore
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.ir.leaf_names import leaf_names
 from aspen_jax.lowering import rules
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, whole_graph
 from aspen_jax.primitive import experimental, primitive
 from aspen_jax.primitive.choices import DEVICES, Choices
+from aspen_jax.runtime import run_key
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
@@ -42,13 +45,24 @@ R = TypeVar("R")
 
 @overload
 def aspen(
-    fun: Callable[P, R], *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+    fun: Callable[P, R],
+    *,
+    weights: int | str | Sequence[int | str] = ...,
+    device: str = ...,
+    strict: bool = ...,
+    priority: int = ...,
+    deadline: float | None = ...,
 ) -> AspenFunction[P, R]: ...
 
 
 @overload
 def aspen(
-    *, weights: int | str | Sequence[int | str] = ..., device: str = ..., strict: bool = ...
+    *,
+    weights: int | str | Sequence[int | str] = ...,
+    device: str = ...,
+    strict: bool = ...,
+    priority: int = ...,
+    deadline: float | None = ...,
 ) -> Callable[[Callable[P, R]], AspenFunction[P, R]]: ...
 
 
@@ -58,6 +72,8 @@ def aspen(
     weights: int | str | Sequence[int | str] = (),
     device: str = "auto",
     strict: bool = False,
+    priority: int = 0,
+    deadline: float | None = None,
     **options: Any,
 ) -> Any:
     """Makes a JAX function run as a graph of tiles, in one custom call where all of it can be tiled.
@@ -85,6 +101,11 @@ def aspen(
             ASPEN_CUDA_EXECUTOR overrides "auto" and "cuda" on GPUs (docs/how-to/gpu.md).
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA. All of the function is
             then tiled, also what XLA would do as fast.
+        priority: of several calls that run on the CPU at once, those with the larger number go first. Calls of equal priority
+            go in the order of their arrival. One unit is worth a second of waiting, so nobody waits without end
+            (docs/explanation/scheduling.md).
+        deadline: seconds within which a call should be done. Of several calls, the one that is due first goes first. Without a
+            deadline a call is due after a second.
         **options: none. The error for an option of `jax.jit`, such as `donate_argnums`, says where it belongs.
 
     Returns:
@@ -105,7 +126,7 @@ def aspen(
     """
     _refuse_options(options)
     if fun is None:
-        return functools.partial(aspen, weights=weights, device=device, strict=strict)
+        return functools.partial(aspen, weights=weights, device=device, strict=strict, priority=priority, deadline=deadline)
     if isinstance(fun, staticmethod | classmethod):
         raise InputError(f"aspen cannot decorate a {type(fun).__name__}; put @aspen below @{type(fun).__name__}")
     if not callable(fun):
@@ -114,7 +135,8 @@ def aspen(
         raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
-    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device)
+    key = run_key(priority, deadline)
+    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device, run_key=key)
     marks = _check_weights(fun, weights)
     method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
     if nnx_state.is_object(instance):  # it may change, so it is an argument
@@ -229,7 +251,8 @@ class AspenFunction(Generic[P, R]):
 
         Its inputs are the arrays of the arguments, in order, also those that the function does not read. Its results are all
         arrays that the function returns, so `graph.run(*args)` gives the leaves of `f(*args)`. Static arguments are left out. All
-        of the function is tiled, also what XLA would do as fast.
+        of the function is tiled, also what XLA would do as fast. Inputs are named after arguments, as in "params.dense.kernel",
+        results as in "result.logits".
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -244,6 +267,8 @@ class AspenFunction(Generic[P, R]):
             >>> graph.verify()
             >>> outputs = graph.run(x)
             >>> graph.save("f.aspen")
+            >>> graph.input_names, graph.result_names
+            (('x',), ('result',))
         """
         explanation = self._explain(args, kwargs, chooses=False)
         if len(explanation.parts) != 1 or explanation.fallbacks:
@@ -253,7 +278,26 @@ class AspenFunction(Generic[P, R]):
                 "explain() with the same arguments says where and why"
             )
         jaxpr, (call,) = self._calls(args, kwargs)
-        return whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
+        graph = whole_graph(jaxpr, compile_jaxpr(call, self._options(chooses=False)))
+        input_names, result_names = self._names(args, kwargs)
+        return dataclasses.replace(graph, input_names=input_names, result_names=result_names)
+
+    def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the graph's inputs and results; none where two of them would have the same."""
+
+        def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], list[str]]:
+            names = arguments.names(self.__wrapped__, args, kwargs)
+
+            def kept(structure: arguments.Structure, _: list[Any]) -> list[str]:
+                static = {index for index, _ in structure.static}
+                return [name for index, name in enumerate(names) if index not in static]
+
+            inputs = self._on_arguments(kept, args, kwargs, shapes_traced=True)
+            return inputs, leaf_names("result", self._traced(args, kwargs).out_info)
+
+        found = nnx_state.call(named, args, kwargs, self._holds_objects)
+        inputs, results = (tuple(names) if len(set(names)) == len(names) else () for names in found)
+        return inputs, results
 
     def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What the graph of these arguments takes: their arrays and numbers, in order, without what is static.
@@ -298,8 +342,9 @@ class AspenFunction(Generic[P, R]):
         same layers uses it when it is traced from then on. ASPEN_CACHE_DIR names the folder; the default is the user's cache
         folder. A `jax.jit` around this function that was compiled before keeps what it has. Leave the machine idle meanwhile.
 
-        With device="cuda", and with "auto" where JAX's default device is a GPU, XLA and each executor are timed instead. The
-        times are kept for this kind of GPU, and device="auto" then takes the fastest.
+        With device="cuda", and with "auto" where JAX's default device is a GPU, the kernels of products are timed in tens of
+        ways instead, and then the function by XLA and by each executor. The times are kept for this kind of GPU, and
+        device="auto" then takes the fastest. Products that were never timed take the choice of those like them.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -325,13 +370,15 @@ class AspenFunction(Generic[P, R]):
         return found
 
     def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
-        from aspen_jax.lowering.cuda_tuning import gpu, time_executors
+        from aspen_jax.lowering.cuda_tuning import gpu, time_executors, tune_products
 
         device = gpu()
         _, calls = self._calls(args, kwargs)
         if not calls:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
-        found = time_executors(calls, self._choices._replace(strict=False), device)
+        choices = self._choices._replace(strict=False)
+        kernels = tune_products(calls, choices)
+        found = dataclasses.replace(time_executors(calls, choices, device), kernels=kernels)
         self._forget_traces()
         return found
 

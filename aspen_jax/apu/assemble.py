@@ -39,7 +39,7 @@ def assemble(
     operands = [*program.inputs, *(value for value, _ in packed.operands)]
     # A result of another shape than the value written is a second value in the same buffer.
     results = [item.value if item.is_whole else Value(item.shape, item.dtype) for item in program.outputs]
-    values = list(dict.fromkeys([*operands, *packed.places, *(op.output for op in program.ops), *results]))
+    values = list(dict.fromkeys([*operands, *packed.places, *(value for op in program.ops for value in op.outputs), *results]))
     numbers = {value: number for number, value in enumerate(values)}
     buffers = {value: buffer for buffer, value in enumerate([*operands, *results])}
     workspace = len(buffers)
@@ -87,6 +87,10 @@ def assemble(
         workspace_bytes=memory.size,
         max_depth=max(depths.values(), default=0),
         constants=tuple(array for _, array in packed.operands),
+        further_outputs=_table(
+            [(number, numbers[value]) for number, op in enumerate(program.ops) for value in op.further],
+            2,
+        ),
     )
 
 

@@ -211,7 +211,7 @@ def result_chains(program: Program) -> dict[Value, list[Value]]:
 def place(
     ops: Sequence[Op], outside: set[Value], reads: Sequence[Sequence[Read]], grids: dict[Value, Grid], data: Dag, reuse: bool
 ) -> Memory:
-    """Place the output of each op in the workspace.
+    """Place the outputs of each op in the workspace.
 
     Args:
         ops: in topological order.
@@ -229,7 +229,7 @@ def place(
     }
     rewriting = {rewritten(op): index for index, op in enumerate(ops) if op.in_place}
     reading: dict[Value, list[Touches]] = {value: [] for value in (*writing, *rewriting)}
-    last_use = {op.output: index for index, op in enumerate(ops) if op.output in writing}
+    last_use = {value: index for index, op in enumerate(ops) for value in op.outputs if value in writing}
     for index, op_reads in enumerate(reads):
         for value, tiles, boxes in op_reads:
             if index > rewriting.get(value, index):
@@ -255,8 +255,7 @@ def place(
             if op.output in writing:
                 offsets[op.output] = offset = offsets[operand]
                 holders.give(offset, offset + op.output.nbytes, op.output)
-        elif op.output in writing:
-            value = op.output
+        for value in () if op.in_place else filter(writing.__contains__, op.outputs):
             small = value.nbytes < _SMALLEST_REUSED
             for offset in [free.size] if small else free.offers(_aligned(value.nbytes)):
                 claims = writing[value].moved(offset)

@@ -29,7 +29,7 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     """
     machine = Machine() if machine is None else machine
     results = [operand.value for operand in program.outputs]
-    written = {op.output for op in program.ops}
+    written = {value for op in program.ops for value in op.outputs}
     dense = all(operand.view.is_dense() and operand.value in written for operand in program.outputs)
     if not dense or len(set(results)) < len(results):
         raise ValueError("each output of a program must be a value of its own, written by an op; run passes.outputs first")
@@ -37,7 +37,7 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     grids: dict[Value, Grid] = {}
     num_tiles = 0
     for op in program.ops:
-        grids[op.output] = Grid.numbered(cut_points(op, num_workers, machine), num_tiles)
+        grids.update(dict.fromkeys(op.outputs, Grid.numbered(cut_points(op, num_workers, machine), num_tiles)))
         num_tiles += len(grids[op.output].tiles)
     reads = [reads_of(op, grids[op.output].tiles, grids[op.output].boxes) for op in program.ops]
     data = Dag.from_edges(num_tiles, *data_edges([read for op_reads in reads for read in op_reads], grids))
@@ -50,6 +50,6 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     depths: dict[Value, int] = {}
     for op, op_reads in zip(program.ops, reads, strict=True):
         above = [depths[read.value] for read in op_reads if read.value in depths and read.tiles.size]
-        depths[op.output] = max(above, default=-1) + 1
+        depths.update(dict.fromkeys(op.outputs, max(above, default=-1) + 1))
     costs = {op.output: machine.of_boxes(op, grids[op.output].boxes) for op in program.ops}
     return assemble(program, grids, costs, depths, chains, memory, order)

@@ -59,13 +59,15 @@ def carries_data(graph: TileGraph) -> np.ndarray:
 def _data_edges(
     program: Program, tiles: list[tuple[np.ndarray, np.ndarray]], reads: list[list[Read]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    grids = {op.output: _grid(f"op {number} ({op.name})", op.output, *tiles[number]) for number, op in enumerate(program.ops)}
+    grids: dict[Value, Grid] = {}
+    for number, op in enumerate(program.ops):
+        grids.update(dict.fromkeys(op.outputs, _grid(f"op {number} ({op.name})", op.output, *tiles[number])))
     return data_edges([read for op_reads in reads for read in op_reads], grids)
 
 
 def _check_values(graph: TileGraph) -> None:
     outside = [*graph.operands.tolist(), *graph.results.tolist()]
-    written = {*graph.results.tolist(), *graph.ops[:, 1].tolist()}
+    written = {*graph.results.tolist(), *graph.ops[:, 1].tolist(), *graph.further_outputs[:, 1].tolist()}
     for number, (buffer, offset, _, _) in enumerate(graph.values.tolist()):
         shape, dtype = graph.value(number)
         size = math.prod(shape) * dtype.itemsize
@@ -99,11 +101,14 @@ def _check_ops(graph: TileGraph, program: Program) -> None:
     given = {*program.inputs, *(value for value, _ in program.constants)}
     written: set[Value] = set()
     for op in program.ops:
-        if op.output in given or op.output in written:
+        if not (given | written).isdisjoint(op.outputs):
             refuse(f"op {op.name} writes a value that is an operand or that another op writes")
-        written.add(op.output)
+        written.update(op.outputs)
     writers: dict[int, list[Op]] = {int(graph.values[number, 0]): [] for number in graph.results}
-    for op, buffer in zip(program.ops, graph.values[graph.ops[:, 1], 0].tolist(), strict=True):
+    of_ops = [(op, number) for op, number in zip(program.ops, graph.ops[:, 1].tolist(), strict=True)]
+    of_ops += [(program.ops[op], number) for op, number in graph.further_outputs.tolist()]
+    for op, number in of_ops:
+        buffer = int(graph.values[number, 0])
         if buffer in writers:
             writers[buffer].append(op)
         elif buffer < len(graph.operands):

@@ -138,16 +138,22 @@ def _tenants(
         joined = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return _Tenant(value, offset, *joined, num_writes=len(tiles), rewrites=rewrites)
 
-    places = graph.values[graph.ops[:, 1], :2].tolist()
-    tenants: dict[int, list[_Tenant]] = {buffer: [] for buffer, _ in places}
+    further: list[list[int]] = [[] for _ in program.ops]
+    for op, value in graph.further_outputs.tolist():
+        further[op].append(value)
+    places = [
+        graph.values[[first, *others], :2].tolist() for first, others in zip(graph.ops[:, 1].tolist(), further, strict=True)
+    ]
+    tenants: dict[int, list[_Tenant]] = {buffer: [] for outputs in places for buffer, _ in outputs}
     given = [*program.inputs, *(value for value, _ in program.constants)]
     for value, (_, buffer, offset) in zip(given, graph.given_values(), strict=True):
         if buffer in tenants and value.nbytes:
             none = np.zeros(0, np.int64), np.zeros((0, len(value.shape), 2), np.int64)
             tenants[buffer].append(tenant(value, offset, *none))
-    for number, (op, (buffer, offset)) in enumerate(zip(program.ops, places, strict=True)):
-        if op.output.nbytes:
-            tenants[buffer].append(tenant(op.output, offset, *tiles[number], rewritten(op) if op.in_place else None))
+    for number, (op, outputs) in enumerate(zip(program.ops, places, strict=True)):
+        for value, (buffer, offset) in zip(op.outputs, outputs, strict=True):
+            if value.nbytes:
+                tenants[buffer].append(tenant(value, offset, *tiles[number], rewritten(op) if op.in_place else None))
     return tenants
 
 

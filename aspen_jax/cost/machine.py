@@ -32,6 +32,9 @@ class Machine:
         places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
         bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x6.py).
         few_rows: products of up to so many rows are bound by reading a matrix, which kernels do once and in place.
+        cache_bytes: of a worker's own cache, in which values between the parts of a stack must fit.
+        last_cache_bytes: of the cache before memory, which an op's input and output must exceed for a stack of pools to pay.
+        keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -46,6 +49,9 @@ class Machine:
     bf16_units: bool = False
     few_rows: int = 6
     launch_ns: float = 0.0
+    cache_bytes: int = 1 << 20
+    last_cache_bytes: int = 32 << 20
+    keeps_rows: bool = True
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod
@@ -56,7 +62,14 @@ class Machine:
     @classmethod
     def unmeasured(cls) -> Machine:
         """This machine by what its processor has alone."""
-        return cls(bf16_units=_engine.cpu_target() == "amx", few_rows=_engine.cpu_few_rows())
+        return cls(
+            bf16_units=_engine.cpu_target() == "amx", few_rows=_engine.cpu_few_rows(), cache_bytes=_engine.cpu_l2_cache_bytes()
+        )
+
+    @property
+    def stack_bytes(self) -> int:
+        """What the values between a stack's parts may take: they share the cache with inputs, weights and the output."""
+        return self.cache_bytes * 7 // 8
 
     def nanoseconds(self, work: Work) -> np.ndarray:
         """Estimated time of each tile: arithmetic and streaming overlap only in part, so the longer one and half the other."""
@@ -66,6 +79,22 @@ class Machine:
     def has_kernel(self, op: Op) -> bool:
         """Whether an op that a pass would make can run."""
         return True
+
+    def measured_slices(self, op: Op) -> int | None:
+        """Into how many slices the depth of an op is best cut, where that was measured; None where the price decides."""
+        return None
+
+    def whole_vector(self, op: Op) -> int:
+        """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""
+        return 1
+
+    def blocks_of(self, op: Op) -> str | None:
+        """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
+        return None
+
+    def advice(self, op: Op) -> str | None:
+        """Which shapes would be faster; None where there is nothing to say."""
+        return None
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of each tile of an op.
@@ -78,7 +107,7 @@ class Machine:
 
     def of_ops(self, ops: Sequence[Op]) -> float:
         """Estimated nanoseconds of whole ops, one after the other on one worker."""
-        whole = [np.array([[(0, extent) for extent in op.output.shape]], np.int64) for op in ops]
+        whole = [np.array([[(0, extent) for extent in op.output.shape]], np.int64).reshape(1, -1, 2) for op in ops]
         return sum(float(self.of_boxes(op, box)[0]) for op, box in zip(ops, whole, strict=True))
 
     def are_cheaper(self, ops: Sequence[Op], others: Sequence[Op]) -> bool:

@@ -42,8 +42,8 @@ class Measurements:
         self.entries = MappingProxyType(dict(entries))
 
     def of(self, op: Op) -> Measured | None:
-        """What is known of the op; nothing where it is in place, for alone it would have to copy."""
-        return self.entries.get(key(op)) if self.entries and not op.in_place else None
+        """What is known of the op; nothing where it keeps a part of an operand, for alone it would have to copy."""
+        return self.entries.get(key(op)) if self.entries and not op.family.keeps_rest(op) else None
 
     def updated(self, entries: Mapping[str, Measured]) -> Measurements:
         """These and others; where an op is in both, the others count."""
@@ -53,7 +53,8 @@ class Measurements:
 def key(op: Op) -> str:
     """Equal for ops that are the same work for a kernel."""
     inputs = [(str(item.dtype), item.shape, item.view.strides(), item.view.offset()) for item in op.inputs]
-    text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, str(op.output.dtype), op.exact))
+    dtypes = " ".join(str(value.dtype) for value in op.outputs)
+    text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, dtypes, op.exact))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

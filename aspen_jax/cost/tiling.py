@@ -15,11 +15,16 @@ import numpy as np
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op
+from aspen_jax.ops.block import box_sizes
 
 _PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 # Splitting columns makes every consumer wait for more tiles, which the price does not see: it must be this much cheaper.
 _COLUMNS_MARGIN = 0.95
+
+
+# Of an op whose tiles each compute their halos, no more tiles are asked for than cost so much more arithmetic.
+_MOST_REPEATED = 1.1
 
 
 def cut_points(op: Op, num_workers: int, machine: Machine) -> tuple[np.ndarray, ...]:
@@ -106,6 +111,14 @@ def _prices(
         price = np.where(parts[:, -1] > 1, price / _COLUMNS_MARGIN, price)
     # A candidate breaks a rule by the factor that it is short by; least broken wins, and among those the price decides.
     enough = min(machine.tiles_per_worker * num_workers, max(1, int((tile * tiles).min() // machine.shortest_tile_ns)))
+    if op.family.repeats:
+        enough = min(enough, int(tiles[_repeated(op, boxes) <= _MOST_REPEATED].max()))
     too_short = np.where(tiles > 1, np.maximum(machine.shortest_tile_ns / tile, 1.0), 1.0)
     too_few = np.maximum(enough / tiles, 1.0)
     return np.round(too_short * too_few, 3), price
+
+
+def _repeated(op: Op, boxes: np.ndarray) -> np.ndarray:
+    """Arithmetic per element of each box, by that of the box which has the least."""
+    flops = op.family.work(op, boxes).flops / np.maximum(box_sizes(boxes), 1.0)
+    return flops / max(flops.min(), 1e-30)

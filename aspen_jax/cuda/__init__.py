@@ -25,6 +25,13 @@ place, or where an offset is enough.
 
 from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.families import UnsupportedOp
+from aspen_jax.cuda.first_op import read_through
 from aspen_jax.cuda.source import HEADERS, kernels, translation_unit
+from aspen_jax.ir.program import Program
 
-__all__ = ["HEADERS", "UnsupportedOp", "kernels", "translation_unit", "unfused"]
+__all__ = ["HEADERS", "UnsupportedOp", "fitted", "kernels", "translation_unit"]
+
+
+def fitted(program: Program) -> Program:
+    """A program, after all passes, as the kernels here take it."""
+    return read_through(unfused(program))

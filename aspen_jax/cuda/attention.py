@@ -213,13 +213,13 @@ def _score(op: Op, logits: BlockProgram) -> str:
     at = [f"at[{axis}]" for axis in range(len(attrs.shape))]
     lines, result = [], "own"
     if scores.program is not None:
-        inner, result = statements(scores.program, ["own", *(load(op, k, at) for k in range(2, attrs.scores_inputs))])
+        inner, (result,) = statements(scores.program, ["own", *(load(op, k, at) for k in range(2, attrs.scores_inputs))])
         lines += ["uint32_t scored;", "{", *inner, f"scored = {result};", "}"]
         result = "scored"
     # Numbers of the row program's inputs among those of the op.
     numbers = [attrs.scores_inputs + k - (k > attrs.rows_chained) for k in range(attrs.rows_inputs)]
     registers = [result if k == attrs.rows_chained else load(op, number, at) for k, number in enumerate(numbers)]
-    inner, result = statements(logits, registers)
+    inner, (result,) = statements(logits, registers)
     return function("uint32_t score", ", uint32_t own", [*lines, *inner, f"return {result};"])
 
 
@@ -231,5 +231,5 @@ def _store(op: Op) -> str:
     if values.program is not None:
         first = attrs.scores_inputs + attrs.rows_inputs
         extras = [load(op, first + k, at) for k in range(len(values.inputs) - 2)]
-        lines, result = statements(values.program, ["own", *extras])
+        lines, (result,) = statements(values.program, ["own", *extras])
     return function("void store", ", uint32_t own", [*lines, f"finish(buffers, at, {result});"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from aspen_jax.cuda.kernel_choices import candidate_for
 from aspen_jax.ir.program import Op
 
 # Of an H100 or H200.
@@ -17,9 +18,13 @@ _BLOCKS = ((128, 128), (64, 128), (64, 64))
 def block(op: Op) -> tuple[int, int]:
     """The rows and columns of a product or convolution that a thread block computes at once.
 
-    The largest, which reads its operands least often, of which there is still one for each multiprocessor, and of which the last
-    row and column are hardly empty.
+    Those of the candidate that was timed, or of a like product's (cuda/kernel_choices.py). By default the largest, which reads
+    its operands least often, of which there is still one for each multiprocessor, and of which the last row and column are hardly
+    empty.
     """
+    candidate = candidate_for(op)
+    if candidate is not None:
+        return candidate.rows, candidate.columns
     grouped = op.family.name != "matmul" and op.attrs.groups > 1
     if op.inputs[0].dtype.itemsize != 2 or not op.output.size or grouped:
         return _BLOCKS[-1]

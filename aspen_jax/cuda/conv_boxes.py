@@ -11,6 +11,7 @@ import functools
 import math
 
 from aspen_jax.cuda.blocks import block, whole
+from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.tensor_maps import LINE, MOST_BOX, MOST_STEP, TensorShape
 from aspen_jax.cuda.vectors import vector
 from aspen_jax.ir.program import Op
@@ -63,7 +64,7 @@ class ConvBoxesShape:
             chunks_of_slice = length // LINE
             if channels % LINE or length % LINE:
                 return None
-        if length < LINE:  # then BlockCore leaves it to warps
+        if length < LINE or not for_warpgroups(op):  # then warps multiply it
             return None
         rows = block(op)[0]
         pixels = _box_of_pixels(shape, rows, op.attrs.strides)

@@ -31,7 +31,7 @@ class ConvTileShape:
         depth: what is summed.
         slice: so much of the depth is a slice; 0: there are no slices.
         input: strides of images, lines, pixels and channels.
-        input_vector: adjacent channels of the input that may be read at once.
+        input_vector: adjacent channels of the input that may be read at once; 1 where channels are not adjacent, as in NCHW.
         weights_vector: adjacent outputs of the weights that may be read at once.
         run: adjacent sums that are stored at once.
     """
@@ -52,9 +52,11 @@ class ConvTileShape:
         """None where strides forbid it, nothing is summed, or a group has too few channels."""
         x, w = op.inputs[:2]
         kernel_height, kernel_width, channels, outputs = w.shape
-        strides, groups, depth = tuple(x.view.strides()), op.attrs.groups, kernel_height * kernel_width * channels
-        if x.dtype != w.dtype or not _is_walked(w) or (strides[3] != 1 and x.shape[3] > 1) or not depth:
+        strides, groups, depth = list(x.view.strides()), op.attrs.groups, kernel_height * kernel_width * channels
+        if x.dtype != w.dtype or not _is_walked(w) or not depth:
             return None
+        if x.shape[3] == 1:
+            strides[3] = 1  # a channel is adjacent to itself
         if groups > 1 and min(channels, outputs // groups) < FEWEST_CHANNELS:
             return None
         return cls(
@@ -64,8 +66,8 @@ class ConvTileShape:
             outputs,
             depth,
             op.attrs.length(depth) if isinstance(op.attrs, ConvSlicesAttrs) else 0,
-            Strides(4, strides),
-            vector(x.dtype, channels, *strides[:3], x.view.offset()),
+            Strides(4, tuple(strides)),
+            vector(x.dtype, channels, *strides[:3], x.view.offset()) if strides[3] == 1 else 1,
             vector(w.dtype, outputs, outputs // groups, w.view.offset()),
             sums_at_once(op),
         )

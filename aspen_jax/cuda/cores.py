@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.candidates import Candidate
+from aspen_jax.cuda.kernel_choices import candidate_for
 from aspen_jax.cuda.vectors import KINDS
 from aspen_jax.ir.program import Op
 
@@ -16,6 +18,7 @@ class FmaCore:
     rows: int
     columns: int
     along_depth: bool
+    stages: int = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,18 @@ class MmaCore:
     warp_rows: int
     warp_columns: int
     along_depth: bool
+    stages: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class WgmmaCore:
+    """On tensor cores, by warpgroups of 64 rows and all columns."""
+
+    kind: str
+    rows: int
+    columns: int
+    along_depth: bool
+    stages: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +57,7 @@ class BlockCore:
     along_depth: bool
 
 
-Core = FmaCore | MmaCore | BlockCore
+Core = FmaCore | MmaCore | WgmmaCore | BlockCore
 
 
 def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> FmaCore | MmaCore:
@@ -66,7 +81,19 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
         along_depth: columns lie along the depth.
     """
     dtype = op.inputs[0].dtype
+    candidate = candidate_for(op)
+    if candidate is not None:
+        return _core_of(candidate, KINDS[dtype.name], along_depth)
     if dtype.itemsize != 2 or num_rows <= 32:
         return core(op, num_rows, along_depth=along_depth)
     rows, columns = block(op)
     return BlockCore(KINDS[dtype.name], rows, columns, vector, depth, along_depth)
+
+
+def _core_of(candidate: Candidate, kind: str, along_depth: bool) -> Core:
+    rows, columns, stages = candidate.rows, candidate.columns, candidate.stages
+    if candidate.core == "threads":
+        return FmaCore(rows, columns, along_depth, stages)
+    if candidate.core == "warpgroups":
+        return WgmmaCore(kind, rows, columns, along_depth, stages)
+    return MmaCore(kind, rows, columns, candidate.warp_rows, candidate.warp_columns, along_depth, stages)

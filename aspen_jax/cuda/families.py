@@ -16,6 +16,7 @@ from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kerne
     ragged_dot,
     rows,
     scatter,
+    stack,
 )
 from aspen_jax.cuda.kernel import FAMILIES, Kernel
 from aspen_jax.cuda.lanes import element
@@ -34,7 +35,7 @@ def kernel_of(op: Op) -> Kernel:
         UnsupportedOp: there is none.
     """
     write = FAMILIES.get(op.family.name)
-    dtypes = [op.output.dtype, *(operand.dtype for operand in op.inputs)]
+    dtypes = [*(value.dtype for value in op.outputs), *(operand.dtype for operand in op.inputs)]
     kernel = write(op) if write is not None and all(element(dtype) and lane_of(dtype) for dtype in dtypes) else None
     if kernel is None:
         raise UnsupportedOp(f"no CUDA code for {op.family.name} of {', '.join(map(str, dtypes))}")

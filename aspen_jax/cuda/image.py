@@ -100,7 +100,7 @@ def code_hash(ops: Sequence[Op]) -> bytes:
         UnsupportedOp: there is no CUDA code for one of them.
     """
     firsts, _ = distinct(ops)
-    return hashlib.sha256("\0".join([kernels(firsts), *(_headers().values())]).encode()).digest()
+    return hashlib.sha256("\0".join([kernels(firsts), *(header_texts().values())]).encode()).digest()
 
 
 def compiled(source: str, architecture: str) -> bytes:
@@ -111,7 +111,7 @@ def compiled(source: str, architecture: str) -> bytes:
         AspenError: NVRTC refuses the source.
     """
     nvrtc = _nvrtc()
-    headers = {**_STANDARD, **_headers()}
+    headers = {**_STANDARD, **header_texts()}
     parts = [
         source,
         architecture,
@@ -134,7 +134,7 @@ def compile_log(source: str, architecture: str) -> str:
         CompilerMissing: NVRTC or CuPy is not installed.
         AspenError: NVRTC refuses the source.
     """
-    return _compile(_nvrtc(), source, {**_STANDARD, **_headers()}, architecture, "--ptxas-options=-v")[1]
+    return _compile(_nvrtc(), source, {**_STANDARD, **header_texts()}, architecture, "--ptxas-options=-v")[1]
 
 
 def _compile(nvrtc: Any, source: str, headers: dict[str, str], architecture: str, *options: str) -> tuple[bytes, str]:
@@ -166,7 +166,7 @@ def _nvrtc() -> Any:
 
 
 @functools.cache
-def _headers() -> dict[str, str]:
+def header_texts() -> dict[str, str]:
     """The headers of `cuda/kernels/` by the names under which they are included: in full, and beside each other."""
     installed = Path(__file__).parent / "include"
     folder = installed if installed.is_dir() else Path(__file__).parents[2]  # a checkout

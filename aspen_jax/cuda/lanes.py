@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aspen_jax.ir.program import Op
+from aspen_jax.ir.program import Op, Value
 from aspen_jax.ir.view import View
 from aspen_jax.ops.opcodes import lane_of
 
@@ -56,21 +56,34 @@ def lane_bits(scalar: np.ndarray) -> int:
 
 
 def finish(op: Op) -> str:
-    """A function `finish` that stores an element of the output: from the kernel's own lane, where there is a kernel.
+    """A function `finish` that stores an element of each output: from the kernel's own lane, where there is a kernel.
 
     The result of a kernel of floats of 16 bits is a float32; `program` reads it and the other inputs at the output's coordinates.
     """
     num_main = op.family.num_main(op)
     at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
-    store = f"{element(op.output.dtype)}::store(buffers.output, {place(at, View.identity(op.output.shape).strides())}, "
     if op.program is None:
-        lines, result = [], "own"
+        lines, results = [], ["own"]
     else:
         registers = ["own"] if num_main else []
         registers += [load(op, number, at) for number in range(num_main, len(op.inputs))]
-        lines, result = statements(op.program, registers)
+        lines, results = statements(op.program, registers)
     own = ", [[maybe_unused]] uint32_t own" if num_main else ""
-    return function("void finish", own, [*lines, f"{store}{result});"])
+    # A kernel with further outputs and no program stores them itself.
+    stores = [
+        store(value, buffer, at, result) for value, buffer, result in zip(op.outputs, output_buffers(op), results, strict=False)
+    ]
+    return function("void finish", own, [*lines, *stores])
+
+
+def store(value: Value, buffer: str, coordinates: Sequence[str], lane: str) -> str:
+    """Storing a lane as an element of a value."""
+    return f"{element(value.dtype)}::store({buffer}, {place(coordinates, View.identity(value.shape).strides())}, {lane});"
+
+
+def output_buffers(op: Op) -> list[str]:
+    """Where each output begins."""
+    return ["buffers.output", *(f"buffers.further[{number}]" for number in range(len(op.further)))]
 
 
 def function(name: str, parameters: str, lines: Sequence[str]) -> str:
@@ -80,8 +93,8 @@ def function(name: str, parameters: str, lines: Sequence[str]) -> str:
     return f"  static ASPEN_DEVICE {name}({arguments}) {{\n{body}\n  }}"
 
 
-def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], str]:
-    """C++ that computes a program from expressions for its inputs, and the name of its result. What is not read is left out."""
+def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """C++ that computes a program from expressions for its inputs, and the names of its results. What is not read is left out."""
     first = program.num_inputs + len(program.constants)
     used = used_inputs(program)
     lines = [f"const uint32_t r{number} = {text};" for number, text in enumerate(inputs) if number in used]
@@ -91,10 +104,10 @@ def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str],
     ]
     for number, (opcode, args) in enumerate(program.instructions):
         lines.append(f"const uint32_t r{first + number} = scalar::{opcode}({', '.join(f'r{arg}' for arg in args)});")
-    return lines, f"r{program.result}"
+    return lines, [f"r{result}" for result in program.results]
 
 
 def used_inputs(program: BlockProgram) -> set[int]:
     """The input registers that a program reads."""
-    read = {program.result, *(arg for instruction in program.instructions for arg in instruction.args)}
+    read = {*program.results, *(arg for instruction in program.instructions for arg in instruction.args)}
     return {register for register in read if register < program.num_inputs}

@@ -8,11 +8,14 @@ import math
 import numpy as np
 
 from aspen_jax.apu import Machine
+from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
+from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
+from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
@@ -35,12 +38,37 @@ class Gpu(Machine):
     launch_ns: float = 1_500.0
     shortest_tile_ns: float = 1_000.0
     places: int = NUM_BLOCKS
+    cache_bytes: int = 44 << 10  # shared memory, of which every device gives so much without being asked
+    last_cache_bytes: int = 50 << 20
+    keeps_rows: bool = False
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
+    kernels: KernelChoices | None = None  # what was known when functions were compiled: when more is, they are compiled anew
+
+    @property
+    def stack_bytes(self) -> int:
+        return self.cache_bytes
 
     def has_kernel(self, op: Op) -> bool:
         # Slices in float32 throughout have 64 threads, whose registers do not hold what they load (80 bytes of stack).
         is_wide = op.family is ATTENTION_SLICES and op.exact and op.inputs[0].dtype.itemsize == 4
         return not is_wide and why_no_code(op) is None
+
+    def measured_slices(self, op: Op) -> int | None:
+        return slices_for(op)
+
+    def whole_vector(self, op: Op) -> int:
+        rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
+        return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
+
+    def blocks_of(self, op: Op) -> str | None:
+        choice = choice_for(op)
+        if choice is None:
+            return None
+        rows, columns = block(op)
+        return f"{choice.candidate or f'{rows} x {columns}'}: {choice.reason}"
+
+    def advice(self, op: Op) -> str | None:
+        return advice(op)
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""

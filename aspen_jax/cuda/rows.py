@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.cuda.kernel import Kernel, constant, writes
-from aspen_jax.cuda.lanes import function, load, statements
+from aspen_jax.cuda.lanes import function, load, statements, store
 from aspen_jax.cuda.matrices import Axes
 from aspen_jax.ir.program import Op
 from aspen_jax.ops import windows
@@ -114,14 +114,15 @@ def _rows(op: Op) -> Kernel | None:
     if any(kind < ROW and combine is None for (kind, *_), combine in zip(stages, combines, strict=True)):
         return None
     shape = RowsShape.of(op.inputs[0].shape, op.attrs.axes)
+    stored = op.attrs.rows.further
     kept = [number for number, stage in enumerate(stages[:-1]) if stage.kind == ROW][: shape.most_kept]
 
     def become(number: int) -> str:
         if (combine := combines[number]) is not None:
             return _reduced(*combine)
-        if number in kept:
-            return f"KeptStage<{kept.index(number)}>"
-        return "ElementStage" if stages[number].kind == ROW else "NumberStage"
+        plain = "ElementStage" if stages[number].kind == ROW else "NumberStage"
+        own = f"KeptStage<{kept.index(number)}>" if number in kept else plain
+        return f"StoredStage<{own}, {stored.index(number)}>" if number in stored else own
 
     return _kernel(op, shape, [become(number) for number in range(len(stages))], [stage.program for stage in stages])
 
@@ -131,8 +132,16 @@ def _reduced(combine: str, start: int) -> str:
 
 
 def _kernel(op: Op, shape: RowsShape, stages: Sequence[str], programs: Sequence[BlockProgram]) -> Kernel:
-    functions = "\n".join(_stage(op, number, program) for number, program in enumerate(programs))
-    return Kernel("Rows", [constant(shape), *stages], functions=functions)
+    functions = [_stage(op, number, program) for number, program in enumerate(programs)]
+    functions += [_store(op, place) for place in range(len(op.further))]
+    return Kernel("Rows", [constant(shape), *stages], functions="\n".join(functions))
+
+
+def _store(op: Op, place: int) -> str:
+    """A function `store` that stores what a stage gives in the further output at this place."""
+    at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
+    line = store(op.further[place], f"buffers.further[{place}]", at, "own")
+    return function("void store", f", StageNumber<{op.attrs.rows.further[place]}>, uint32_t own", [line])
 
 
 def _stage(op: Op, number: int, program: BlockProgram) -> str:
@@ -140,6 +149,6 @@ def _stage(op: Op, number: int, program: BlockProgram) -> str:
     at = [f"at[{axis}]" for axis in range(len(op.inputs[0].shape))]
     registers = [load(op, k, at) for k in range(program.num_inputs - number)]
     registers += [f"known.template of<{k}>()" for k in range(number)]
-    lines, result = statements(program, registers)
+    lines, (result,) = statements(program, registers)
     parameters = f", StageNumber<{number}>, [[maybe_unused]] const Known& known"
     return "  template <class Known>\n" + function("uint32_t stage", parameters, [*lines, f"return {result};"])

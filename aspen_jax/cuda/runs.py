@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax.cuda.lanes import element, load, place, statements, used_inputs
+from aspen_jax.cuda.lanes import element, load, output_buffers, place, statements, used_inputs
 from aspen_jax.ir.program import Op
 from aspen_jax.ir.view import View
 
@@ -32,7 +32,7 @@ class Read(NamedTuple):
 
 def run_length(op: Op, *dtypes: np.dtype) -> int:
     """Elements of a run: what divides the output's last axis and takes at most 16 bytes of its own and of these dtypes."""
-    widest = max(dtype.itemsize for dtype in (op.output.dtype, *dtypes))
+    widest = max(dtype.itemsize for dtype in (*(value.dtype for value in op.outputs), *dtypes))
     count = min(_MOST_ELEMENTS, 16 // widest)
     while count > 1 and (not op.output.shape or op.output.shape[-1] % count):
         count //= 2
@@ -66,25 +66,29 @@ def run_function(op: Op, count: int) -> str:
     What the kernel gives, if the op has one, has `lane(i)` for each of them.
     """
     at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
-    num_main, lines, inner, result = op.family.num_main(op), [], [], "own.lane(i)"
+    num_main, lines, inner, results = op.family.num_main(op), [], [], ["own.lane(i)"]
     if op.program is not None:
         registers = ["own.lane(i)"] if num_main else []
         for number in range(num_main, len(op.inputs)):
             more, item = read(op, number, at, len(at) - 1, count)
             lines += more if len(registers) in used_inputs(op.program) else []
             registers.append(item)
-        inner, result = statements(op.program, registers)
-    word, kind = _WORDS[op.output.dtype.itemsize], element(op.output.dtype)
-    to = f"static_cast<{word}*>(buffers.output) + {place(at, View.identity(op.output.shape).strides())}"
-    before, body = ("\n".join(f"{indent}{line}" for line in text) for indent, text in (("    ", lines), ("      ", inner)))
+        inner, results = statements(op.program, registers)
+    to = place(at, View.identity(op.output.shape).strides())
+    after = []
+    for number, (value, buffer, result) in enumerate(zip(op.outputs, output_buffers(op), results, strict=True)):
+        word = _WORDS[value.dtype.itemsize]
+        lines.append(f"Vector<{word}, {count}> result{number};")
+        inner.append(f"{element(value.dtype)}::store(result{number}.elements, i, {result});")
+        after.append(f"store_vector<{count}>(static_cast<{word}*>({buffer}) + {to}, result{number});")
+    indents = ("    ", lines), ("      ", inner), ("    ", after)
+    before, body, stores = ("\n".join(f"{indent}{line}" for line in text) for indent, text in indents)
     template, own = ("  template <class Own>\n", ", const Own& own") if num_main else ("", "")
     return f"""\
 {template}  static ASPEN_DEVICE void run(const Addresses& buffers, const int* at{own}) {{
 {before}
-    Vector<{word}, {count}> result;
     ASPEN_UNROLL for (int i = 0; i < {count}; ++i) {{
 {body}
-      {kind}::store(result.elements, i, {result});
     }}
-    store_vector<{count}>({to}, result);
+{stores}
   }}"""

@@ -22,12 +22,12 @@ HEADERS = (
     "cuda/kernels/few_rows_tile.h",
     "cuda/kernels/gather.h",
     "cuda/kernels/pad.h",
-    "cuda/kernels/pool.h",
     "cuda/kernels/product_by_element.h",
     "cuda/kernels/product_tile.h",
     "cuda/kernels/ragged_dot.h",
     "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
+    "cuda/kernels/stack.h",
 )
 
 _KERNEL = """\
@@ -77,7 +77,8 @@ def kernels(ops: Sequence[Op]) -> str:
 
 def _struct(op: Op, kernel: Kernel, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
-    addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{max(1, len(op.inputs))}>;"
+    counts = f"{max(1, len(op.inputs))}" + (f", {len(op.further)}" if op.further else "")
+    addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{counts}>;"
     parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
     parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
     return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.matrices import Axes, Matrices
 from aspen_jax.ir.program import Op
 
@@ -97,6 +98,8 @@ def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -
     rows, column, shape = matrices.rows, matrices.column, op.output.shape
     left, right = matrices.left, matrices.right
     if op.inputs[0].dtype.itemsize != 2 or matrices.num_rows(op) <= 32 or vector != 8 or matrices.depth < LINE or column is None:
+        return ()
+    if not for_warpgroups(op):
         return ()
     # Rows of several axes are lines of one.
     if any(left.strides[axis] != left.strides[inner] * shape[inner] for axis, inner in itertools.pairwise(rows)):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from aspen_jax.errors import GraphFormatError
+from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph.graph_format import graph_size
 
 _MAGIC = b"ASPENTC\0"
@@ -76,13 +77,35 @@ def write(path: str | os.PathLike[str], graph: bytes, constants: Sequence[np.nda
         checksum = zlib.crc32(chunk, checksum)
     header = _HEADER.pack(_MAGIC, len(constants), checksum, position - offset)
 
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with _appearing(path) as temporary, open(temporary, "wb") as file:
+        file.writelines([graph, header, *chunks])
+
+
+def write_weights(path: str | os.PathLike[str], weights: Mapping[str, np.ndarray]) -> None:
+    """Write a safetensors file, which appears whole or not at all.
+
+    Raises:
+        InputError: safetensors is not installed.
+        OSError: it cannot be written.
+    """
     try:
-        with open(descriptor, "wb") as file:
-            file.writelines([graph, header, *chunks])
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(file.fileno(), 0o666 & ~umask)
+        from safetensors.numpy import save_file
+    except ModuleNotFoundError:
+        raise InputError("weights are written by the package safetensors, which is missing; pip install safetensors") from None
+    with _appearing(Path(path)) as temporary:
+        save_file(dict(weights), temporary)
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[str]:
+    """A file beside `path` that takes its place, with the permissions of a new file, unless something is raised."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    os.close(descriptor)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

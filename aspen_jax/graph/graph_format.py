@@ -19,6 +19,9 @@ VERSIONS = (1, 2)
 # A reader that does not know such a field must refuse the graph; it may leave out any other.
 REQUIRED = "!"
 
+# The fields of that kind that this build knows: outputs of ops beside their first.
+OUTPUTS = "!outputs"
+
 NO_FIELDS: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 _MAGIC = b"ASPENTG\0"
@@ -98,7 +101,7 @@ def decode(data: bytes, num_arrays: int) -> tuple[list[np.ndarray], dict[str, np
         for name in strings(next_array("the list of fields"), "the graph's fields"):
             if not name or name in fields:
                 raise GraphFormatError(f"the graph has a field without a name, or two called {name!r}; {_REMEDY}")
-            if name.startswith(REQUIRED):
+            if name.startswith(REQUIRED) and name != OUTPUTS:
                 raise GraphFormatError(f"the graph needs its field {name!r}, which this aspen_jax does not know; use a newer one")
             fields[name] = next_array(f"field {name!r}")
     if position != words.size:
@@ -124,7 +127,7 @@ def _checked_field(name: str, given: np.ndarray) -> np.ndarray:
     array = np.asarray(given)
     if not name or "\0" in name:
         raise InputError(f"a field of a graph is called {name!r}; give it a name without zero bytes")
-    if name.startswith(REQUIRED):
+    if name.startswith(REQUIRED) and name != OUTPUTS:
         raise InputError(f"field {name!r} begins with {REQUIRED!r}, as only fields that readers must know do; rename it")
     if array.ndim != 1 or array.dtype.kind not in "iub" or array.dtype == np.uint64:
         raise InputError(f"field {name!r} is {array.dtype}{list(array.shape)}; a field is a vector of integers of up to 64 bits")

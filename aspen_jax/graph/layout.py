@@ -57,6 +57,11 @@ def check_layout(graph: TileGraph) -> None:
             refuse(f"an op reads value {value} of {num_values}")
     _check_length("words of op inputs", graph.inputs, position)
 
+    _check_range("the op of further output", graph.further_outputs[:, 0], graph.num_ops)
+    _check_range("the value of further output", graph.further_outputs[:, 1], num_values)
+    if (np.diff(graph.further_outputs[:, 0]) < 0).any():
+        refuse("the further outputs are not in the order of their ops")
+
     _check_range("the op of tile", graph.tile_ops, graph.num_ops)
     _check_length("box bounds", graph.tile_boxes, int(2 * rank[output[graph.tile_ops]].sum()))
     _check_length("counts of children", graph.child_counts, graph.num_tiles)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from aspen_jax import runtime
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph import graph_file, graph_format
 from aspen_jax.graph.dag import Dag
 from aspen_jax.graph.layout import check_layout, read_input, refuse
 from aspen_jax.ir.dtypes import DTYPES
+from aspen_jax.ir.leaf_names import leaf_names
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.view import View
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from aspen_jax.ops.family import OpFamily
 
 _NUM_ARRAYS = 14
+_RUN_KEY = "run_key"
+
+# What a file keeps `input_names` and `result_names` in: UTF-8, each name ended by a zero byte.
+_NAME_FIELDS = ("input_names", "result_names")
 
 # The kind of an input that stands for an argument which no tile could hold and none reads: `run` takes anything for it.
 _UNREAD = ((0,), np.dtype(np.uint8))
@@ -53,7 +59,11 @@ class TileGraph:
         max_depth: the largest depth of an op.
         constants: an array for each of the last operands; `run` appends them, and they are saved with the graph.
         fields: int64 vectors by name: what a user keeps with the graph, such as a number for each tile. They are saved with the
-            graph; the engine leaves them out.
+            graph; the engine reads "run_key" and leaves out the others.
+        input_names: a name for each input, such as "params.dense.kernel", or none at all. Names are saved with the graph, and are
+            no part of `to_bytes`.
+        result_names: a name for each result, or none at all.
+        further_outputs: int64 [N, 2]: op and value, for each output of an op beside its first; in the order of the ops.
     """
 
     kernels: tuple[str, ...]
@@ -74,6 +84,9 @@ class TileGraph:
     max_depth: int
     constants: tuple[np.ndarray, ...] = ()
     fields: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    input_names: tuple[str, ...] = ()
+    result_names: tuple[str, ...] = ()
+    further_outputs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
     @property
     def num_tiles(self) -> int:
@@ -106,7 +119,7 @@ class TileGraph:
         result = np.zeros(self.num_tiles, np.int64)
         for op in range(self.num_ops):
             tiles, boxes = self.tiles_of(op)
-            itemsize = self.value(int(self.ops[op, 1]))[1].itemsize
+            itemsize = sum(self.value(number)[1].itemsize for number in self.outputs_of(op))
             result[tiles] = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * itemsize
         return result
 
@@ -128,6 +141,36 @@ class TileGraph:
         """
         return self.dag.upward_ranks(costs)
 
+    def to_networkx(self) -> Any:
+        """The tiles and edges as a directed graph of networkx, for its algorithms and for other tools.
+
+        Nodes are the tiles' numbers, with `op` (its name), `kernel`, `box` ((lo, hi) of each dimension), `bytes` (written) and
+        `cost` (estimated nanoseconds). Edges have `bytes`: what the parent writes if the child reads of it, 0 if the edge only
+        orders tiles that use the same memory.
+
+        Returns:
+            networkx.DiGraph
+
+        Raises:
+            InputError: networkx is not installed.
+        """
+        try:
+            import networkx  # pyright: ignore[reportMissingImports, reportMissingModuleSource] - optional
+        except ImportError:
+            raise InputError("to_networkx needs networkx: pip install networkx") from None
+        result = networkx.DiGraph()
+        size, cost = self.tile_bytes.tolist(), self.costs.tolist()
+        for op, name in enumerate(self.op_names):
+            kernel = self.kernels[self.ops[op, 0]]
+            tiles, boxes = self.tiles_of(op)
+            for tile, box in zip(tiles.tolist(), boxes.tolist(), strict=True):
+                limits = tuple(map(tuple, box))
+                result.add_node(tile, op=name, kernel=kernel, box=limits, bytes=size[tile], cost=cost[tile])
+        parents, children = self.dag.edges()
+        for parent, child, carries in zip(parents.tolist(), children.tolist(), self.carries_data.tolist(), strict=True):
+            result.add_edge(parent, child, bytes=size[parent] if carries else 0)
+        return result
+
     @functools.cached_property
     def shared_memory(self) -> dict[int, int]:
         """The operands that ops rewrite in place, and for each of them the result that may be given the same memory."""
@@ -139,6 +182,11 @@ class TileGraph:
         start = self._shape_starts[number]
         rank = self.values[number, 3]
         return tuple(self.value_shapes[start : start + rank].tolist()), DTYPES[self.values[number, 2]]
+
+    def outputs_of(self, op: int) -> list[int]:
+        """The values that an op writes, the first one first."""
+        first, last = np.searchsorted(self.further_outputs[:, 0], [op, op + 1])
+        return [int(self.ops[op, 1]), *self.further_outputs[first:last, 1].tolist()]
 
     def tiles_of(self, op: int) -> tuple[np.ndarray, np.ndarray]:
         """The tiles of an op, ascending, and their boxes [n, rank, 2]."""
@@ -177,18 +225,20 @@ class TileGraph:
                     f"op {number} ({self.op_names[number]}) needs kernel {self.kernels[kernel]!r}, which this aspen_jax does not "
                     f"have; it has {', '.join(sorted(families))}"
                 )
+            outputs = self.outputs_of(number)
             try:
-                attrs, block = family.parse(words)
+                attrs, block = family.parse(words, len(outputs))
             except (ValueError, OverflowError) as error:
                 refuse(f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}")
-            op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number])
+            further = tuple(values[other] for other in outputs[1:])
+            op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number], further=further)
             operand = family.rewritten(op)
             is_there = operand is not None and places[operand.value] == self.values[output, :2].tolist()
             ops.append(op.replace(in_place=is_there))
         given = self.given_values()
         num_inputs = len(self.operands) - len(self.constants)
-        written = {int(self.values[output, 0]): values[output] for output in self.ops[:, 1]}
-        results = [(values[number], int(self.values[number, 0])) for number in self.results]
+        written = {int(self.values[output, 0]): values[output] for output in self._written()}
+        results = [(values[number], int(self.values[number, 0])) for number in self.results.tolist()]
 
         def known(number: int, buffer: int, offset: int) -> np.ndarray:
             value = values[number]
@@ -199,7 +249,7 @@ class TileGraph:
             inputs=tuple(values[number] for number, buffer, _ in given if buffer < num_inputs),
             constants=tuple((values[item[0]], known(*item)) for item in given if item[1] >= num_inputs),
             ops=tuple(ops),
-            outputs=tuple(Operand(written.get(buffer, value), View.identity(value.shape)) for value, buffer in results),
+            outputs=tuple(Operand(written.get(buffer) or value, View.identity(value.shape)) for value, buffer in results),
         )
 
     def given_values(self) -> list[tuple[int, int, int]]:
@@ -208,11 +258,14 @@ class TileGraph:
         These are the inputs and the constants of `program`, in that order.
         """
         own = set(self.operands.tolist())
-        written = {*self.results.tolist(), *self.ops[:, 1].tolist()} - own
+        written = {*self.results.tolist(), *self._written()} - own
         inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(self.values[:, :2].tolist())]
         inside = [item for item in inside if item[1] < len(self.operands) and item[0] not in written]
         parted = {buffer for number, buffer, _ in inside if number not in own}
         return sorted((item for item in inside if item[0] not in own or item[1] not in parted), key=lambda item: item[1])
+
+    def _written(self) -> list[int]:
+        return [*self.ops[:, 1].tolist(), *self.further_outputs[:, 1].tolist()]
 
     def verify(self) -> None:
         """Check everything: each index, view and box, each output element written once, each read after its write.
@@ -224,21 +277,34 @@ class TileGraph:
 
         verify(self)
 
-    def run(self, *inputs: Any) -> list[np.ndarray]:
+    def with_run_key(self, run_key: int) -> TileGraph:
+        """The same graph, whose runs are due at another time (docs/graph_format.md, `run_key`).
+
+        Args:
+            run_key: nanoseconds after the arrival; what is due first goes first.
+        """
+        fields = {name: field for name, field in self.fields.items() if name != _RUN_KEY}
+        return dataclasses.replace(self, fields=fields | ({_RUN_KEY: np.array([run_key])} if run_key else {}))
+
+    def run(self, *inputs: Any, priority: int | None = None, deadline: float | None = None) -> list[np.ndarray]:
         """Run the graph in the engine.
 
         Args:
             *inputs: an array or a Python number for each input, or pytrees of these; constants are known. For the graph of a
                 decorated function these are its arguments, without the static ones.
+            priority: of several runs at once, those with the larger number go first, as with `aspen`. Where neither this nor a
+                deadline is given, both are those of the function that the graph was made from.
+            deadline: seconds within which the run should be done.
 
         Returns:
             an array for each result; for the graph of a decorated function each that it returns.
 
         Raises:
-            InputError: the inputs do not fit.
+            InputError: the inputs do not fit, or priority or deadline is no such number.
             EngineError: the run failed.
         """
-        return self._plan.run(self._operands(inputs))
+        run_key = None if priority is None and deadline is None else runtime.run_key(priority, deadline)
+        return self.plan.run(self.operands_of(inputs), run_key)
 
     def timeline(self, *inputs: Any) -> np.ndarray:
         """Run the graph in the engine as `run` does, and say where and when each tile ran.
@@ -254,7 +320,7 @@ class TileGraph:
             InputError: the inputs do not fit.
             EngineError: the run failed.
         """
-        return self._plan.timeline(self._operands(inputs))
+        return self.plan.timeline(self.operands_of(inputs))
 
     def stats(self) -> dict[str, Any]:
         """Counts and estimates.
@@ -305,9 +371,16 @@ class TileGraph:
             refuse("the counts, the table of values or that of ops hold part of a row")
         num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()
         strings = graph_format.strings(names, "the graph")
+        further = fields.pop(graph_format.OUTPUTS, np.zeros(0, np.int64))
+        if further.size % 2:
+            refuse("the table of further outputs holds part of a row")
+        input_names, result_names = (
+            _names(fields.pop(field, None), field, len(of)) for field, of in zip(_NAME_FIELDS, (operands, results), strict=True)
+        )
         graph = cls(
             tuple(strings[:num_kernels]), tuple(strings[num_kernels:]), values.reshape(-1, 4), value_shapes, operands, results,
             ops.reshape(-1, 5), inputs, params, *tiles, workspace_bytes=workspace_bytes, max_depth=max_depth, fields=fields,
+            input_names=input_names, result_names=result_names, further_outputs=further.reshape(-1, 2),
         )  # fmt: skip
         counted = (num_kernels, num_operands, num_results, num_values, num_ops, num_tiles)
         held = (len(graph.kernels), len(operands), len(results), len(graph.values), graph.num_ops, graph.num_tiles)
@@ -320,12 +393,54 @@ class TileGraph:
         return graph
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write graph and constants to a file, which appears whole or not at all.
+        """Write graph, names and constants to a file, which appears whole or not at all.
+
+        Python, the C library and `aspen-run` (docs/how-to/run_without_python.md) load it.
 
         Raises:
             OSError: the file cannot be written.
         """
-        graph_file.write(path, self.to_bytes(), self.constants)
+        names = {
+            field: np.frombuffer("".join(f"{name}\0" for name in names).encode(), np.uint8)
+            for field, names in zip(_NAME_FIELDS, (self.input_names, self.result_names), strict=True)
+            if names
+        }
+        graph_file.write(path, self._encoded({**self.fields, **names}), self.constants)
+
+    def save_weights(self, path: str | os.PathLike[str], **arguments: Any) -> None:
+        """Write arguments of the function to a safetensors file, for the C library and `aspen-run`.
+
+        Each array is stored under the name of the input that it is for.
+
+        Args:
+            path: where to write it.
+            **arguments: arrays, or pytrees of arrays, by the name of the function's argument.
+
+        Raises:
+            InputError: an array is for no input of the graph, or has another shape or dtype; or safetensors is not installed.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> graph = f.graph(params, x)
+            >>> graph.save("f.aspen")
+            >>> graph.save_weights("f.safetensors", params=params)
+        """
+        graph_file.write_weights(path, self._weights(arguments))
+
+    def _weights(self, arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        kinds = {name: self.value(number) for name, number in zip(self.input_names, self.operands, strict=False)}
+        weights: dict[str, np.ndarray] = {}
+        for argument, tree in arguments.items():
+            for name, leaf in zip(leaf_names(argument, tree), jax.tree.leaves(tree), strict=True):
+                if name not in kinds:
+                    raise InputError(
+                        f"{name!r} is no input of the graph, whose inputs are {', '.join(self.input_names) or 'without names'}; "
+                        "pass arguments by their names, as in save_weights(path, params=params)"
+                    )
+                array = _as_input(leaf, *kinds[name])
+                _check_input(repr(name), array, *kinds[name])
+                weights[name] = array
+        return weights
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TileGraph:
@@ -367,8 +482,16 @@ class TileGraph:
 
     @functools.cached_property
     def _bytes(self) -> bytes:
+        return self._encoded(self.fields)
+
+    def _encoded(self, fields: Mapping[str, np.ndarray]) -> bytes:
+        for name in (*_NAME_FIELDS, graph_format.OUTPUTS):
+            if name in self.fields:
+                raise InputError(f"a field of a graph is called {name!r}, which the format has a use for; rename it")
         names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode(errors="replace")
         counts = [len(self.kernels), len(self.operands), len(self.results), len(self.values), self.num_ops, self.num_tiles]
+        if self.further_outputs.size:
+            fields = {**fields, graph_format.OUTPUTS: self.further_outputs.reshape(-1)}
         box_widths = {2 * int(rank) for rank in self.values[self.ops[:, 1], 3]} - {0}
         return graph_format.encode(
             [
@@ -387,7 +510,7 @@ class TileGraph:
                 (self.children, (1,)),
                 (self.costs, (0, 1)),
             ],
-            self.fields,
+            fields,
         )
 
     @functools.cached_property
@@ -403,26 +526,44 @@ class TileGraph:
     def _by_op(self) -> np.ndarray:
         return np.argsort(self.tile_ops, kind="stable")
 
-    def _operands(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+    def operands_of(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """The operands of a call with these inputs, as `run` takes them: arrays for the inputs, and the constants.
+
+        Raises:
+            InputError: the inputs do not fit.
+        """
         given = jax.tree.leaves(inputs)
         num_inputs = len(self.operands) - len(self.constants)
         if len(given) != num_inputs:
             raise InputError(f"the graph takes {num_inputs} inputs and got {len(given)}; pass one array for each")
         arrays = [_as_input(item, *self.value(number)) for item, number in zip(given, self.operands[:num_inputs], strict=True)]
         for index, array in enumerate(arrays):
-            shape, dtype = self.value(self.operands[index])
-            if array.shape != shape or array.dtype != dtype:
-                raise InputError(
-                    f"input {index} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
-                    "pass that, or build a graph for these inputs"
-                )
+            _check_input(f"input {index}", array, *self.value(self.operands[index]))
         return [*arrays, *self.constants]
 
     @functools.cached_property
-    def _plan(self) -> Any:
+    def plan(self) -> Any:
+        """The graph made ready for this machine's kernels: `_engine.Plan`."""
         from aspen_jax import _engine
 
         return _engine.Plan(self.to_bytes())
+
+
+def _check_input(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise InputError(
+            f"{what} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
+            "pass that, or build a graph for these inputs"
+        )
+
+
+def _names(text: np.ndarray | None, field: str, most: int) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = graph_format.strings(text, f"the graph's {field}")
+    if len(names) > most or len(set(names)) != len(names) or "" in names:
+        refuse(f"the graph's {field} are {len(names)} for {most} values, or not all different, or one is empty")
+    return tuple(names)
 
 
 def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

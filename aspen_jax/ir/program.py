@@ -68,18 +68,19 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """One operation: `output = program(family(attrs, main inputs), extra inputs)`.
+    """One operation: `outputs = program(family(attrs, main inputs), extra inputs)`.
 
     Attributes:
         family: the op family (`ops/`), which knows shapes, regions, work and the kernel's name.
         attrs: the family's attributes, a frozen dataclass.
         inputs: the kernel's own inputs, then those of the element-wise program.
-        output: the value written.
+        output: the value written; where there are several, the first.
         program: the body of a block op, the epilogue of any other op, or None.
         name: scope and primitive it came from, for reports and errors.
         source: user's source line, for errors; may be empty.
         exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
         in_place: the output takes the memory of the operand that the family rewrites; all others that read that come before.
+        further: the outputs beside the first. They have its shape, and so one grid of tiles is that of all.
     """
 
     family: OpFamily
@@ -91,6 +92,12 @@ class Op:
     source: str = ""
     exact: bool = False
     in_place: bool = False
+    further: tuple[Value, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """All that the op writes."""
+        return self.output, *self.further
 
     @property
     def main_inputs(self) -> tuple[Operand, ...]:
@@ -132,7 +139,7 @@ class Program:
         needed = {operand.value for operand in self.outputs}
         kept: list[Op] = []
         for op in reversed(self.ops):
-            if op.output in needed:
+            if not needed.isdisjoint(op.outputs):
                 kept.append(op)
                 needed.update(operand.value for operand in op.inputs)
         constants = tuple(item for item in self.constants if item[0] in needed)
@@ -167,7 +174,7 @@ class Program:
             inputs = ", ".join(operand(item) for item in op.inputs)
             epilogue = f" with {op.program}" if op.program is not None else ""
             place = " in place" if op.in_place else ""
-            yield f"{show(op.output)} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}{place}  # {op.name}"
+            yield f"{', '.join(map(show, op.outputs))} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}{place}  # {op.name}"
         yield "outputs " + ", ".join(operand(item) for item in self.outputs)
 
     def __str__(self) -> str:

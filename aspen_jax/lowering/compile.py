@@ -96,7 +96,7 @@ class Part:
             program = options.fit(program)
         # What has been packed is held once.
         program = program.replace(constants=apu.pack(program.constants).constants)
-        graph = apu.build(program, options.num_workers, options.machine)
+        graph = apu.build(program, options.num_workers, options.machine).with_run_key(options.choices.run_key)
         outputs = tuple(operand.value for operand in traced.outputs)
         runtime.trust(graph.to_bytes())
         return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +12,20 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import runtime
-from aspen_jax.cuda.attention import unfused
+from aspen_jax.cuda import fitted
+from aspen_jax.cuda.device import architecture
 from aspen_jax.cuda.executor import EXECUTORS, Executor, chosen_executor
 from aspen_jax.cuda.families import UnsupportedOp, why_no_code
 from aspen_jax.cuda.image import Code, compile_ops
+from aspen_jax.cuda.kernel_choices import known
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.passes import disabled_by_environment
 from aspen_jax.primitive.choices import Choices
 
-ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
-
 # Passes whose ops are for the CPU's kernels alone.
-LEFT_OUT = frozenset({"bf16x6", "winograd", "strassen", "panels", "conv_pairs", "conv_panels", "scales"})
+LEFT_OUT = frozenset({"bf16x6", "winograd", "strassen", "panels", "conv_panels", "scales"})
 
 
 def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Options:
@@ -35,9 +34,9 @@ def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Optio
         choices,
         disabled_passes=disabled_by_environment() | LEFT_OUT,
         num_workers=NUM_BLOCKS,
-        machine=Gpu(),
+        machine=Gpu(kernels=known()),
         refuses=why_no_code,
-        fit=unfused,
+        fit=fitted,
         chooses=False,  # the rates are those of CPUs
         call=_CALLS[executor],
     )
@@ -69,28 +68,14 @@ def _fastest(jaxpr: ClosedJaxpr, choices: Choices) -> str:
     """What was the fastest for this function on this GPU; XLA where it was not timed."""
     from aspen_jax.lowering import cuda_times as times
 
-    known = times.known()
-    if not known:
+    of_functions = times.known()
+    if not of_functions:
         return "xla"
     try:
-        timed = known.get(times.key(compile_jaxpr(jaxpr, cuda_options(choices._replace(strict=False, executor="graph")))))
+        timed = of_functions.get(times.key(compile_jaxpr(jaxpr, cuda_options(choices._replace(strict=False, executor="graph")))))
     except UnsupportedOp:
         return "xla"
     return "xla" if timed is None else min(timed, key=lambda name: timed[name])
-
-
-def architecture() -> str:
-    """What code is compiled for: the GPU of this process, or any since compute capability 8.0 where there is none."""
-    wanted = os.environ.get(ARCHITECTURE_VARIABLE)
-    if wanted:
-        return wanted
-    try:
-        capability: str = jax.local_devices(backend="cuda")[0].compute_capability
-    except RuntimeError:
-        return "compute_80"
-    major, _, minor = capability.partition(".")
-    # From 9.0 on some instructions are those of one generation only.
-    return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
 _codes: weakref.WeakKeyDictionary[Part, dict[str, Code]] = weakref.WeakKeyDictionary()

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jaxlib
 
 import aspen_jax
 from aspen_jax.cache.measurement_file import MeasurementFile
+from aspen_jax.cuda.device import card
 from aspen_jax.cuda.executor import EXECUTORS
 from aspen_jax.cuda.image import code_hash
 from aspen_jax.lowering.compile import Compiled, Part
@@ -26,14 +26,6 @@ _VERSION = 1
 Times = Mapping[str, float]  # seconds a call, by names in EXECUTORS
 
 _lock = threading.Lock()
-
-
-def card() -> str | None:
-    """The kind of this process's GPU; None where it has none."""
-    try:
-        return jax.local_devices(backend="cuda")[0].device_kind
-    except RuntimeError:
-        return None
 
 
 def key(compiled: Compiled) -> str:

@@ -1,4 +1,4 @@
-"""Times functions on a GPU by XLA and by each executor, so that device="auto" takes what is the fastest there."""
+"""Times products on a GPU by each candidate, and functions by XLA and each executor: device="auto" takes what is the fastest."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering import cuda_times as times
 from aspen_jax.lowering.compile import Compiled
 from aspen_jax.lowering.cuda_call import compile_for_cuda
+from aspen_jax.lowering.kernel_tuning import DeviceTimer, KernelTuning, tune_kernels
 from aspen_jax.primitive import primitive
 from aspen_jax.primitive.choices import Choices
 
@@ -32,10 +33,12 @@ class ExecutorTimes:
     Attributes:
         seconds: a call, from call to results on the device, the median of some rounds; by XLA ("xla") and each executor.
         path: the file that keeps it; None where it could not be written.
+        kernels: what was found of products before; None where they were not timed.
     """
 
     seconds: dict[str, float]
     path: Path | None
+    kernels: KernelTuning | None = None
 
     @property
     def fastest(self) -> str:
@@ -44,7 +47,8 @@ class ExecutorTimes:
 
     def __str__(self) -> str:
         each = ", ".join(f"{duration(seconds)} by {name}" for name, seconds in self.seconds.items())
-        return f"a run takes {each}; {f'kept in {self.path}' if self.path else 'not kept on disk'}"
+        kernels = f"{self.kernels}\n" if self.kernels else ""
+        return f"{kernels}a run takes {each}; {f'kept in {self.path}' if self.path else 'not kept on disk'}"
 
 
 def gpu() -> Any:
@@ -82,6 +86,19 @@ def time_executors(jaxprs: Sequence[ClosedJaxpr], choices: Choices, device: Any,
         path = times.remember(name, seconds)
         total = {side: total[side] + seconds[side] for side in total}
     return ExecutorTimes(total, path)
+
+
+def tune_products(jaxprs: Sequence[ClosedJaxpr], choices: Choices) -> KernelTuning:
+    """Time the candidates of functions' products on the first GPU, and keep the fastest (kernel_tuning.py).
+
+    Raises:
+        UnsupportedError: no op of a function has CUDA code.
+        AspenError: code cannot be compiled here.
+    """
+    compiled = [_compiled(jaxpr, choices) for jaxpr in jaxprs]
+    parts = [part for item in compiled for function in (item, *item.bodies) for part in function.parts]
+    disabled = parts[0].options.disabled_passes if parts else frozenset[str]()
+    return tune_kernels([part.traced for part in parts], disabled, DeviceTimer())
 
 
 def sides(jaxpr: ClosedJaxpr, choices: Choices, arguments: Sequence[Any]) -> dict[str, Callable[[], Any]]:

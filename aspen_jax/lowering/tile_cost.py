@@ -52,7 +52,7 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
         share = 1.0 / max(1, min(num_workers, int(count)))
         for name, amount in _of_op(op, int(count)).items():
             found[name] += amount * share
-    made = {op.output for op in program.ops}
+    made = {value for op in program.ops for value in op.outputs}
     read = {operand.value for op in program.ops for operand in op.inputs} - made
     if (total := float(sum(value.nbytes for value in read))) > MEMORY_BYTES:
         found["bytes of memory"] = total
@@ -104,8 +104,9 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
         if operand.value.size > 1:
             for name, amount in _of_operand(op, operand).items():
                 found[name] += amount
-    written = 0 if op.in_place else op.output.nbytes
-    found["far bytes" if written > FAR_BYTES else "bytes"] += written
+    for value in op.outputs:
+        written = 0 if op.family.keeps_rest(op) else value.nbytes
+        found["far bytes" if written > FAR_BYTES else "bytes"] += written
     return found
 
 
@@ -159,7 +160,7 @@ def _breaks(strides: Sequence[int], shape: Sequence[int], axis: int) -> bool:
 def _of_operand(op: Op, operand: Operand) -> Amounts:
     """Reading one operand as a whole, through its view."""
     nbytes = min(operand.value.nbytes, math.prod(operand.shape) * operand.dtype.itemsize)
-    if op.in_place and operand == op.family.rewritten(op):
+    if op.family.keeps_rest(op) and operand == op.family.rewritten(op):
         return {}
     found = {"far bytes" if operand.value.nbytes > FAR_BYTES else "bytes": float(nbytes)}
     strides = [stride for stride, extent in zip(operand.view.strides(), operand.shape, strict=True) if extent > 1]

@@ -42,6 +42,11 @@ _COLD_BYTES = 64 << 20
 _MOST_COPIES = 8
 
 
+def kept_in(path: Path | None) -> str:
+    """Where what was found is kept, in words."""
+    return f"kept in {path}" if path else "not kept on disk"
+
+
 @dataclasses.dataclass(frozen=True)
 class Tuning:
     """What tuning found.
@@ -63,10 +68,10 @@ class Tuning:
     path: Path | None
 
     def __str__(self) -> str:
-        kept = f"kept in {self.path}" if self.path else "not kept on disk"
         return (
             f"{self.ops} ops timed in {self.candidates} ways in {self.seconds:.0f} s; a run takes {self.tuned_s * 1e3:.3g} ms, "
-            f"{self.modelled_s * 1e3:.3g} ms as the cost model alone cuts it ({self.modelled_s / self.tuned_s:.2f} times); {kept}"
+            f"{self.modelled_s * 1e3:.3g} ms as the cost model alone cuts it ({self.modelled_s / self.tuned_s:.2f} times); "
+            f"{kept_in(self.path)}"
         )
 
 
@@ -96,7 +101,7 @@ class _Asked(Measurements):
 
     def of(self, op: Op) -> Measured | None:
         name = measured.key(op)
-        if name not in self.entries and not op.in_place:
+        if name not in self.entries and not op.family.keeps_rest(op):
             self.unknown[name] = op
         return super().of(op)
 
@@ -142,7 +147,7 @@ class _Search:
         candidates = by_price(op, self.num_workers, self.model)[:_CANDIDATES]
         self.candidates += len(candidates)
         values = tuple(dict.fromkeys(item.value for item in op.inputs))
-        alone = Program(values, (), (op,), (Operand.whole(op.output),))
+        alone = Program(values, (), (op.replace(in_place=False),), tuple(map(Operand.whole, op.outputs)))
         machines = [self.with_measured(Measurements({measured.key(op): Measured(parts, 1.0)})) for parts in candidates]
         graphs = [apu.build(alone, self.num_workers, machine) for machine in machines]
         # In the whole graph weights come from memory.

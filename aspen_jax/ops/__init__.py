@@ -8,7 +8,6 @@ from aspen_jax.ops.bf16x6 import BF16X6, BF16X6_WEIGHTS
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.concatenate import CONCATENATE
 from aspen_jax.ops.conv import CONV2D
-from aspen_jax.ops.conv_pair import CONV2D_PAIR
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
 from aspen_jax.ops.conv_slices import CONV2D_SLICES
 from aspen_jax.ops.converters import CONVERTERS
@@ -24,13 +23,13 @@ from aspen_jax.ops.rows import ROWS
 from aspen_jax.ops.scatter import SCATTER
 from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATTER_ADD
 from aspen_jax.ops.sort import SORT
+from aspen_jax.ops.stack import STACK
 from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS
 from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
 _ALL = (
     BLOCK,
     CONV2D,
-    CONV2D_PAIR,
     CONV2D_PANELS,
     CONV2D_SLICES,
     MATMUL,
@@ -50,6 +49,7 @@ _ALL = (
     CUMULATIVE,
     ARG_REDUCE,
     SORT,
+    STACK,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
     STRASSEN,

@@ -35,14 +35,16 @@ def epilogue_work(op: Op, boxes: np.ndarray) -> Work:
     """Work of the element-wise program and of writing the output: what every family adds to its own."""
     sizes = box_sizes(boxes)
     read = sum(op_input.dtype.itemsize for op_input in op.extra_inputs if op_input.value.size >= op.output.size)
-    return Work(sizes * program_flops(op.program), sizes * (read + op.output.dtype.itemsize))
+    written = sum(value.dtype.itemsize for value in op.outputs)
+    return Work(sizes * program_flops(op.program), sizes * (read + written))
 
 
 class Block(OpFamily):
-    """`output = program(*inputs)`, element by element; every input view has the output's shape."""
+    """`outputs = program(*inputs)`, element by element; every input view has the outputs' shape."""
 
     name = "block"
     kernel = "block"
+    may_have_further = True
 
     def num_main(self, op: Op) -> int:
         return 0

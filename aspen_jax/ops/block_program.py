@@ -39,18 +39,25 @@ class BlockProgram:
         num_inputs: number of input registers.
         constants: the 32 bits of each constant, as a signed integer.
         instructions: in order; instruction k writes register num_inputs + len(constants) + k.
-        result: the register that is stored.
+        result: the register that is stored; where there are several, the first.
+        further: the registers that are stored beside it, in an output each.
     """
 
     num_inputs: int
     constants: tuple[int, ...]
     instructions: tuple[Instruction, ...]
     result: int
+    further: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The registers that are stored."""
+        return self.result, *self.further
 
     @property
     def is_copy(self) -> bool:
         """Whether the program hands its only input through."""
-        return self.num_inputs == 1 and self.result == 0
+        return self.num_inputs == 1 and self.results == (0,)
 
     @property
     def is_plain_conversion(self) -> bool:
@@ -63,11 +70,12 @@ class BlockProgram:
         for index, (opcode, args) in enumerate(self.instructions):
             padding = (0,) * (_ARGUMENTS - len(args))
             words += [OPCODES[opcode].number, first + index, *args, *padding]
-        return [self.num_inputs, len(self.constants), *self.constants, len(words), *words, self.result]
+        return [self.num_inputs, len(self.constants), *self.constants, len(words), *words, *self.results]
 
     @classmethod
-    def from_words(cls, words: Words) -> BlockProgram:
-        num_inputs, constants, flat, result = words.integer(), words.list(), words.list(), words.integer()
+    def from_words(cls, words: Words, num_results: int = 1) -> BlockProgram:
+        num_inputs, constants, flat = words.integer(), words.list(), words.list()
+        results = [words.integer() for _ in range(num_results)]
         row = 2 + _ARGUMENTS
         if num_inputs < 0 or len(flat) % row:
             raise ValueError("malformed block program")
@@ -82,11 +90,15 @@ class BlockProgram:
             if not all(0 <= register < destination for register in args[: opcode.arity]):
                 raise ValueError("block program reads a register before it is written")
             instructions.append(Instruction(NAMES[number], tuple(args[: opcode.arity])))
-        if not 0 <= result < num_inputs + len(constants) + len(instructions):
+        if not all(0 <= result < num_inputs + len(constants) + len(instructions) for result in results):
             raise ValueError("block program returns a register that it does not have")
-        return cls(num_inputs, constants, tuple(instructions), result)
+        return cls(num_inputs, constants, tuple(instructions), results[0], tuple(results[1:]))
 
     def reference(self, *inputs: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+        """The first result of `references`."""
+        return dataclasses.replace(self, further=()).references(*inputs, shape=shape, dtypes=[dtype])[0]
+
+    def references(self, *inputs: jax.Array, shape: tuple[int, ...], dtypes: Sequence[np.dtype]) -> list[jax.Array]:
         """The same in jax.lax, on inputs of one shape. Constants take the lane of the instruction that reads them."""
         lanes: dict[int, Any] = dict(enumerate(inputs))
         for register, array in lanes.items():
@@ -108,7 +120,10 @@ class BlockProgram:
                 read(arg, wild if lane == "?" else LANE_DTYPES[lane]) for arg, lane in zip(args, opcode.lanes, strict=False)
             ]
             lanes[first + index] = opcode.reference(*arguments)
-        return read(self.result, LANE_DTYPES.get(lane_of(dtype) or "", dtype)).astype(dtype)
+        return [
+            read(result, LANE_DTYPES.get(lane_of(dtype) or "", dtype)).astype(dtype)
+            for result, dtype in zip(self.results, dtypes, strict=True)
+        ]
 
     def __str__(self) -> str:
         constants = {
@@ -122,7 +137,7 @@ class BlockProgram:
             return constants.get(register, f"t{register - first}")
 
         lines = [f"t{k}={i.opcode}({','.join(map(name, i.args))})" for k, i in enumerate(self.instructions)]
-        return "{" + "; ".join([*lines, name(self.result)]) + "}"
+        return "{" + "; ".join([*lines, ", ".join(map(name, self.results))]) + "}"
 
 
 COPY = BlockProgram(1, (), (), 0)
@@ -177,16 +192,20 @@ class BlockBuilder:
         return self._instructions.setdefault((opcode, args), Ref("instruction", len(self._instructions)))
 
     def splice(self, program: BlockProgram, inputs: Sequence[Ref]) -> Ref:
-        """Write `program` with its inputs bound to `inputs`; returns its result."""
+        """Write `program` with its inputs bound to `inputs`; returns its first result."""
+        return self.splice_all(program, inputs)[0]
+
+    def splice_all(self, program: BlockProgram, inputs: Sequence[Ref]) -> list[Ref]:
+        """Write `program` with its inputs bound to `inputs`; returns its results."""
         registers = [*inputs, *self.constants(program.constants)]
         for opcode, args in program.instructions:
             registers.append(self.emit(opcode, *(registers[arg] for arg in args)))
-        return registers[program.result]
+        return [registers[result] for result in program.results]
 
-    def build(self, result: Ref) -> BlockProgram:
+    def build(self, result: Ref, *further: Ref) -> BlockProgram:
         instructions = list(self._instructions)
         used: set[Ref] = set()
-        pending = [result]
+        pending = [result, *further]
         while pending:
             ref = pending.pop()
             if ref not in used:
@@ -202,7 +221,8 @@ class BlockBuilder:
             if Ref("instruction", index) in used:
                 kept.append(Instruction(opcode, tuple(registers[arg] for arg in args)))
                 registers[Ref("instruction", index)] = len(registers)
-        return BlockProgram(self._num_inputs, tuple(constants), tuple(kept), registers[result])
+        stored = tuple(registers[ref] for ref in further)
+        return BlockProgram(self._num_inputs, tuple(constants), tuple(kept), registers[result], stored)
 
 
 def single(opcode: str) -> BlockProgram:

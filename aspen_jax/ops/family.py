@@ -68,6 +68,8 @@ class OpFamily(abc.ABC):
     attrs_type: type[Attrs] | None = None
     takes_epilogue: bool = False
     alike_everywhere: bool = True  # whether a box of the output is computed from what it reads alone, wherever it lies
+    may_have_further: bool = False  # whether an op may have outputs beside the first
+    repeats: bool = False  # whether boxes side by side compute some values twice
     rewrites: int | None = None  # main input of which a box of the output reads that very box, so that it may lie in its memory
     weight_inputs: tuple[int, ...] = ()  # main inputs that are read fastest where they are dense: worth storing so beforehand
 
@@ -96,12 +98,18 @@ class OpFamily(abc.ABC):
             shape, dtype = self.infer(op.attrs, [(item.shape, item.dtype) for item in op.main_inputs])
             if shape != op.output.shape or not self.may_store(op, dtype):
                 raise ValueError(f"it gives {dtype}{list(shape)}, not {op.output.dtype}{list(op.output.shape)}")
+        if op.further and not self.may_have_further:
+            raise ValueError(f"it has {len(op.outputs)} outputs and may have 1")
+        if any(value.shape != op.output.shape for value in op.further) or len(set(op.outputs)) < len(op.outputs):
+            raise ValueError("its outputs are not all of one shape, or not all different")
         # The program's registers are the op's own result, where there is a kernel, and the inputs after the kernel's.
         registers = len(op.extra_inputs) + (num_main > 0)
         if op.program is None and (op.extra_inputs or not num_main):
             raise ValueError("a program is missing")
         if op.program is not None and op.program.num_inputs != registers:
             raise ValueError(f"its program takes {op.program.num_inputs} inputs and gets {registers}")
+        if op.program is not None and len(op.program.results) != len(op.outputs):
+            raise ValueError(f"its program gives {len(op.program.results)} results and has {len(op.outputs)} outputs")
         for operand in op.extra_inputs:
             if operand.shape != op.output.shape:
                 raise ValueError(f"a program input has shape {list(operand.shape)}, not {list(op.output.shape)}")
@@ -148,6 +156,10 @@ class OpFamily(abc.ABC):
     def reference(self, attrs: Any, *inputs: Array) -> Array:
         """The same result in jax.lax, without epilogue."""
 
+    def references(self, attrs: Any, *inputs: Array) -> list[Array]:
+        """All results in jax.lax, where a kernel has several outputs."""
+        return [self.reference(attrs, *inputs)]
+
     def region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         """The box of input `index`, in its view's coordinates, that each output box reads: the only source of dependencies."""
         if index >= self.num_main(op):
@@ -161,10 +173,11 @@ class OpFamily(abc.ABC):
         """
         if self.rewrites is None or self.rewrites >= len(op.inputs):
             return None
-        operand = op.inputs[self.rewrites]
-        fits = operand.view.is_dense() and (operand.value.size, operand.dtype) == (op.output.size, op.output.dtype)
-        alone = sum(item.value is operand.value for item in op.inputs) == 1
-        return operand if fits and alone else None
+        return op.inputs[self.rewrites] if may_lie_in(op, op.inputs[self.rewrites]) else None
+
+    def keeps_rest(self, op: Op) -> bool:
+        """Whether an op leaves the rest of the operand as it is, in whose memory it works."""
+        return op.in_place and self.rewrites is not None
 
     def grain(self, op: Op) -> tuple[int, ...]:
         """Per output dimension, the smallest extent worth a tile of its own (SIMD and register blocks); merged from there."""
@@ -176,15 +189,21 @@ class OpFamily(abc.ABC):
         words = [] if op.attrs is None else op.attrs.to_words()
         return words + ([0] if op.program is None else [1, *op.program.to_words()])
 
-    def parse(self, words: Sequence[int]) -> tuple[Any, BlockProgram | None]:
-        """Attributes and program from parameter words.
+    def parse(self, words: Sequence[int], num_outputs: int = 1) -> tuple[Any, BlockProgram | None]:
+        """Attributes and program from parameter words of an op of so many outputs.
 
         Raises:
             ValueError: the words are not of this family.
         """
         reader = Words(words)
         attrs = None if self.attrs_type is None else self.attrs_type.from_words(reader)
-        program = BlockProgram.from_words(reader) if reader.integer() else None
+        program = BlockProgram.from_words(reader, num_outputs) if reader.integer() else None
         if not reader.done():
             raise ValueError(f"{self.name}: more parameter words than it has attributes")
         return attrs, program
+
+
+def may_lie_in(op: Op, operand: Operand) -> bool:
+    """Whether an op's output may lie where an operand does, element for element."""
+    fits = operand.view.is_dense() and (operand.value.size, operand.dtype) == (op.output.size, op.output.dtype)
+    return fits and sum(item.value is operand.value for item in op.inputs) == 1

@@ -19,7 +19,7 @@ from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces, unpermuted
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
 from aspen_jax.ops.layout import transposed
 from aspen_jax.ops.opcodes import FLOATS
 
@@ -77,6 +77,10 @@ class Matmul(OpFamily):
         for d, (label, extent) in enumerate(zip(labels, shape, strict=True)):
             region[:, d] = (0, extent) if label < 0 else boxes[:, label]
         return region
+
+    def rewritten(self, op: Op) -> Operand | None:
+        """C of `alpha * a @ b + beta * C` (Bolt, section 3.1.1): kernels read an epilogue's operand before they store there."""
+        return next((operand for operand in op.extra_inputs if may_lie_in(op, operand)), None)
 
     def grain(self, op: Op) -> tuple[int, ...]:
         *rows, columns = (1, *op.output.shape)

@@ -9,6 +9,7 @@ import numpy as np
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.stack import STACK, parts_of
 
 
 def evaluate(program: Program, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -16,7 +17,7 @@ def evaluate(program: Program, *arrays: np.ndarray) -> list[np.ndarray]:
     values: dict[Value, np.ndarray] = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
     values.update(program.constants)
     for op in program.ops:
-        values[op.output] = _evaluate_op(op, values)
+        values.update(zip(op.outputs, _evaluate_op(op, values), strict=True))
     return [_read(operand, values) for operand in program.outputs]
 
 
@@ -24,8 +25,8 @@ def _read(operand: Operand, values: dict[Value, np.ndarray]) -> np.ndarray:
     return np.array(operand.view.gather(values[operand.value]))
 
 
-def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> np.ndarray:
-    return np.asarray(result_of(op, *(jnp.asarray(item) for item in op_inputs(op, values))))
+def _evaluate_op(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(result) for result in results_of(op, *(jnp.asarray(item) for item in op_inputs(op, values)))]
 
 
 def op_inputs(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
@@ -34,16 +35,28 @@ def op_inputs(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
 
 
 def result_of(op: Op, *inputs: jax.Array) -> jax.Array:
-    """The op's output in jax.lax, of inputs as `op_inputs` gives them; can be traced."""
+    """The first output of `results_of`."""
+    return results_of(op, *inputs)[0]
+
+
+def results_of(op: Op, *inputs: jax.Array) -> list[jax.Array]:
+    """The op's outputs in jax.lax, of inputs as `op_inputs` gives them; can be traced."""
     values = list(inputs)
+    if op.family is STACK:
+        result: list[jax.Array] = []
+        for part in parts_of(op):
+            count = len(part.inputs) - len(result)
+            result = [result_of(part, *result, *values[:count])]
+            values = values[count:]
+        return result
     if op.family is not BLOCK:
         count = op.family.num_main(op)
         main = values[:count]
         if op.family.takes_epilogue and lane_of(main[0].dtype) == "f":  # computed in float32, stored as the output's dtype
             main = [item.astype(np.float32) if lane_of(item.dtype) == "f" else item for item in main]
-        values = [op.family.reference(op.attrs, *main), *values[count:]]
+        values = [*op.family.references(op.attrs, *main), *values[count:]]
     if op.program is None:
-        return values[0].astype(op.output.dtype)
+        return [item.astype(value.dtype) for item, value in zip(values, op.outputs, strict=True)]
     if op.program.is_copy and op.family is BLOCK:
-        return values[0]
-    return op.program.reference(*values, shape=op.output.shape, dtype=op.output.dtype)
+        return [values[0]]
+    return op.program.references(*values, shape=op.output.shape, dtypes=[value.dtype for value in op.outputs])

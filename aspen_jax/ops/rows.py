@@ -37,11 +37,12 @@ class RowsAttrs(Attrs):
 
 
 class Rows(OpFamily):
-    """A row program over inputs of one shape. The output has that shape, or lacks the axes of the rows."""
+    """A row program over inputs of one shape. The outputs have that shape, or lack the axes of the rows."""
 
     name = "rows"
     kernel = "rows"
     attrs_type = RowsAttrs
+    may_have_further = True
 
     def num_main(self, op: Op) -> int:
         return len(op.inputs)
@@ -54,6 +55,11 @@ class Rows(OpFamily):
         if attrs.rows.gives_rows:
             return shape, attrs.rows.dtype
         return tuple(extent for axis, extent in enumerate(shape) if axis not in attrs.axes), attrs.rows.dtype
+
+    def check(self, op: Op) -> None:
+        super().check(op)
+        if tuple(value.dtype for value in op.outputs) != op.attrs.rows.dtypes:
+            raise ValueError(f"its row program gives {', '.join(map(str, op.attrs.rows.dtypes))}")
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         shape, axes = op.inputs[index].shape, op.attrs.axes
@@ -78,10 +84,13 @@ class Rows(OpFamily):
             if kind != NUMBER:
                 flops += program_flops(program) + _FLOPS_OF_STREAMING * (len(program.instructions) + (kind < ROW))
         item_bytes = sum(item.dtype.itemsize for item in op.inputs if item.value.size * 2 >= op.inputs[0].view.value_size)
-        return Work(read * flops, read * item_bytes + box_sizes(boxes) * op.output.dtype.itemsize)
+        return Work(read * flops, read * item_bytes + box_sizes(boxes) * sum(value.dtype.itemsize for value in op.outputs))
 
     def reference(self, attrs: RowsAttrs, *inputs: jax.Array) -> jax.Array:
         return attrs.rows.reference(inputs, attrs.axes, inputs[0].shape)
+
+    def references(self, attrs: RowsAttrs, *inputs: jax.Array) -> list[jax.Array]:
+        return attrs.rows.references(inputs, attrs.axes, inputs[0].shape)
 
 
 ROWS = Rows()

@@ -14,21 +14,24 @@ from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.passes import (
     affine,
+    align,
     attention,
     bf16x6,
     constants,
-    conv_pairs,
     conv_panels,
     epilogue,
     fuse,
     in_place,
     layout,
+    merge,
     outputs,
     panels,
     rows,
     scales,
+    signs,
     simplify,
     split_depth,
+    stacks,
     strassen,
     winograd,
 )
@@ -112,6 +115,7 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
         "4. Join ops, so that values between them never leave the cache",
         (
             Pass("fuse", fuse.run, "Element-wise ops become one block each; all joins below count on that.", after=("layout",)),
+            Pass("signs", signs.run, "It looks for a relu and a comparison as blocks have them.", after=("fuse",)),
             Pass(
                 "rows",
                 rows.run,
@@ -123,12 +127,6 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 epilogue.run,
                 "It takes the blocks that are in no row program.",
                 after=("fuse", "rows"),
-            ),
-            Pass(
-                "conv_pairs",
-                conv_pairs.run,
-                "A pair takes over the epilogues of both convolutions.",
-                after=("epilogue",),
             ),
             Pass(
                 "attention",
@@ -146,7 +144,7 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 "conv_panels",
                 conv_panels.run,
                 "No pass joins convolutions any more, so their kernels are known.",
-                after=("winograd", "bf16x6", "strassen", "conv_pairs"),
+                after=("winograd", "bf16x6", "strassen"),
             ),
             Pass(
                 "scales",
@@ -155,10 +153,31 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 after=("conv_panels", "epilogue"),
             ),
             Pass(
+                "align",
+                align.run,
+                "An epilogue is padded with its convolution, and slices of the depth begin with whole vectors.",
+                after=("constants", "epilogue", "layout"),
+                asks_machine=True,
+            ),
+            Pass(
+                "stacks",
+                stacks.run,
+                "Parts keep the kernels and epilogues that all passes before have given them.",
+                after=("epilogue", "attention", "conv_panels", "scales", "align"),
+                asks_machine=True,
+            ),
+            Pass(
                 "split_depth",
                 split_depth.run,
                 "The work of an op, with its epilogue, must be final: slices share it out.",
-                after=("epilogue", "attention", "scales"),
+                after=("epilogue", "attention", "scales", "align", "stacks"),
+                asks_machine=True,
+            ),
+            Pass(
+                "merge",
+                merge.run,
+                "No pass looks for a single block any more: a block of several outputs is no epilogue, scale or stage.",
+                after=("fuse", "rows", "epilogue", "stacks", "attention", "scales", "split_depth"),
                 asks_machine=True,
             ),
         ),

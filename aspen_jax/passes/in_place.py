@@ -1,5 +1,7 @@
 """Marks ops that rewrite a part of an operand which nobody needs afterwards: their output takes its memory, and no copy is made.
 
+So do products that add to a matrix which nobody needs afterwards: alpha * A @ B + beta * C lies where C was.
+
 An operand dies with an op where all others that read it can run before. So such ops go behind those readers. Memory of the
 caller's may be written only where the outcome is a result of the same shape: then that is declared to share the operand's memory,
 and XLA copies the operand first wherever the caller keeps it.
@@ -25,7 +27,7 @@ def run(program: Program) -> Program:
         for operand in op.inputs:
             readers.setdefault(operand.value, set()).add(number[op])
     # For each op those that must come after it: that read its output, or rewrite what it reads.
-    after = [set(readers.get(op.output, ())) for op in program.ops]
+    after = [{reader for value in op.outputs for reader in readers.get(value, ())} for op in program.ops]
     # For what lies where a result does, the shape that the caller gives that.
     results = {operand.value: operand.shape for operand in program.outputs}
     given = set(program.inputs)
@@ -36,7 +38,8 @@ def run(program: Program) -> Program:
         operand = op.family.rewritten(op)
         if operand is None or op.output.size == 0 or operand.value in taken:
             continue
-        if operand.value in given and results.get(op.output) != operand.value.shape:
+        # What an op writes as a whole need not lie in memory of the caller's, which XLA would copy first.
+        if operand.value in given and (op.family.rewrites is None or results.get(op.output) != operand.value.shape):
             continue
         others = readers[operand.value] - {number[op]}
         if others and _reaches(after, number[op], others):

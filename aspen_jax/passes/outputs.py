@@ -9,7 +9,7 @@ from aspen_jax.ops.block_program import COPY
 
 def run(program: Program) -> Program:
     """Copy outputs that are inputs, constants, duplicates, or views that do more than reshape."""
-    produced = {op.output for op in program.ops}
+    produced = {value for op in program.ops for value in op.outputs}
     taken: set[Value] = set()
     ops, outputs = list(program.ops), []
     for operand in program.outputs:

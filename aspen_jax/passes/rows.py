@@ -51,7 +51,7 @@ def run(program: Program) -> Program:
         if seed is None:
             return program
         done.add(seed.output)
-        space = _Space.of(seed)
+        space = Space.of(seed)
         if space is not None:
             merged = _without_parts(program, space, seed)
             program = (
@@ -60,14 +60,14 @@ def run(program: Program) -> Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Space:
+class Space:
     """The rows that a cluster works on: all elements have the shape `full`, and what is known once a row has `kept`."""
 
     full: tuple[int, ...]
     axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, reduction: Op) -> _Space | None:
+    def of(cls, reduction: Op) -> Space | None:
         """The rows of a reduction; None where they are not worth a program."""
         space = cls(reduction.inputs[0].shape, reduction.attrs.axes)
         across = any(extent > 1 and axis > max(space.axes, default=0) for axis, extent in enumerate(space.full))
@@ -99,7 +99,7 @@ class _Space:
     def kind_of(self, op: Op) -> int | None:
         """What the op's result is to the rows: a reduction's kind, ROW or NUMBER; None where it has nothing to do with them."""
         if op.program is None and op.family is REDUCE and op.attrs.kind < ROW:
-            own = _Space(op.inputs[0].shape, op.attrs.axes)
+            own = Space(op.inputs[0].shape, op.attrs.axes)
             return op.attrs.kind if own.runs() == self.runs() else None
         if op.family is not BLOCK or op.program is None or any(lane_of(item.dtype) is None for item in (*op.inputs, op.output)):
             return None
@@ -122,7 +122,7 @@ class _Space:
         return seen == whole if reader == NUMBER else reader == ROW and seen == self.spread(whole)
 
 
-def _without_parts(program: Program, space: _Space, seed: Op) -> tuple[Program, frozenset[Value]]:
+def _without_parts(program: Program, space: Space, seed: Op) -> tuple[Program, frozenset[Value]]:
     """The program without the ops between numbers and full rows (the scale of a channel over the deviation of its group).
 
     They are computed for each element instead, but for what depends on the row alone (`_Writer`). Returned too are the results of
@@ -155,7 +155,7 @@ def _without_parts(program: Program, space: _Space, seed: Op) -> tuple[Program, 
     return program.replace(ops=tuple(ops.values())), frozenset(changed)
 
 
-def _over_rows(op: Op, space: _Space) -> Op | None:
+def _over_rows(op: Op, space: Space) -> Op | None:
     """A block op with its inputs seen over all elements of the rows; None where no view can say it."""
     views = [space.seen(ROW, item.view) for item in op.inputs]
     if any(view is None for view in views):
@@ -166,7 +166,7 @@ def _over_rows(op: Op, space: _Space) -> Op | None:
 class _Search:
     """Finds the ops that can become one row program with a reduction."""
 
-    def __init__(self, program: Program, needed: frozenset[Value], space: _Space, seed: Op):
+    def __init__(self, program: Program, needed: frozenset[Value], space: Space, seed: Op):
         self.program, self.needed, self.space, self.seed = program, needed | {seed.output}, space, seed
         self.uses = program.uses()
         self.producers = {op.output: op for op in program.ops}
@@ -273,7 +273,7 @@ class _Expression:
 class _Writer:
     """Writes the row program of a cluster."""
 
-    def __init__(self, space: _Space, cluster: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]):
+    def __init__(self, space: Space, cluster: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]):
         self._space, self._cluster, self._uses = space, cluster, uses
         self._known: dict[Value, _Expression] = {}
         self._stages: list[tuple[int, np.dtype, _Expression]] = []

@@ -33,7 +33,8 @@ from aspen_jax.passes.attention_slices import sliced
 
 _APART = 0  # the number of slices of attention that is taken apart
 
-_SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+# How many slices are tried.
+SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 # A slice of fewer bytes would be over before its operands have come, and is no line of what warpgroups multiply: 32 elements of
 # float32, 64 of 16 bits.
@@ -63,7 +64,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
         if key not in known:
             known[key] = _slices_of(op, machine)
-        cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else _split(op, known[key])
+        cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else cut_depth(op, known[key])
         ops += cut or (op,)
     return program.replace(ops=tuple(ops))
 
@@ -71,6 +72,9 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
 def _slices_of(op: Op, machine: Machine) -> int:
     """Into how many slices an op is best cut; 1: it stays as it is."""
     on_cpu = machine.places == 1
+    measured = machine.measured_slices(op)
+    if measured is not None:
+        return measured
     if op.family is ATTENTION:
         return 1 if on_cpu or op.attrs.shape[-2] > _FEW_QUERIES else _cheapest_attention(op, machine)
     if on_cpu:
@@ -78,11 +82,16 @@ def _slices_of(op: Op, machine: Machine) -> int:
     return _cheapest(op, machine)[0]
 
 
+def modelled_slices(op: Op, machine: Machine) -> int:
+    """Into how many slices the cost model cuts a product or convolution of a GPU."""
+    return _cheapest(op, machine)[0]
+
+
 def _cheapest_attention(op: Op, machine: Machine) -> int:
     """Into how many slices of its keys attention is best cut; _APART: best it is taken apart."""
     heads = math.prod(op.attrs.shape[:-2])
     prices = {1: cheapest(op, machine.places, machine)[1]}
-    for slices in (_APART, *_SLICES):
+    for slices in (_APART, *SLICES):
         # More than fill the places would only make more to merge.
         found = _of_few_queries(op, slices, machine) if heads * slices <= machine.places else None
         if found is not None:
@@ -99,7 +108,7 @@ def _of_few_queries(op: Op, slices: int, machine: Machine) -> Sequence[Op] | Non
         return [
             own
             for part in parts
-            for own in (_split(part, _cheapest(part, machine)[0]) if part.family is MATMUL else None) or (part,)
+            for own in (cut_depth(part, _cheapest(part, machine)[0]) if part.family is MATMUL else None) or (part,)
         ]
     found = sliced(op, slices) if slices > 1 else None
     return found if found is not None and machine.has_kernel(found[0]) else None
@@ -128,9 +137,9 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
     """Into how many slices the op is best cut, and its nanoseconds then."""
     parts, best = cheapest(op, machine.places, machine)
     found = 1
-    for slices in _SLICES:
+    for slices in SLICES:
         # More than fill the places would only make partial sums.
-        split = _split(op, slices) if math.prod(parts) * slices <= machine.places else None
+        split = cut_depth(op, slices) if math.prod(parts) * slices <= machine.places else None
         if split is None:
             continue
         price = _price(split, machine)
@@ -162,8 +171,8 @@ def _whole_rows(op: Op, machine: Machine) -> int:
     if parts[columns] == 1 and cut & set(row):
         # Pieces of rows, as where columns are cut, but the op's work sees only those.
         as_it_is += (math.prod(parts) + 1) * depth * machine.piece_ns
-    for slices in reversed(_SLICES):
-        split = _split(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
+    for slices in reversed(SLICES):
+        split = cut_depth(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
         if split is not None and sum(cheapest(part, 1, machine)[1] for part in split) < as_it_is:
             return slices
     return 1
@@ -183,7 +192,7 @@ def _row(shape: Sequence[int], strides: dict[int, int], other: Sequence[int]) ->
     return row
 
 
-def _split(op: Op, slices: int) -> tuple[Op, Op] | None:
+def cut_depth(op: Op, slices: int) -> tuple[Op, Op] | None:
     """The op as slices and their sum; None where it cannot be cut into so many."""
     found = None
     if slices > 1:

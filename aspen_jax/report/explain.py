@@ -18,6 +18,7 @@ from aspen_jax.cost import equations as cost
 from aspen_jax.cost.equations import Cost
 from aspen_jax.lowering.share import in_tiles
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.passes import align
 from aspen_jax.primitive.control_flow import is_control_flow
 from aspen_jax.report.html_table import escaped, html_table
 
@@ -45,6 +46,8 @@ class OpReport:
         flops: floating-point operations.
         bytes: bytes read and written by its tiles.
         source: the user's source line; may be empty.
+        blocks: how its blocks are multiplied and why so, on GPUs; empty where there is nothing to choose.
+        advice: which shapes would be faster; empty where there is nothing to say.
     """
 
     name: str
@@ -56,6 +59,8 @@ class OpReport:
     flops: float
     bytes: float
     source: str
+    blocks: str = ""
+    advice: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +161,14 @@ class Explanation:
         rows = [(str(item.count), f"{item.primitive}({item.shapes})", _near(item.source), item.reason) for item in self.fallbacks]
         return html_table(("count", "equation", "source", "reason"), rows, numbers=(0,))
 
+    def _padding(self) -> Iterator[str]:
+        """What padding to whole vectors takes, where there is any."""
+        ops = [op for part in self.parts for op in part.ops]
+        moved = sum(op.bytes for op in ops if op.name.endswith(align.SUFFIX))
+        if moved:
+            yield ""
+            yield f"padding to whole vectors: {_percent(moved / sum(op.bytes for op in ops))} of the bytes of tiles"
+
     def _lines(self) -> Iterator[str]:
         tiles = sum(part.graph.num_tiles for part in self.parts)
         edges = sum(part.graph.num_edges for part in self.parts)
@@ -181,6 +194,9 @@ class Explanation:
                 for op in part.ops
             ]
             yield from _table(header, rows, right_aligned=(3, 5, 6, 7), kept={0: 0.5, 1: 1, 2: 1, 4: 1, 8: 0})
+        yield from self._padding()
+        for title, notes in (("blocks of products", "blocks"), ("advice", "advice")):
+            yield from _notes(title, [getattr(op, notes) for part in self.parts for op in part.ops])
         yield ""
         if self.reason is not None:
             yield from textwrap.wrap(f"left to XLA: all of it, because the function {self.reason}", _WIDTH)
@@ -197,8 +213,18 @@ class Explanation:
             yield "nothing to compute: each output is an argument or a constant"
 
 
+def _notes(title: str, notes: Iterable[str]) -> Iterator[str]:
+    """Notes on ops that have any, equal ones once."""
+    counts = collections.Counter(note for note in notes if note)
+    if counts:
+        yield ""
+        yield f"{title}:"
+        yield from _table(("", ""), [(f"{count} x", note) for note, count in counts.items()], (0,), {1: None}, headed=False)
+
+
 def _report_part(part: Part) -> PartReport:
-    graph = part.graph
+    graph, machine = part.graph, part.options.machine
+    assert machine is not None
     _, children = graph.dag.edges()
     edges = np.bincount(graph.tile_ops[children], minlength=graph.num_ops)
     reports = []
@@ -212,13 +238,15 @@ def _report_part(part: Part) -> PartReport:
             OpReport(
                 name=op.name,
                 kernel=op.family.kernel + epilogue,
-                output=f"{op.output.dtype}[{','.join(map(str, op.output.shape))}]",
+                output=", ".join(f"{value.dtype}[{','.join(map(str, value.shape))}]" for value in op.outputs),
                 tiles=len(tiles),
                 tile="x".join(map(str, largest)) or "1",
                 edges=int(edges[number]),
                 flops=float(work.flops.sum()),
                 bytes=float(work.bytes.sum()),
                 source=op.source,
+                blocks=machine.blocks_of(op) or "",
+                advice=machine.advice(op) or "",
             )
         )
     return PartReport(graph, tuple(reports))
@@ -243,6 +271,8 @@ def _table(
     rows: Sequence[Sequence[str]],
     right_aligned: Sequence[int],
     kept: Mapping[int, float | None],
+    *,
+    headed: bool = True,
 ) -> Iterator[str]:
     """The lines of a table that fits `_WIDTH` columns.
 
@@ -252,12 +282,13 @@ def _table(
         right_aligned: columns of numbers.
         kept: columns that may be narrower than their cells: which part of a cell's letters is then kept from its beginning, the
             others being from its end; None breaks cells into lines.
+        headed: whether the header is among the lines.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     too_wide = sum(widths) + 2 * len(widths) - _WIDTH
     for _ in range(too_wide):
         widths[max(kept, key=lambda column: widths[column])] -= 1
-    for row in (header, *rows):
+    for row in (header, *rows) if headed else rows:
         cells = [
             textwrap.wrap(cell, width) if kept.get(column, 1) is None else [_fitted(cell, width, kept.get(column, 1) or 0)]
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -17,7 +17,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Value
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.runtime import num_workers, set_num_workers
-from aspen_jax.schedule.machine import Cpu, Machine
+from aspen_jax.schedule.machine import Fake, Gpu, Machine
 
 QUANTILE = 0.25
 """Of the samples of a class. A disturbed run is not believed so: in such a one ResNet-50's tiles summed to 224 ms, not 137."""
@@ -131,19 +131,20 @@ def measure(graph: TileGraph, machine: Machine | None = None, rounds: int = 20, 
 
     Args:
         graph: what is run.
-        machine: of `Cpu` resources in one memory, which all get the same costs; this process's workers if None.
+        machine: of `Cpu` resources, which all get the same costs, and of `Fake`, which get a multiple; this process's workers if
+            None.
         rounds: how often it is run; one more run goes before, which is not counted.
         inputs: what `graph.run` takes; small random numbers if None.
 
     Raises:
-        InputError: the machine has other resources, the inputs do not fit, or there are no rounds.
+        InputError: the machine has a `Gpu`, the inputs do not fit, or there are no rounds.
         EngineError: a run failed.
     """
     machine = Machine.here() if machine is None else machine
-    if not all(isinstance(resource, Cpu) for resource in machine.resources) or len(machine.memories) > 1:
+    if any(isinstance(resource, Gpu) for resource in machine.resources):
         raise InputError(
-            "only CPU workers in one memory can be measured here; give the costs of other resources yourself, "
-            "as Costs(array) or by Costs.on(factors)"
+            "only CPU workers can be measured here; give the costs of other resources yourself, as Costs(array) or by "
+            "Costs.on(factors)"
         )
     if rounds < 1:
         raise InputError(f"{rounds} rounds; take 1 or more")
@@ -164,8 +165,17 @@ def measure(graph: TileGraph, machine: Machine | None = None, rounds: int = 20, 
         low, first, middle, third = np.quantile(lasts[:, tiles], [QUANTILE, 0.25, 0.5, 0.75])
         ns[tiles], samples[tiles] = low, rounds * len(tiles)
         spread[tiles] = (third - first) / 2 / max(middle, 1.0)
-    columns = len(machine.resources)
-    return Costs(*(np.repeat(array[:, None], columns, axis=1) for array in (ns, samples, spread)))
+    columns = (np.repeat(array[:, None], len(machine.resources), axis=1) for array in (samples, spread))
+    return Costs(ns[:, None] * _repeats(machine), *columns)
+
+
+def estimated(graph: TileGraph, machine: Machine) -> Costs:
+    """The graph's own estimates, on every resource; a `Fake` takes a multiple."""
+    return Costs(graph.costs[:, None] * _repeats(machine))
+
+
+def _repeats(machine: Machine) -> np.ndarray:
+    return np.array([resource.repeat if isinstance(resource, Fake) else 1 for resource in machine.resources])
 
 
 def tile_classes(graph: TileGraph) -> np.ndarray:
@@ -175,7 +185,7 @@ def tile_classes(graph: TileGraph) -> np.ndarray:
     for number, op in enumerate(graph.program().ops):
         tiles, boxes = graph.tiles_of(number)
         views = tuple((operand.value.dtype, operand.view) for operand in op.inputs)
-        key = (op.family.kernel, op.attrs, op.program, views, op.output.dtype, op.output.shape)
+        key = (op.family.kernel, op.attrs, op.program, views, tuple(value.dtype for value in op.outputs), op.output.shape)
         for tile, shape in zip(tiles.tolist(), map(tuple, (boxes[:, :, 1] - boxes[:, :, 0]).tolist()), strict=True):
             result[tile] = classes.setdefault((key, shape), len(classes))
     return result

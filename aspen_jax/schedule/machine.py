@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import numpy as np
 from aspen_jax import _engine
 from aspen_jax.errors import InputError
 from aspen_jax.runtime import num_workers
+from aspen_jax.schedule import topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,13 @@ class Cpu:
         workers: how many tiles it runs at once.
         name: of the resource.
         memory: in which it computes.
+        cores: of this machine, to which the workers are bound in a real run; free to move if there are none.
     """
 
     workers: int
     name: str = "cpu"
     memory: str = "host"
+    cores: tuple[int, ...] = ()
 
     @property
     def lanes(self) -> int:
@@ -55,7 +59,28 @@ class Gpu:
     memory: str = "gpu"
 
 
-Resource = Cpu | Gpu
+@dataclasses.dataclass(frozen=True)
+class Fake:
+    """A device that is played by cores of this machine: slower by a whole factor, in a memory of its own.
+
+    Each tile is run `repeat` times. In a real run the memory begins as NaN, so that a copy that is missing shows in the results.
+
+    Attributes:
+        lanes: how many tiles it runs at once; each is a thread.
+        repeat: how often it runs each tile. An op that rewrites its operand runs once, and waits for the rest of the time.
+        name: of the resource.
+        memory: in which it computes.
+        cores: to which its lanes are bound; free to move if there are none.
+    """
+
+    lanes: int = 1
+    repeat: int = 1
+    name: str = "fake"
+    memory: str = "fake"
+    cores: tuple[int, ...] = ()
+
+
+Resource = Cpu | Gpu | Fake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +109,8 @@ class Machine:
         links: one in each direction between memories that exchange tiles.
 
     Raises:
-        InputError: no resource, one without lanes, two of one name, a link of unknown memories, or a time that is negative or no
-            number.
+        InputError: no resource, one without lanes, two of one name, a `Fake` that runs a tile less than once, a link of unknown
+            memories, or a time that is negative or no number.
     """
 
     resources: tuple[Resource, ...]
@@ -97,6 +122,9 @@ class Machine:
         names = [resource.name for resource in self.resources]
         if len(set(names)) < len(names):
             raise InputError(f"two resources of a machine have one name, of {', '.join(names)}; give each its own")
+        for resource in self.resources:
+            if isinstance(resource, Fake) and not (isinstance(resource.repeat, int) and 1 <= resource.repeat <= 1_000_000):
+                raise InputError(f"{resource.name} runs a tile {resource.repeat!r} times; give it a number from 1 to 1000000")
         for link in self.links:
             unknown = {link.source, link.target} - set(self.memories)
             if unknown:
@@ -109,8 +137,21 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """The workers of this process."""
-        return cls([Cpu(num_workers())])
+        """The workers of this process.
+
+        Where the process may use cores of several kinds or near several memories (NUMA), each such group is a resource whose
+        workers are bound to its cores, fast ones first. Links between NUMA memories are a guess: a microsecond and 20 GB/s. With
+        another number of workers than there are cores (`aspen_jax.set_num_workers`), they are one resource.
+        """
+        count, groups = num_workers(), topology.groups()
+        if len(groups) == 1 or count != sum(len(group.cores) for group in groups):
+            return cls([Cpu(count)])
+        nodes = {group.node for group in groups}
+        memories = {node: f"node{node}" if len(nodes) > 1 else "host" for node in nodes}
+        resources = [
+            Cpu(len(group.cores), f"cpu{number}", memories[group.node], group.cores) for number, group in enumerate(groups)
+        ]
+        return cls(resources, [Link(a, b, 1_000, 20e9) for a, b in itertools.permutations(memories.values(), 2)])
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -207,8 +248,10 @@ def _count(lanes: int) -> int:
 
 
 def _resource(item: dict[str, Any]) -> Resource:
-    kinds: dict[str, type[Resource]] = {"cpu": Cpu, "gpu": Gpu}
+    kinds: dict[str, type[Resource]] = {"cpu": Cpu, "gpu": Gpu, "fake": Fake}
     kind = item.pop("kind")
     if kind not in kinds:
         raise ValueError(f"there is no resource of the kind {kind!r}")
+    if "cores" in item:
+        item["cores"] = tuple(item["cores"])
     return kinds[kind](**item)

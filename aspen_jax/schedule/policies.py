@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,35 @@ from aspen_jax.schedule.policy import Order, Plan, Policy, State
 
 class ReadyPool(Policy):
     """The paper's (ASPEN, section 3.3): whoever is idle takes the shallowest tile. It does not see which resource is fast."""
+
+
+class ChildCache(Policy):
+    """The paper's, and a lane keeps up to 4 or 16 ready children to itself (section 3.2, left there for later work).
+
+    Args:
+        size: 4 or 16.
+    """
+
+    def __init__(self, size: Literal[4, 16] = 4):
+        self.order = "child cache of 16" if size == 16 else "child cache of 4"
+
+
+class Importance(Policy):
+    """Tiles first that most others wait for, as those of pools and strided convolutions (section 3.2, likewise)."""
+
+    order: Order = "important first"
+
+
+class AllThroughPool(Policy):
+    """The paper's without the step to the first ready child: all children go through the Ready Pool."""
+
+    order: Order = "all through pool"
+
+
+class SingleQueue(Policy):
+    """Algorithm 1 with one queue for all lanes, first in, first out, in place of the Ready Pool."""
+
+    order: Order = "single queue"
 
 
 class FirstReadyFirst(Policy):

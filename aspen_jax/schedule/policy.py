@@ -13,7 +13,15 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.schedule.costs import Costs, check_fit
 from aspen_jax.schedule.machine import Machine
 
-Order = Literal["shallow first", "first ready first"]
+Order = Literal[
+    "shallow first",
+    "child cache of 4",
+    "child cache of 16",
+    "important first",
+    "all through pool",
+    "first ready first",
+    "single queue",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +36,13 @@ class Plan:
 
     place: np.ndarray | None = None
     priority: np.ndarray | None = None
+
+    @property
+    def levels(self) -> np.ndarray | None:
+        """Levels of the Ready Pool by priority: equal priorities are one level, the largest is level 0."""
+        if self.priority is None:
+            return None
+        return np.unique(-self.priority, return_inverse=True)[1].reshape(-1)
 
 
 class View(Protocol):
@@ -54,11 +69,13 @@ class Policy:
     `plan` runs once, before the run, with numpy arrays. `place` is called for each tile when it becomes ready.
     """
 
-    order: Order = "shallow first"
-    """How lanes take tiles where the plan gives no priorities: the paper's H, or first in, first out."""
+    order: Order | int = "shallow first"
+    """How lanes take tiles where the plan gives no priorities: a policy of the engine (engine/policy.h), at first the paper's; or
+    the address of a compiled one."""
 
-    native: str | None = None
-    """A way to place tiles that the engine's clock knows by itself, in place of `place`: "earliest finish"."""
+    native: str | int | None = None
+    """A way to place tiles without Python, instead of `place`: "earliest finish", which the engine's clock knows by itself, or
+    the address of a compiled function (engine/place.h)."""
 
     @property
     def name(self) -> str:

@@ -17,6 +17,8 @@ from aspen_jax.schedule.machine import Machine
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from aspen_jax.report import trace
+
 
 class Bounds(NamedTuple):
     """Nanoseconds below which no schedule ends.
@@ -49,6 +51,9 @@ class Schedule:
         end: int64 [tiles].
         copies: int64 [copies, 5]: tile, memory from, memory to, begin, end.
         costs: what was known of the tiles, if anything was.
+        results: of a real run, as `TileGraph.run` gives them.
+        place_ns: nanoseconds a tile that a policy spent deciding during a real run, with the wait for its turn; 0 where
+            everything was planned before.
     """
 
     graph: TileGraph
@@ -60,6 +65,8 @@ class Schedule:
     end: np.ndarray
     copies: np.ndarray
     costs: Costs | None = None
+    results: tuple[np.ndarray, ...] = ()
+    place_ns: float = 0.0
 
     @property
     def makespan(self) -> int:
@@ -97,7 +104,7 @@ class Schedule:
         return work / max(self.makespan, 1)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a file for Perfetto (https://ui.perfetto.dev): a track a lane, idle gaps, the critical path. Copies are left out.
+        """Write a file for Perfetto (https://ui.perfetto.dev): a track a lane and a link, idle gaps, copies, the critical path.
 
         Args:
             path: usually called `*.perfetto-trace`.
@@ -110,7 +117,26 @@ class Schedule:
         expected = None
         if self.costs is not None:
             expected = np.rint(self.costs.ns[np.arange(self.graph.num_tiles), self.resources]).astype(np.int64)
-        trace.write(path, self.graph, self.timeline, lane_names=self.machine.lane_names, costs=expected)
+        copies = self._copies()
+        trace.write(path, self.graph, self.timeline, lane_names=self.machine.lane_names, costs=expected, copies=copies)
+
+    def _copies(self) -> list[trace.Copy]:
+        """Each with the children that read it there, once it has come."""
+        from aspen_jax.report import trace
+
+        if not len(self.copies):
+            return []
+        memories = self.machine.memories
+        memory = np.array([memories.index(resource.memory) for resource in self.machine.resources])[self.resources]
+        starts = np.concatenate([[0], np.cumsum(self.graph.child_counts)])
+        result = []
+        for tile, source, target, begin, end in self.copies.tolist():
+            edges = slice(starts[tile], starts[tile + 1])
+            children = self.graph.children[edges][self.graph.carries_data[edges]]
+            readers = children[(memory[children] == target) & (self.begin[children] >= end)]
+            link = f"{memories[source]} to {memories[target]}"
+            result.append(trace.Copy(tile, link, begin, end, int(self.graph.tile_bytes[tile]), tuple(readers.tolist())))
+        return result
 
     def picture(self, path: str | os.PathLike[str]) -> None:
         """Draw who ran what when, a row for each lane and a colour for each op, into a PNG, PDF or SVG file.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,10 @@ import numpy as np
 from aspen_jax import _engine
 from aspen_jax.errors import AspenError, EngineError, InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
-from aspen_jax.runtime import num_workers, set_num_workers
-from aspen_jax.schedule.costs import Costs, check_fit
-from aspen_jax.schedule.machine import Cpu, Machine
+from aspen_jax.schedule.costs import Costs, check_fit, estimated
+from aspen_jax.schedule.machine import Cpu, Fake, Machine
 from aspen_jax.schedule.policies import ReadyPool
-from aspen_jax.schedule.policy import Plan, Policy, checked_plan, virtual_graph
+from aspen_jax.schedule.policy import Policy, checked_plan, virtual_graph
 from aspen_jax.schedule.result import Schedule
 
 
@@ -35,28 +37,18 @@ def simulate(graph: TileGraph, machine: Machine, costs: Costs, policy: Policy | 
     """
     policy = ReadyPool() if policy is None else policy
     check_fit(graph, machine, costs)
-    try:
-        plan = checked_plan(policy, graph, machine, costs)
-        place: Any = plan.place
-        if policy.native is not None:
-            place = policy.native
-        elif policy.places:
-            place = policy.place
-        elif place is None and not np.isfinite(costs.ns).all():
+    with _blaming(policy):
+        tiles, nanoseconds, place, order = _decisions(policy, graph, machine, costs)
+        if place is None and not np.isfinite(costs.ns).all():
             tile, resource = np.argwhere(~np.isfinite(costs.ns))[0]
             raise InputError(
                 f"{policy.name} places no tiles, and {machine.resources[resource].name} has no kernel for tile {tile}; "
                 "take a policy that places tiles, such as Dmda"
             )
-        order = policy.order if plan.priority is None else "shallow first"
-        tiles = virtual_graph(graph, machine, _levels(plan))
-        rows, copies = _engine.simulate(tiles, machine.virtual, costs.virtual, place, order)
-    except AspenError:
-        raise
-    except Exception as error:
-        raise EngineError(f"the policy {policy.name} raised {type(error).__name__}: {error}") from error
-    lanes, begin, end = rows.T
-    return Schedule(graph, machine, policy.name, False, lanes, begin, end, copies, costs)
+        with _naming(policy):
+            rows, copies = _engine.simulate(tiles, machine.virtual, nanoseconds, place, order)
+    lane, begin, end = rows.T
+    return Schedule(graph, machine, policy.name, False, lane, begin, end, copies, costs)
 
 
 def run(
@@ -64,41 +56,90 @@ def run(
 ) -> Schedule:
     """Run a graph here, and say who ran what when.
 
+    The same Algorithm 1 and Ready Pool as in `simulate`, on threads of its own, one for each lane. They live as long as the run;
+    the workers of the process have no part in it. A tile is placed when it becomes ready, one at a time, and
+    `Schedule.place_ns` says what that cost.
+
     Args:
         graph: what is run.
         *inputs: as `TileGraph.run` takes them.
-        machine: one `Cpu`, whose workers run it; the workers of this process if None.
-        policy: `ReadyPool`, the engine's own. Others can be simulated.
-        costs: what `Schedule.bounds` and pictures compare with.
+        machine: of `Cpu` and `Fake` resources. The first one's memory is the host's; each other memory is an arena of its own,
+            to which copies go at the pace of the links. The workers of this process if None.
+        policy: who decides; `ReadyPool` if None. It must place tiles where there are two memories.
+        costs: what the policy decides by, and `Schedule.bounds` compares with. If None, policies get the graph's own estimates;
+            those that decide by times want measured ones.
 
     Raises:
-        UnsupportedError: the machine or the policy can only be simulated so far.
-        InputError: the inputs do not fit.
-        EngineError: the run failed.
+        UnsupportedError: the machine has a `Gpu`, which can only be simulated.
+        InputError: the inputs do not fit, the policy places a tile where no resource is, no link leads to where it places one, or
+            a core is not there.
+        EngineError: a tile failed, or the policy raised an exception, which is the cause of this one.
     """
     machine = Machine.here() if machine is None else machine
     policy = ReadyPool() if policy is None else policy
-    if len(machine.resources) != 1 or not isinstance(machine.resources[0], Cpu):
-        raise UnsupportedError("only a machine of one Cpu can be run here; `simulate` takes any machine")
-    if type(policy) is not ReadyPool:
-        raise UnsupportedError(f"only ReadyPool can be run here, not {policy.name}; `simulate` takes any policy")
+    lanes = _lanes(machine)
     if costs is not None:
         check_fit(graph, machine, costs)
-    before = num_workers()
+    operands = graph.operands_of(inputs)
+    with _blaming(policy):
+        tiles, nanoseconds, place, order = _decisions(
+            policy, graph, machine, estimated(graph, machine) if costs is None else costs
+        )
+        with _naming(policy):
+            results, ran = graph.plan.run_placed(operands, tiles, machine.virtual, nanoseconds, place, order, lanes)
+    rows, copies, price = ran
+    start = rows[:, 1].min(initial=np.iinfo(np.int64).max) if len(rows) else 0
+    rows[:, 1:] -= start
+    copies[:, 3:] -= start
+    place_ns = price / max(graph.num_tiles, 1)
+    lane, begin, end = rows.T
+    return Schedule(graph, machine, policy.name, True, lane, begin, end, copies, costs, tuple(results), place_ns)
+
+
+@contextlib.contextmanager
+def _blaming(policy: Policy) -> Iterator[None]:
+    """What a policy raises becomes an error that names it."""
     try:
-        set_num_workers(machine.resources[0].lanes)
-        timeline = graph.timeline(*inputs)
-    finally:
-        set_num_workers(before)
-    # The calling thread walks small graphs itself; it stands for the first worker.
-    lanes = np.maximum(timeline[:, 0], 0)
-    start = timeline[:, 1].min(initial=np.iinfo(np.int64).max) if len(timeline) else 0
-    none = np.zeros((0, 5), np.int64)
-    return Schedule(graph, machine, policy.name, True, lanes, timeline[:, 1] - start, timeline[:, 2] - start, none, costs)
+        yield
+    except AspenError:
+        raise
+    except Exception as error:
+        raise EngineError(f"the policy {policy.name} raised {type(error).__name__}: {error}") from error
 
 
-def _levels(plan: Plan) -> np.ndarray | None:
-    """Levels of the Ready Pool by priority: equal priorities are one level, the largest is level 0."""
-    if plan.priority is None:
-        return None
-    return np.unique(-plan.priority, return_inverse=True)[1].reshape(-1)
+@contextlib.contextmanager
+def _naming(policy: Policy) -> Iterator[None]:
+    """What the engine refuses is where a policy places a tile, so its error names the policy too."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{policy.name}: {error}") from error
+
+
+def _decisions(
+    policy: Policy, graph: TileGraph, machine: Machine, costs: Costs
+) -> tuple[_engine.VirtualGraph, np.ndarray, Any, str | int]:
+    """What the engine asks: the graph with the policy's levels, the costs, who places tiles, in which order lanes take them."""
+    plan = checked_plan(policy, graph, machine, costs)
+    place: Any = plan.place
+    if policy.native is not None:
+        place = policy.native
+    elif policy.places:
+        place = policy.place
+    order = policy.order if plan.priority is None else "shallow first"
+    return virtual_graph(graph, machine, plan.levels), costs.virtual, place, order
+
+
+def _lanes(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
+    """Of each resource, how often it runs a tile, and its cores."""
+    allowed = os.sched_getaffinity(0)
+    lanes = []
+    for resource in machine.resources:
+        if not isinstance(resource, Cpu | Fake):
+            raise UnsupportedError(f"{resource.name} can only be simulated; a machine of Cpu and Fake resources can be run here")
+        if missing := set(resource.cores) - allowed:
+            raise InputError(
+                f"{resource.name} wants core {min(missing)}, and this process may use {', '.join(map(str, sorted(allowed)))}"
+            )
+        lanes.append((resource.repeat if isinstance(resource, Fake) else 1, tuple(resource.cores)))
+    return lanes

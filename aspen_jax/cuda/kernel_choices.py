@@ -1,0 +1,221 @@
+"""Which candidate multiplies a product: the one that was timed, that of the nearest product that was, or the default.
+
+What was timed is kept on disk, for one kind of GPU, one architecture and one state of the kernels' source. So it serves other
+models and later processes (Bolt, section 3.2.2), as cost/measured.py does on CPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import aspen_jax
+from aspen_jax.cache.measurement_file import MeasurementFile
+from aspen_jax.cuda.candidates import Architecture, Candidate, legal
+from aspen_jax.cuda.device import architecture, card
+from aspen_jax.cuda.problem import Problem
+from aspen_jax.ir.program import Op
+
+_VERSION = 1
+
+# Beyond so many doublings (Problem.distance) another product says nothing: 16 times the rows, or twice each of four extents.
+FARTHEST = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What is known of a product.
+
+    Attributes:
+        candidate: the fastest; None: the default, which no candidate has beaten.
+        nanoseconds: of the op alone, so multiplied.
+        slices: into how many its depth is best cut; None: that was not timed, or it is a slice already.
+    """
+
+    candidate: Candidate | None
+    nanoseconds: float
+    slices: int | None = None
+
+
+class Choice(NamedTuple):
+    """What multiplies an op's blocks.
+
+    Attributes:
+        candidate: None: what cuda/blocks.py says.
+        reason: why.
+    """
+
+    candidate: Candidate | None
+    reason: str
+
+
+class KernelChoices:
+    """What was timed on one kind of GPU; immutable."""
+
+    def __init__(self, name: str = "compute_80", entries: Mapping[Problem, Timed] = MappingProxyType({})):
+        """Those of code for the architecture `name`."""
+        self.name = name
+        self.architecture = Architecture.of(name)
+        self.entries = MappingProxyType(dict(entries))
+        self._chosen: dict[Problem, Choice] = {}  # the cost model asks for the same ones again and again
+
+    def updated(self, entries: Mapping[Problem, Timed]) -> KernelChoices:
+        """These and others; where a problem is in both, the others count."""
+        return KernelChoices(self.name, {**self.entries, **entries})
+
+    def of(self, problem: Problem) -> Choice:
+        """The choice for a problem: its own, or that of the nearest one of its sort if that is legal for it too."""
+        if problem not in self._chosen:
+            self._chosen[problem] = self._choose(problem)
+        return self._chosen[problem]
+
+    def _choose(self, problem: Problem) -> Choice:
+        own = self.entries.get(problem)
+        if own is not None:
+            return Choice(own.candidate, "timed")
+        near = sorted(
+            ((problem.distance(other), str(other), timed.candidate) for other, timed in self._of_sort(problem)),
+            key=lambda item: item[:2],
+        )
+        if near and near[0][0] <= FARTHEST:
+            distance, name, candidate = near[0]
+            if candidate is None or candidate in legal(problem, self.architecture):
+                return Choice(candidate, f"nearest to {name}, {distance:.1f} doublings away")
+        return Choice(None, "default; nothing like it was timed")
+
+    def slices_of(self, problem: Problem) -> int | None:
+        """Into how many slices a problem's depth is best cut, where just that was timed."""
+        own = self.entries.get(problem)
+        return None if own is None else own.slices
+
+    def _of_sort(self, problem: Problem) -> Iterator[tuple[Problem, Timed]]:
+        return ((other, timed) for other, timed in self.entries.items() if other.sort == problem.sort)
+
+
+_considered: contextvars.ContextVar[KernelChoices | None] = contextvars.ContextVar("considered", default=None)
+
+
+@contextlib.contextmanager
+def considering(choices: KernelChoices) -> Iterator[None]:
+    """In this context these choices count, whatever was timed."""
+    token = _considered.set(choices)
+    try:
+        yield
+    finally:
+        _considered.reset(token)
+
+
+def choice_for(op: Op) -> Choice | None:
+    """What multiplies the blocks of an op, and why; None for ops without such blocks."""
+    problem = Problem.of(op)
+    return None if problem is None else (_considered.get() or known()).of(problem)
+
+
+def candidate_for(op: Op) -> Candidate | None:
+    """The candidate that multiplies an op's blocks; None: the default does, or it has no blocks."""
+    choices = _considered.get() or known()
+    if not choices.entries:
+        return None
+    problem = Problem.of(op)
+    return None if problem is None else choices.of(problem).candidate
+
+
+def slices_for(op: Op) -> int | None:
+    """Into how many slices the depth of an op is best cut; None where that was not timed."""
+    choices = _considered.get() or known()
+    problem = Problem.of(op) if choices.entries else None
+    return None if problem is None else choices.slices_of(problem)
+
+
+def for_warpgroups(op: Op) -> bool:
+    """Whether warpgroups multiply an op's blocks, if its operands and the GPU allow it."""
+    candidate = candidate_for(op)
+    return candidate is None or candidate.core == "warpgroups"
+
+
+_known: dict[tuple[str | None, str], KernelChoices] = {}
+_lock = threading.Lock()
+
+
+def known() -> KernelChoices:
+    """What was timed on this process's GPU for the architecture that code is compiled for; read from disk once."""
+    identity = _card(), architecture()
+    with _lock:
+        if identity not in _known:
+            _known[identity] = _read(*identity)
+        return _known[identity]
+
+
+def remember(entries: Mapping[Problem, Timed]) -> Path | None:
+    """Use the entries from now on, in this process and in later ones.
+
+    Returns:
+        the file, or None where there is no GPU or it could not be written, of which a warning tells.
+    """
+    kind, name = identity = _card(), architecture()
+    with _lock:
+        # Another process may have timed meanwhile.
+        before = _known.get(identity, KernelChoices(name)).updated(_read(kind, name).entries)
+        _known[identity] = before.updated(entries)
+        if kind is None:
+            return None
+        return _file(kind, name).write({_key(item[0]): _to_json(item) for item in _known[identity].entries.items()})
+
+
+def forget() -> None:
+    """Read from disk again when asked next."""
+    with _lock:
+        _known.clear()
+
+
+@functools.cache
+def _card() -> str | None:
+    return card()
+
+
+def _file(kind: str, name: str) -> MeasurementFile:
+    machine = {"version": _VERSION, "aspen_jax": aspen_jax.__version__, "kernels": _source(), "card": kind, "architecture": name}
+    return MeasurementFile("cuda/candidates", machine)
+
+
+@functools.cache
+def _source() -> str:
+    from aspen_jax.cuda.image import header_texts
+
+    return hashlib.sha256("\0".join(header_texts().values()).encode()).hexdigest()
+
+
+def _read(kind: str | None, name: str) -> KernelChoices:
+    if kind is None:
+        return KernelChoices(name)
+    parsed = _file(kind, name).read(_timed).values()
+    return KernelChoices(name, dict(parsed))
+
+
+def _key(problem: Problem) -> str:
+    return hashlib.sha256(json.dumps(dataclasses.astuple(problem)).encode()).hexdigest()[:32]
+
+
+def _to_json(item: tuple[Problem, Timed]) -> Any:
+    problem, timed = item
+    candidate = None if timed.candidate is None else dataclasses.astuple(timed.candidate)
+    return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), timed.slices]
+
+
+def _timed(entry: Any) -> tuple[Problem, Timed]:
+    of, by, nanoseconds, slices = entry
+    problem, candidate = Problem(*of), None if by is None else Candidate(*by)
+    numbers = [*dataclasses.astuple(problem)[5:], 1 if slices is None else slices]
+    numbers += [] if candidate is None else dataclasses.astuple(candidate)[1:]
+    if not all(type(number) is int and number > 0 for number in numbers) or not 0 < float(nanoseconds) < float("inf"):
+        raise ValueError(f"an entry is {entry!r}")
+    return problem, Timed(candidate, float(nanoseconds), slices)

@@ -1,0 +1,132 @@
+"""Policies whose `place` is compiled: by numba from Python, or by this machine's compiler from C++."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aspen_jax.cache import disk_cache
+from aspen_jax.errors import InputError
+from aspen_jax.schedule.policy import Policy, View
+
+_LARGEST = 1 << 26
+"""Bytes of a compiled policy."""
+
+Decide = Callable[[int, int, Any, int], int]
+"""Of (tile, now, earliest_finish, num_resources): the number of a resource. `earliest_finish` is indexed by resource."""
+
+
+class Compiled(Policy):
+    """Places each ready tile by a function of plain numbers, compiled by numba where that is installed.
+
+    Without numba the function is called through Python, which takes some microseconds a tile. Example:
+
+        def nearest(tile, now, earliest_finish, num_resources):
+            best = 0
+            for resource in range(num_resources):
+                if earliest_finish[resource] < earliest_finish[best]:
+                    best = resource
+            return best
+
+        policy = sched.Compiled(nearest)
+
+    Args:
+        decide: a function of the tile, nanoseconds since the run began, when the tile would end on each resource, and how many
+            there are. It returns the number of a resource. numba compiles it in nopython mode; arrays that it closes over are
+            constants to it.
+
+    Raises:
+        InputError: numba cannot compile it; the message is numba's.
+    """
+
+    def __init__(self, decide: Decide):
+        self.decide = decide
+        self.native = None
+        try:
+            from numba import cfunc  # pyright: ignore[reportMissingImports] - optional
+            from numba.core.errors import NumbaError  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            return
+        try:
+            self._compiled = cfunc("int32(int64, int64, CPointer(int64), int64)")(decide)
+        except NumbaError as error:
+            raise InputError(f"numba cannot compile {self.name}: {error}") from None
+        self.native = self._compiled.address
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.decide, "__name__", "Compiled")
+
+    def place(self, view: View, tile: int) -> int:
+        return self.decide(tile, view.now, view.earliest_finish(tile), view.num_resources)
+
+
+class NativePolicy(Policy):
+    """Places each ready tile by `aspen_place` of a C++ file, which this machine's compiler compiles.
+
+    The file includes "aspen_jax/engine/place.h", which says what the function is given. What was compiled is kept on disk, by
+    the contents of the file.
+
+    Args:
+        path: the C++ file.
+
+    Raises:
+        InputError: there is no C++ compiler, the file does not compile, or defines no `aspen_place`.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._name = Path(path).stem
+        library = ctypes.CDLL(str(_compiled(Path(path))))
+        place, order = _address(library, "aspen_place"), _address(library, "aspen_order")
+        if place is None:
+            raise InputError(f'{os.fspath(path)} defines no aspen_place; write it as extern "C", as engine/place.h declares it')
+        self.native = place
+        if order is not None:
+            self.order = order
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self._name
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int | None:
+    try:
+        return ctypes.addressof(ctypes.c_char.in_dll(library, symbol))
+    except ValueError:
+        return None
+
+
+def _compiled(source: Path) -> Path:
+    """The shared library of a C++ file, compiled once for its contents, the engine's headers and the compiler."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise InputError("a policy in C++ needs a compiler, and none was found: install g++ 12 or newer, or set CXX")
+    package = Path(__file__).parent.parent
+    key = hashlib.sha256(source.read_bytes())
+    for header in ("place.h", "policy.h"):
+        key.update((package / "engine" / header).read_bytes())
+    key.update(compiler.encode())
+    library = disk_cache.cache_folder() / "policies" / f"{key.hexdigest()[:32]}.so"
+    try:
+        disk_cache.read(library, _LARGEST, ours=True)
+        return library
+    except OSError:
+        pass  # not there, or not to be trusted as code
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "policy.so"
+        options = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-I{package.parent}", str(source), "-o", str(output)]
+        found = subprocess.run([*compiler.split(), *options], capture_output=True, text=True, check=False)
+        if found.returncode != 0:
+            raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
+        disk_cache.write(library, output.read_bytes())
+    return library
