@@ -10,25 +10,37 @@ import tyro
 from aspen_jax.errors import AspenError
 from benchmarks import (
     accuracy,
+    beside_simgrid,
     build,
+    candidates,
     gpu_check,
+    hybrid,
     kernels,
+    lab,
     layers,
+    layouts,
     memory,
     overhead,
     paper,
+    policies,
+    residuals,
     scaling,
     scheduler,
     sharing,
     tiles,
+    together,
     unequal,
     weights,
     whole_models,
 )
+from benchmarks.agreement import Disagreement
+from benchmarks.chains.command import chains
 from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients
+from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
+from benchmarks.stacks.command import stacks
 
 COMMANDS = {
     "models": whole_models.models,
@@ -36,6 +48,7 @@ COMMANDS = {
     "peers": command.peers,
     "kernels": kernels.kernels,
     "scheduler": scheduler.scheduler,
+    "policies": policies.policies,
     "sharing": sharing.sharing,
     "overhead": overhead.overhead,
     "chooser": chooser,
@@ -43,12 +56,23 @@ COMMANDS = {
     "build": build.build,
     "memory": memory.memory,
     "weights": weights.weights,
+    "residuals": residuals.residuals,
     "scaling": scaling.scaling,
     "tiles": tiles.tiles,
     "layers": layers.layers,
+    "layouts": layouts.layouts,
     "unequal": unequal.unequal,
+    "hybrid": hybrid.hybrid,
+    "together": together.together,
     "paper": paper.paper,
+    "stacks": stacks,
+    "chains": chains,
+    "codesign": codesign,
+    "lab": lab.lab,
+    "graphs": lab.graphs,
+    "simgrid": beside_simgrid.simgrid,
     "gpu": gpu,
+    "candidates": candidates.candidates,
     "gpu-check": gpu_check.gpu_check,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
@@ -58,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark and give its exit status: 0, 1 where results are wrong, 2 where it cannot run."""
     try:
         return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="python -m benchmarks", description=_DESCRIPTION, args=argv)
+    except Disagreement as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
     except AspenError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import apu
+from aspen_jax.cuda.device import architecture
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.families import UnsupportedOp
@@ -30,7 +31,6 @@ from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.random_array import random_array
-from aspen_jax.lowering.cuda_call import architecture
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing

@@ -11,4 +11,6 @@ from benchmarks.models.model import Size
 
 Models = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
 Sizes = Annotated[Size, tyro.conf.arg(name="")]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from tqdm import tqdm
 
 from aspen_jax.cost.timing import check_rounds
@@ -20,10 +19,22 @@ from aspen_jax.report.machine import machine
 from aspen_jax.report.record import write_record
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
-from benchmarks.options import Models, Sizes
+from benchmarks.options import Folder, Models, Names, Sizes
+from benchmarks.peers.case import read_case
 from benchmarks.peers.record import digest_of_code
+from benchmarks.peers.sides import SIDES
 
 MODELS = ("vgg16", "resnet50", "yolov3", "bert-base", "bert-large", "gpt2")
+# Figure 6's. The paper's text names bert-base:S480B8 and gpt2:S1024B1; the others are our choice.
+_BERT = ("S128B1", "S128B8", "S480B1", "S480B8")
+SIZES = {
+    "vgg16": ("B1", "B8"),
+    "resnet50": ("B1", "B8"),
+    "yolov3": ("B1", "B8"),
+    "bert-base": _BERT,
+    "bert-large": _BERT,
+    "gpt2": ("S1024B1",),
+}
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -35,7 +46,7 @@ class Experiment:
         title: what the paper measures there.
         section: number of the section or figure.
         command: name of the benchmark.
-        of_models: whether it runs on a model, and takes the size of its inputs.
+        of_models: whether each model has a run, a table and a picture of its own.
     """
 
     title: str
@@ -45,33 +56,41 @@ class Experiment:
 
 
 EXPERIMENTS = {
-    "latency": Experiment("Latency beside other runtimes", "4.1, figure 6", "peers"),
+    "latency": Experiment("Latency beside other runtimes", "4.1, figure 6", "peers", of_models=False),
     "scaling": Experiment(
-        "Time over the number of workers, and Karp and Flatt's parallel fraction", "4.2, figures 7 and 8", "scaling"
+        "Time over the number of workers, and Karp and Flatt's parallel fraction; beyond this machine's cores simulated",
+        "4.2, figures 7 and 8",
+        "scaling",
     ),
-    "unequal": Experiment("Throughput on unequal cores", "4.3, figure 9", "unequal"),
+    "unequal": Experiment("Throughput where another process takes half of one core", "4.3", "unequal"),
+    "hybrid": Experiment("Simulated: throughput on performance and efficiency cores", "4.3, figure 9", "hybrid"),
     "tiles": Experiment("Tiles a layer", "4.4, figure 10 (a)", "tiles"),
     "layers": Experiment("Number of layers, image size and channels", "4.4, figure 10 (b) to (d)", "layers", of_models=False),
 }
-Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+_PEERS_FILES = {"json": "peers.json", "md": "peers.md", "png": "speedups.png"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """An experiment on a model, or without one."""
+    """An experiment on a model, or without one, or on several that it compares."""
 
     experiment: str
     model: str | None
+    cases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.experiment if self.model is None else f"{self.experiment}-{self.model}"
 
+    @property
+    def key(self) -> str:
+        """All that says what is measured."""
+        return " ".join((self.name, *self.cases))
+
     def files(self, folder: Path) -> dict[str, Path]:
         """Where its figures, table and picture go, by their endings."""
         if self.experiment == "latency":  # a folder of its own, from which it goes on
-            return {ending: folder / self.name / f"peers.{ending}" for ending in ("json", "md", "png")}
+            return {ending: folder / self.name / file for ending, file in _PEERS_FILES.items()}
         return {ending: folder / f"{self.name}.{ending}" for ending in ("json", "md", "png")}
 
 
@@ -79,18 +98,25 @@ def paper(
     models: Models = MODELS,
     experiments: Names = tuple(EXPERIMENTS),
     size: Sizes = Size(),  # noqa: B008 - immutable
+    latency: Names | None = None,
+    peers: Names = tuple(SIDES),
     rounds: int | None = None,
     output: Folder = None,
 ) -> int:
     """ASPEN's section 4 on this machine: latency, scaling, unequal cores, tiles a layer, and layers, size and channels.
 
-    Each experiment is one of the other benchmarks, in a process of its own. With three rounds and without TVM the whole took
-    an hour on two cores; TVM takes hours more.
+    More cores than there are, and cores of two speeds, are simulated.
+
+    Each experiment is one of the other benchmarks, in a process of its own. With three rounds and without TVM the latencies
+    take about an hour on two cores, and the rest three quarters of one. TVM takes hours more.
 
     Args:
         models: names in the zoo; the paper's by default.
         experiments: which of them.
-        size: of the inputs, where an experiment takes it.
+        size: of the inputs, where an experiment takes it and names no other.
+        latency: models and sizes whose latencies are taken, such as resnet50:B8 and bert-base:S480B8 (480 tokens, a batch of 8).
+            By default those of figure 6, and the usual size of a model that is not in it.
+        peers: whose latencies are taken beside ours.
         rounds: how often each time is taken; as often as each benchmark takes it by default.
         output: folder for paper.md, which shows all tables and pictures, and for the figures of each; a new one by default. Where
             it has a record of the same settings, what is in it is not measured again.
@@ -102,14 +128,17 @@ def paper(
             raise InputError(f"no experiment is called {name!r}; take {', '.join(EXPERIMENTS)}")
     for name in models:
         zoo.describe(name, size)  # what cannot be built is refused before anything is measured
+    cases = tuple(latency if latency is not None else figure_6(models))
+    for name in cases:
+        read_case(name, size)
     folder = output or Path(time.strftime("paper-%Y%m%d-%H%M%S"))
-    record = _Record(folder, {"size": dataclasses.asdict(size), "rounds": rounds})
-    steps = list(_steps(experiments, models))
+    record = _Record(folder, {"size": dataclasses.asdict(size), "peers": peers, "rounds": rounds})
+    steps = list(_steps(experiments, models, cases))
     try:
         with tqdm([step for step in steps if not record.has(step)], unit="experiment", dynamic_ncols=True) as bar:
             for step in bar:
                 bar.set_description(step.name)
-                record.add(step, _measure(step, folder, size, rounds))
+                record.add(step, _measure(step, folder, size, peers, rounds))
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
         return 130
@@ -120,19 +149,29 @@ def paper(
     return 0 if all(map(record.has, steps)) else 1
 
 
-def _steps(experiments: tuple[str, ...], models: tuple[str, ...]) -> Iterator[Step]:
+def figure_6(models: tuple[str, ...]) -> Iterator[str]:
+    """Names of models with figure 6's sizes, where it has the model."""
+    for model in models:
+        yield from (f"{model}:{size}" for size in SIZES[model]) if model in SIZES else (model,)
+
+
+def _steps(experiments: tuple[str, ...], models: tuple[str, ...], cases: tuple[str, ...]) -> Iterator[Step]:
     for experiment in experiments:
-        yield from (
-            [Step(experiment, model) for model in models] if EXPERIMENTS[experiment].of_models else [Step(experiment, None)]
-        )
+        if experiment == "latency":
+            yield Step(experiment, None, cases)
+        elif EXPERIMENTS[experiment].of_models:
+            yield from (Step(experiment, model) for model in models)
+        else:
+            yield Step(experiment, None)
 
 
-def _measure(step: Step, folder: Path, size: Size, rounds: int | None) -> int:
+def _measure(step: Step, folder: Path, size: Size, peers: tuple[str, ...], rounds: int | None) -> int:
     """Run the benchmark, keep what it prints, and give its exit status."""
     files = step.files(folder)
     command = [sys.executable, "-m", "benchmarks", EXPERIMENTS[step.experiment].command]
-    if step.model is not None:
-        command += ["--models", step.model]
+    models = step.cases if step.model is None else (step.model,)
+    if models:
+        command += ["--models", *models]
         if step.experiment != "unequal":
             given = {name: value for name, value in dataclasses.asdict(size).items() if value is not None}
             command += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -140,7 +179,7 @@ def _measure(step: Step, folder: Path, size: Size, rounds: int | None) -> int:
         command += ["--rounds", str(rounds)]
     if step.experiment == "latency":
         return subprocess.run(
-            [*command, "--output", files["json"].parent.resolve()], cwd=_ROOT, stdout=sys.stderr, check=False
+            [*command, "--peers", *peers, "--output", files["json"].parent.resolve()], cwd=_ROOT, stdout=sys.stderr, check=False
         ).returncode
     command += ["--json", str(files["json"].resolve()), "--picture", str(files["png"].resolve())]
     child = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
@@ -175,11 +214,11 @@ class _Record:
 
     def has(self, step: Step) -> bool:
         """Whether it has been measured; what failed is tried again."""
-        return self._statuses.get(step.name) == 0
+        return self._statuses.get(step.key) == 0
 
     def add(self, step: Step, status: int) -> None:
         """Keep that it ended with this status, on disk."""
-        self._statuses[step.name] = status
+        self._statuses[step.key] = status
         unfinished = self._path.with_suffix(".part")
         write_record(unfinished, {"benchmark": "paper", "settings": self._settings, "statuses": self._statuses})
         unfinished.replace(self._path)  # whole or not at all, whenever the run is interrupted
@@ -192,7 +231,7 @@ class _Record:
             title = experiment.title if step.model is None else f"{experiment.title}: {step.model}"
             lines += ["", f"## {title}", "", f"Section {experiment.section}.", ""]
             if not self.has(step):
-                status = self._statuses.get(step.name)
+                status = self._statuses.get(step.key)
                 lines += [f"Failed: `python -m benchmarks {experiment.command}` ended with status {status}.", ""]
             if files["md"].exists():
                 lines += [files["md"].read_text().strip(), ""]

@@ -43,7 +43,7 @@ def save_curves(
         axes.set_ylim(0, None)
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize="small")
     _save(figure, path)
 
 
@@ -69,6 +69,29 @@ def save_bars(path: Path, title: str, y: str, groups: Mapping[str, Mapping[str, 
     axes.set_xticks(range(len(groups)), groups)
     axes.set(title=title, ylabel=y)
     axes.legend()
+    _save(figure, path)
+
+
+def save_points(path: Path, title: str, x: str, y: str, points: Mapping[str, tuple[float, float, float]]) -> None:
+    """Draw named points into a PNG, PDF or SVG file.
+
+    Args:
+        path: its ending says what it is.
+        title: above the picture.
+        x: name of the horizontal axis, with its unit.
+        y: name of the vertical one.
+        points: x, y and how far the bar around y reaches, by name.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = _figure()
+    axes = figure.subplots()
+    for name, (across, up, bar) in points.items():
+        axes.errorbar(across, up, bar, marker="o", capsize=3, linestyle="none", label=name)
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="small")
     _save(figure, path)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,15 +14,14 @@ import aspen_jax
 from aspen_jax import aspen
 from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
 from aspen_jax.errors import InputError
-from aspen_jax.ir.random_array import random_array
-from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks.bandwidth import read_bandwidth, with_bandwidth
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
-from benchmarks.simulation import simulated_span, span, times_with_scheduling
+from benchmarks.simulation import measured_graph, simulated_span
 
 
 def scaling(
@@ -30,13 +30,15 @@ def scaling(
     rounds: int = 15,
     workers: int | None = None,
     beyond: tuple[int, ...] = (4, 8, 16, 32, 64),
+    bandwidth: float = 102.4,
     json: File = None,
     picture: File = None,
 ) -> int:
     """Models with 1, 2, ... workers: times, speed-up over one, and Karp and Flatt's fraction of work that is parallel.
 
-    Each number of workers has a graph of its own, as a user with so many would have. Beyond the cores that there are Algorithm 1
-    is simulated on the times that the graph's tiles take one worker; so it is where times are measured, to compare.
+    Each number of workers has a graph of its own, as a user with so many would have. Beyond the cores that there are, Algorithm 1
+    is simulated on the times that the graph's tiles take one worker of this machine. So it is where times are measured: that
+    shows the error. Simulated times are given without a limit of memory, and where weights come from memory in each call.
 
     Args:
         models: names in the zoo, as `models` takes them.
@@ -44,55 +46,65 @@ def scaling(
         rounds: how often each is timed.
         workers: the most workers; all usable cores by default.
         beyond: more numbers of workers, which are only simulated; none for no simulation at all.
+        bandwidth: GB/s of the simulated machine's memory; by default that of the paper's, with four channels of DDR4-3200. Where
+            times are measured, this machine's is measured too.
         json: where to write the figures as well.
         picture: where to draw the speed-ups, a PNG, PDF or SVG file.
     """
     check_rounds(rounds)
     if min(beyond, default=1) < 1:
         raise InputError(f"{min(beyond)} workers are to be simulated; take 1 or more")
-    counts = range(1, share_cores(workers) + 1)
+    if not 0 < bandwidth < float("inf"):
+        raise InputError(f"a memory of {bandwidth} GB/s is to be simulated; take more than 0")
+    here = range(1, share_cores(workers) + 1)
+    rates = {count: read_bandwidth(count) for count in here} | {count: bandwidth * 1e9 for count in beyond if count not in here}
+    if beyond:
+        print("memory: " + ", ".join(f"{rate / 1e9:.3g} GB/s for {count}" for count, rate in rates.items()) + " workers\n")
     results, curves = [], {}
     for name in models:
         model = zoo.build(name, size)
-        calls = {}
-        for count in counts:
-            aspen_jax.set_num_workers(count)
-            calls[count] = functools.partial(jax.jit(aspen(model.apply)), *model.arguments)
-            jax.block_until_ready(calls[count]())
-        timings = _with_workers(calls, rounds)
+        timings = _timings(model, here, rounds)
+        simulated = {count: _simulated(model, count, rates[count], rounds) for count in sorted(rates)} if beyond else {}
+        print("\n".join([name, *aligned(_rows(timings, simulated)), ""]), flush=True)
         speedups = {count: timings[1].minimum / timing.minimum for count, timing in timings.items()}
-        spans = _simulated(model, sorted({*counts, *beyond}), rounds) if beyond else {}
-        simulated = {count: spans[1] / item for count, item in spans.items()}
-        rows: list[tuple[str, ...]] = [
-            ("workers", "min", "median", "speed-up", "parallel fraction", "simulated speed-up", "parallel fraction")
-        ]
-        for count in sorted({*timings, *simulated}):
-            cells = [duration(timings[count].minimum), duration(timings[count].median)] if count in timings else ["", ""]
-            for by_count in (speedups, simulated):
-                known = count in by_count
-                cells.append(f"{by_count[count]:.2f}" if known else "")
-                cells.append(f"{parallel_fraction(by_count[count], count):.3f}" if known and count > 1 else "")
-            rows.append((str(count), *cells))
-        print("\n".join([name, *aligned(rows), ""]), flush=True)
         curves[name] = list(speedups.items())
-        if simulated:
-            curves[f"{name}, simulated"] = list(simulated.items())
+        for kind, title in _TITLES.items() if simulated else ():
+            spans = {count: getattr(item, kind) for count, item in simulated.items()}
+            curves[f"{name}, {title}"] = [(count, spans[1] / span) for count, span in spans.items()]
         results.append(
             {
                 "name": name,
                 "batch": size.batch,
                 "timings": {count: timing.to_json() for count, timing in timings.items()},
                 "parallel_fraction": _fractions(speedups),
-                "simulated_span_ns": spans,
-                "simulated_parallel_fraction": _fractions(simulated),
+                "simulated_ns": {count: dataclasses.asdict(spans) for count, spans in simulated.items()},
+                "simulated_parallel_fraction": _fractions(
+                    {count: simulated[1].free / item.free for count, item in simulated.items()}
+                ),
             }
         )
     if json is not None:
-        write_record(json, {"benchmark": "scaling", "results": results})
+        write_record(json, {"benchmark": "scaling", "bytes_per_second": rates, "results": results})
     if picture is not None:
-        curves["linear"] = [(count, count) for count in sorted({*counts, *beyond})]
+        curves["linear"] = [(count, count) for count in sorted({*here, *beyond})]
         save_curves(picture, f"Batch {size.batch}", "workers", "speed-up over one worker", curves, log_x=True, log_y=True)
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """Simulated nanoseconds from the first tile's begin to the last one's end.
+
+    Attributes:
+        free: each tile takes what it takes one worker alone.
+        limited: at least what its bytes take at its lane's share of the memory's bandwidth.
+    """
+
+    free: int
+    limited: int
+
+
+_TITLES = {"free": "simulated", "limited": "simulated, with a limit of memory"}
 
 
 def parallel_fraction(speedup: float, workers: int) -> float:
@@ -100,8 +112,38 @@ def parallel_fraction(speedup: float, workers: int) -> float:
     return 1 - (1 / speedup - 1 / workers) / (1 - 1 / workers)
 
 
-def _with_workers(calls: dict[int, Callable[[], Any]], rounds: int) -> dict[int, Timing]:
+def _rows(timings: dict[int, Timing], simulated: dict[int, Spans]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("workers", "min", "median", "speed-up", "fraction")]
+    if simulated:
+        rows[0] += ("simulated", "error", "speed-up", "fraction", "with memory", "error", "speed-up", "fraction")
+    for count in sorted({*timings, *simulated}):
+        timing = timings.get(count)
+        cells = ["", "", "", ""]
+        if timing is not None:
+            cells = [duration(timing.minimum), duration(timing.median), *_gain(timings[1].minimum, timing.minimum, count)]
+        for kind in _TITLES if simulated else ():
+            span = getattr(simulated[count], kind) * 1e-9
+            error = "" if timing is None else f"{span / timing.minimum - 1:+.1%}"
+            cells += [duration(span), error, *_gain(getattr(simulated[1], kind) * 1e-9, span, count)]
+        rows.append((str(count), *cells))
+    return rows
+
+
+def _gain(alone: float, time: float, count: int) -> list[str]:
+    return [f"{alone / time:.2f}", f"{parallel_fraction(alone / time, count):.3f}" if count > 1 else ""]
+
+
+def _fractions(speedups: dict[int, float]) -> dict[int, float]:
+    return {count: parallel_fraction(speedup, count) for count, speedup in speedups.items() if count > 1}
+
+
+def _timings(model: Model, counts: range, rounds: int) -> dict[int, Timing]:
     """Times by number of workers, in turns; changing the number and a call to warm up are not counted."""
+    calls: dict[int, Callable[[], Any]] = {}
+    for count in counts:
+        aspen_jax.set_num_workers(count)
+        calls[count] = functools.partial(jax.jit(aspen(functools.partial(model.apply, model.params))), *model.inputs)
+        jax.block_until_ready(calls[count]())
     samples: dict[int, list[float]] = {count: [] for count in calls}
     for _ in range(rounds):
         for count, call in calls.items():
@@ -113,19 +155,7 @@ def _with_workers(calls: dict[int, Callable[[], Any]], rounds: int) -> dict[int,
     return {count: Timing(tuple(times)) for count, times in samples.items()}
 
 
-def _fractions(speedups: dict[int, float]) -> dict[int, float]:
-    return {count: parallel_fraction(speedup, count) for count, speedup in speedups.items() if count > 1}
-
-
-def _simulated(model: Model, counts: Sequence[int], rounds: int) -> dict[int, int]:
-    """Nanoseconds from the first tile to the last for each number of workers; the largest part where XLA keeps some."""
-    aspen_jax.set_num_workers(1)
-    jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
-    result = {}
-    for count in counts:
-        parts = compile_jaxpr(jaxpr, Options(num_workers=count)).parts
-        graph = max((part.graph for part in parts), key=lambda graph: graph.num_ops)
-        inputs = [random_array(value) for value in graph.program().inputs]
-        timelines = [graph.timeline(*inputs) for _ in range(rounds)]
-        result[count] = simulated_span(graph, times_with_scheduling(min(timelines, key=span)), count)
-    return result
+def _simulated(model: Model, count: int, bytes_per_second: float, rounds: int) -> Spans:
+    measured = measured_graph(model, count, rounds)
+    limited = with_bandwidth(measured.nanoseconds, measured.num_bytes, count, bytes_per_second)
+    return Spans(*(simulated_span(measured.graph, times, count) for times in (measured.nanoseconds, limited)))

@@ -36,7 +36,7 @@ def sharing(rounds: int = 32, program: File = None, json: File = None) -> int:
     check_rounds(rounds)
     if program is not None and not program.is_file():
         raise InputError(f"there is no program {str(program)!r}; leave the option out to have it built")
-    valgrind, addr2line = _find("valgrind", package="valgrind"), _find("addr2line", package="binutils")
+    valgrind, addr2line = find_tool("valgrind", package="valgrind"), find_tool("addr2line", package="binutils")
     version = subprocess.run([valgrind, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory() as directory:
         path = (program or cmake_program(_TARGET, Path(directory), "RelWithDebInfo")).resolve()
@@ -87,7 +87,8 @@ def _short(function: str) -> str:
     return re.sub(r"[(<].*", "", name).rpartition(" ")[2].removeprefix("aspen::")
 
 
-def _find(tool: str, package: str) -> str:
+def find_tool(tool: str, package: str) -> str:
+    """The path of a tool that this package of Debian has."""
     path = shutil.which(tool)
     if path is None:
         raise AspenError(f"{tool} is needed for this benchmark and was not found; install it (Debian: {package})")

@@ -123,6 +123,8 @@ void check_tbb(const Dag& dag, int threads) {
 }
 #endif
 
+const Policy kAllThroughSingleQueue = {kSingleQueue.column, kSingleQueue.victim, nullptr, 0, true};
+
 void measure(const std::string& name, const Dag& dag, int max_workers, int repeats) {
   const auto pooled = plan_of(dag, testing::kInPool), alone = plan_of(dag, testing::kInline);
   const auto loop = std::make_shared<PlainLoop>(*pooled);
@@ -133,7 +135,11 @@ void measure(const std::string& name, const Dag& dag, int max_workers, int repea
   std::vector<System> systems = {{"plain loop", [=] { loop->run(); }}, {"inline", [=] { submit_and_wait(alone, nullptr); }}};
   for (int workers = 1; workers <= max_workers; ++workers) {
     systems.push_back(ours(pooled, workers, nullptr));
-    systems.push_back(ours(pooled, workers, nullptr, ", no child cache", kWithoutChildCache));
+    systems.push_back(ours(pooled, workers, nullptr, ", no child kept", kAllThroughPool));
+    systems.push_back(ours(pooled, workers, nullptr, ", child cache of 4", kChildCacheOf4));
+    systems.push_back(ours(pooled, workers, nullptr, ", child cache of 16", kChildCacheOf16));
+    systems.push_back(ours(pooled, workers, nullptr, ", single queue", kSingleQueue));
+    systems.push_back(ours(pooled, workers, nullptr, ", no child kept, single queue", kAllThroughSingleQueue));
     systems.push_back(ours(pooled, workers, nullptr, ", no priorities", kFirstReadyFirst));
 #ifdef ASPEN_HAS_TBB
     check_tbb(dag, workers);

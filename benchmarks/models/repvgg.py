@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Iterator
 
-from benchmarks.models.blocks import CLASSES, RELU, conv
+from benchmarks.models.blocks import CLASSES, conv
 from benchmarks.models.model import Size
-from benchmarks.network.layers import GlobalMean, Linear
-from benchmarks.network.network import Network
+from benchmarks.network.layers import Activation, ActivationKind, GlobalMean, Linear
+from benchmarks.network.network import Network, Value
 
-# Layers and widths of the stages, of which the first makes the image half as large, too.
-_VARIANTS = {
-    "a0": ((1, 2, 4, 14, 1), (48, 48, 96, 192, 1280)),
-    "a1": ((1, 2, 4, 14, 1), (64, 64, 128, 256, 1280)),
-    "b0": ((1, 4, 6, 16, 1), (64, 64, 128, 256, 1280)),
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Layers and widths of the stages, of which the first layer makes the image half as large, too."""
+
+    layers: tuple[int, ...]
+    widths: tuple[int, ...]
+
+
+VARIANTS = {
+    "a0": Shape((1, 2, 4, 14, 1), (48, 48, 96, 192, 1280)),
+    "a1": Shape((1, 2, 4, 14, 1), (64, 64, 128, 256, 1280)),
+    "b0": Shape((1, 4, 6, 16, 1), (64, 64, 128, 256, 1280)),
 }
 
 
-def repvgg(size: Size, *, variant: str) -> Network:
-    net = Network()
-    x = net.image(size.batch, size.image_size or 224)
-    for layers, width in zip(*_VARIANTS[variant], strict=True):
+def convolutions(shape: Shape, *, deepened: bool = False) -> Iterator[tuple[int, int, int]]:
+    """Channels, kernel and stride of each convolution; `deepened` has a 1x1 behind each 3x3 but the last (Bolt, section 4.3)."""
+    last = len(shape.layers) - 1
+    for stage, (layers, width) in enumerate(zip(shape.layers, shape.widths, strict=True)):
         for layer in range(layers):
-            x = net(x, conv(width, 3, 1 if layer else 2), RELU)
-    return net.returns(net(x, GlobalMean(), Linear(CLASSES)))
+            yield width, 3, 1 if layer else 2
+            if deepened and (stage, layer) != (last, layers - 1):
+                yield width, 1, 1
 
 
-NETWORKS = {f"repvgg_{variant}": functools.partial(repvgg, variant=variant) for variant in _VARIANTS}
+def deployed(
+    net: Network,
+    image: Value,
+    shape: Shape,
+    activation: ActivationKind = "relu",
+    *,
+    deepened: bool = False,
+    classes: int = CLASSES,
+) -> Network:
+    """Describe a network on an image of `net`."""
+    x = image
+    for width, kernel, stride in convolutions(shape, deepened=deepened):
+        x = net(x, conv(width, kernel, stride), Activation(activation))
+    return net.returns(net(x, GlobalMean(), Linear(classes)))
+
+
+def repvgg(size: Size, *, variant: str, activation: ActivationKind = "relu", deepened: bool = False) -> Network:
+    net = Network()
+    image = net.image(size.batch, size.image_size or 224)
+    return deployed(net, image, VARIANTS[variant], activation, deepened=deepened)
+
+
+NETWORKS = {f"repvgg_{variant}": functools.partial(repvgg, variant=variant) for variant in VARIANTS}

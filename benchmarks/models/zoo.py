@@ -5,7 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 from aspen_jax.errors import InputError
-from benchmarks.models import bert, densenet, gpt2, inception, llama, mobile, repvgg, resnet, squeezenet, vgg, vision, vit, yolo
+from benchmarks.models import (
+    bert,
+    bolt,
+    densenet,
+    gpt2,
+    inception,
+    llama,
+    mobile,
+    repvgg,
+    resnet,
+    squeezenet,
+    vgg,
+    vision,
+    vit,
+    yolo,
+)
 from benchmarks.models.model import Build, Describe, Model, Size, of_network
 from benchmarks.network.network import Network
 
@@ -13,6 +28,8 @@ _DESCRIPTIONS = (vgg, resnet, densenet, squeezenet, inception, mobile, repvgg, y
 
 # Described once, for JAX, PyTorch and ONNX.
 NETWORKS: dict[str, Describe] = {name: describe for module in _DESCRIPTIONS for name, describe in module.NETWORKS.items()}
+# Parts of networks, taken by name; no command takes all of them by default.
+WORKLOADS: dict[str, Describe] = {name: workload.describe for name, workload in bolt.WORKLOADS.items()}
 # In JAX only.
 FUNCTIONS: dict[str, Build] = {**gpt2.MODELS, **llama.MODELS}
 
@@ -21,7 +38,7 @@ def build(name: str, size: Size | None = None) -> Model:
     """Build a model with seeded parameters and inputs.
 
     Args:
-        name: one of `NETWORKS` or `FUNCTIONS`, such as bert-base, or a name in keras.applications, such as ResNet50.
+        name: one of `NETWORKS`, `WORKLOADS` or `FUNCTIONS`, such as bert-base, or a name in keras.applications, such as ResNet50.
         size: of its inputs; its own by default.
 
     Raises:
@@ -42,10 +59,11 @@ def describe(name: str, size: Size | None = None) -> Network:
     Raises:
         InputError: there is no such network, or it does not take inputs of that size.
     """
-    if name not in NETWORKS:
+    described = {**NETWORKS, **WORKLOADS}
+    if name not in described:
         known = ", ".join([*NETWORKS, *FUNCTIONS])
         raise InputError(f"there is no model {name!r}; take one of {known}, or of keras.applications")
-    return NETWORKS[name](_checked(size or Size()))
+    return described[name](_checked(size or Size()))
 
 
 def _checked(size: Size) -> Size:

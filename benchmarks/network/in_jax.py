@@ -17,11 +17,13 @@ Params = dict[str, dict[str, Any]]
 # Given a BatchNorm's name, parameters and input: the parameters to go on with.
 OnNorm = Callable[[str, dict[str, Any], jax.Array], dict[str, Any]]
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
     "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=0.1),
     "silu": jax.nn.silu,
+    "hardswish": jax.nn.hard_swish,
+    "softplus": jax.nn.softplus,
     "sigmoid": jax.nn.sigmoid,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -73,7 +75,7 @@ def _(layer: layers.BatchNorm, params: dict[str, Any], x: jax.Array) -> jax.Arra
 
 @_compute.register
 def _(layer: layers.Activation, params: dict[str, Any], x: jax.Array) -> jax.Array:
-    return _ACTIVATIONS[layer.kind](x)
+    return ACTIVATIONS[layer.kind](x)
 
 
 @_compute.register

@@ -18,10 +18,18 @@ from benchmarks.network.in_jax import Params
 from benchmarks.network.network import Network, Node
 
 _OPSET, _IR = 20, 10
-_TYPES = {"image": TensorProto.FLOAT, "token ids": TensorProto.INT32, "segments": TensorProto.INT32, "mask": TensorProto.BOOL}
+_TYPES = {
+    "image": TensorProto.FLOAT,
+    "rows": TensorProto.FLOAT,
+    "token ids": TensorProto.INT32,
+    "segments": TensorProto.INT32,
+    "mask": TensorProto.BOOL,
+}
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "relu": ("Relu", {}),
     "leaky_relu": ("LeakyRelu", {"alpha": 0.1}),
+    "hardswish": ("HardSwish", {}),
+    "softplus": ("Softplus", {}),
     "sigmoid": ("Sigmoid", {}),
     "gelu": ("Gelu", {}),
     "gelu_tanh": ("Gelu", {"approximate": "tanh"}),

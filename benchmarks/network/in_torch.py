@@ -24,6 +24,8 @@ _ACTIVATIONS: dict[str, Any] = {
     "relu6": nn.ReLU6,
     "leaky_relu": functools.partial(nn.LeakyReLU, 0.1),
     "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "softplus": nn.Softplus,
     "sigmoid": nn.Sigmoid,
     "gelu": nn.GELU,
     "gelu_tanh": functools.partial(nn.GELU, "tanh"),

@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 Shape = tuple[int, ...]
-ActivationKind = Literal["relu", "relu6", "leaky_relu", "silu", "sigmoid", "gelu", "gelu_tanh", "tanh"]
+ActivationKind = Literal["relu", "relu6", "leaky_relu", "silu", "hardswish", "softplus", "sigmoid", "gelu", "gelu_tanh", "tanh"]
 
 
 class Layer:

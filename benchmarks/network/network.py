@@ -10,7 +10,7 @@ from typing import Literal
 from aspen_jax.errors import InputError
 from benchmarks.network.layers import Add, Concat, Layer, Multiply, Shape
 
-InputKind = Literal["image", "token ids", "segments", "mask"]
+InputKind = Literal["image", "rows", "token ids", "segments", "mask"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Input:
     """What a network is called with.
 
     Attributes:
-        kind: images are float32, token ids and segments int32, masks bool.
+        kind: images and rows of numbers are float32, token ids and segments int32, masks bool.
         shape: as JAX sees it.
         below: token ids and segments are less than that.
     """

@@ -75,6 +75,8 @@ def draw_input(what: Input, batch: int) -> np.ndarray:
     if what.kind == "image":
         coarse = random.standard_normal((batch, _BLOBS, _BLOBS, shape[3]), np.float32)
         return np.array(jax.image.resize(coarse, shape, "linear"))
+    if what.kind == "rows":
+        return random.standard_normal(shape, np.float32)
     if what.kind == "token ids":
         return random.integers(0, what.below, shape).astype(np.int32)
     if what.kind == "segments":

@@ -8,24 +8,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from tqdm import tqdm
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import AspenError, InputError
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
-from benchmarks.options import Models, Sizes
+from benchmarks.options import Folder, Models, Names, Sizes
+from benchmarks.peers.case import read_case
 from benchmarks.peers.match import Match
-from benchmarks.peers.picture import draw_picture
+from benchmarks.peers.picture import draw_speedups, draw_times
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.record import DISAGREES, Record
 from benchmarks.peers.sides import ASPEN, SIDES
-
-Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 
 
 def peers(
@@ -41,40 +37,41 @@ def peers(
     """This package beside other runtimes, on networks with the same weights: first the results, then the times, in turns.
 
     Args:
-        models: the whole zoo by default.
-        size: of the inputs.
+        models: the whole zoo by default. A name may end in a size of its own: resnet50:B8 is a batch of 8, bert-base:S480B8 has
+            480 tokens too.
+        size: of the inputs, where a name has none.
         threads: of every side; as many as there are usable cores by default.
         peers: who takes part beside aspen. What is not installed is reported with what to install.
         rounds: how often each side is timed.
         timeout: seconds that a side may take to answer, compilation included.
         neighbour: whether another process takes half of one of the cores in the rounds.
-        output: folder for peers.json, peers.md and peers.png; a new one by default. Where it has a record of the same settings,
-            models that are in it are not measured again.
+        output: folder for peers.json, peers.md, peers.png and speedups.png; a new one by default. Where it has a record of the
+            same settings, models that are in it are not measured again.
     """
     check_rounds(rounds)
     threads = _check_threads(threads)
     sides = _check_sides(peers)
-    for name in models:
-        zoo.describe(name, size)  # what cannot be built is refused before anything is measured
+    cases = [read_case(name, size) for name in models]  # what cannot be built is refused before anything is measured
     folder = output or Path(time.strftime("peers-%Y%m%d-%H%M%S"))
     settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds, "neighbour": neighbour}
     record = Record(folder, settings)
     # The sides take the first of the usable cores.
     shared = sorted(os.sched_getaffinity(0))[threads - 1] if neighbour else None
-    left = [name for name in models if name not in record.results]
+    left = [case for case in cases if case.name not in record.results]
     try:
         with tqdm(total=len(left) * Match.steps(sides, rounds), unit="step", smoothing=0.05, dynamic_ncols=True) as bar:
-            for name in left:
+            for case in left:
                 with tempfile.TemporaryDirectory() as directory:
-                    prepared = Prepared(Path(directory), name, size)
-                    record.add(Match(prepared, sides, threads, rounds, timeout, shared, bar).play())
+                    prepared = Prepared(Path(directory), case.network, case.size)
+                    record.add(case.name, Match(prepared, sides, threads, rounds, timeout, shared, bar).play())
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
         return 130
-    results = [record.results[name] for name in models]
+    results = [record.results[case.name] for case in cases]
     print(record.markdown.read_text())
     try:
-        draw_picture(results, record.picture)
+        draw_times(results, record.times)
+        draw_speedups(results, record.speedups)
     except AspenError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
     print(f"all of it is in {folder}")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from aspen_jax.cost.timing import Timing, duration, speedup
 from aspen_jax.errors import InputError
 from aspen_jax.report.machine import machine
 from aspen_jax.report.record import write_record
-from benchmarks.peers.sides import ASPEN, JIT
+from benchmarks.markdown import table
+from benchmarks.peers.sides import ASPEN, JIT, TENSORFLOW
 
 TIMED, DISAGREES, FAILED, ABSENT = "timed", "disagrees", "failed", "absent"
 
@@ -51,7 +53,7 @@ class ModelResult:
     """How all sides did with one model.
 
     Attributes:
-        name: of the network.
+        name: of the network, with the size of its inputs where one was named.
         flops: floating-point operations of a call.
         peak_flops: FLOP/s of the multiply-add loop on all threads, one from each round.
         onnx: where the ONNX model came from.
@@ -69,10 +71,14 @@ class ModelResult:
         timing = self.sides[side].timing
         return self.flops / timing.minimum / max(self.peak_flops) if timing and self.peak_flops else math.nan
 
-    def ahead(self, side: str) -> float:
-        """How many times as fast as a side aspen is, from round to round; NaN where one of them was not timed."""
-        slow, fast = (self.sides[name].timing if name in self.sides else None for name in (side, ASPEN))
+    def times_as_fast(self, side: str, other: str) -> float:
+        """How many times as fast as the other a side is, from round to round; NaN where one of them was not timed."""
+        slow, fast = (self.sides[name].timing if name in self.sides else None for name in (other, side))
         return speedup(slow, fast) if slow and fast else math.nan
+
+    def ahead(self, side: str) -> float:
+        """How many times as fast as a side aspen is."""
+        return self.times_as_fast(ASPEN, side)
 
     def best_peer(self) -> str | None:
         """The fastest of the others, by the median."""
@@ -86,7 +92,7 @@ class ModelResult:
 
 
 class Record:
-    """A folder with peers.json, peers.md and peers.png."""
+    """A folder with peers.json, peers.md and two pictures."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         """Open a folder, and read what an interrupted run has measured.
@@ -113,12 +119,16 @@ class Record:
         return self._folder / "peers.md"
 
     @property
-    def picture(self) -> Path:
+    def times(self) -> Path:
         return self._folder / "peers.png"
 
-    def add(self, result: ModelResult) -> None:
-        """Keep one more result, on disk."""
-        self.results[result.name] = result
+    @property
+    def speedups(self) -> Path:
+        return self._folder / "speedups.png"
+
+    def add(self, name: str, result: ModelResult) -> None:
+        """Keep one more result, on disk, under a name."""
+        self.results[name] = dataclasses.replace(result, name=name)
         content = {"benchmark": "peers", "settings": self._settings, "results": [*map(dataclasses.asdict, self.results.values())]}
         unfinished = self.json.with_suffix(".part")
         write_record(unfinished, content)
@@ -145,16 +155,19 @@ def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
     """A table of all models, and one for each."""
     names = list(dict.fromkeys(name for result in results for name in result.sides))
     about = f"Batch {settings['size']['batch']}, {settings['threads']} threads, {settings['rounds']} rounds"
+    if any(":" in result.name for result in results):
+        about += ", B names another batch and S the tokens of a text"
     if settings["neighbour"]:
         about += ", half of one core taken by another process"
     lines = [
         f"{about}, {settings['machine']['cpu']}. Milliseconds, minimum / median of the rounds; *ahead* is how many times",
         "as fast as the fastest peer, and as jax.jit, aspen is (the median of the rounds' quotients).",
         "",
-        *_table(["model", *names, "fastest peer", "ahead", "ahead of jax.jit"], [_summary(result, names) for result in results]),
+        *table(["model", *names, "fastest peer", "ahead", "ahead of jax.jit"], [_summary(result, names) for result in results]),
         "",
         f"Geometric mean: {_mean([_ahead_of_best(result) for result in results])} times as fast as the fastest peer, "
         f"{_mean([result.ahead(JIT) for result in results])} times as fast as jax.jit.",
+        *_speedups(results, names),
     ]
     for result in results:
         peak = f"{max(result.peak_flops) / 1e9:.0f} GFLOP/s" if result.peak_flops else "not measured"
@@ -164,7 +177,7 @@ def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
             "",
             f"{result.flops / 1e9:.3g} GFLOP; multiply-add peak of the same run {peak}; ONNX model {result.onnx}.",
             "",
-            *_table(
+            *table(
                 ["", "min", "median", "spread", "of peak", "difference", "first answer", ""],
                 [_detail(result, name) for name in result.sides],
             ),
@@ -179,6 +192,19 @@ def _summary(result: ModelResult, names: list[str]) -> list[str]:
         timing = side.timing if side else None
         cells.append(f"{timing.minimum * 1e3:.3g} / {timing.median * 1e3:.3g}" if timing else side.state if side else "")
     return [result.name, *cells, result.best_peer() or "", _times(_ahead_of_best(result)), _times(result.ahead(JIT))]
+
+
+def reference(results: Sequence[ModelResult]) -> str:
+    """Beside whom the others are shown: TensorFlow, as in ASPEN's figure 6, where it was timed; else jax.jit."""
+    return TENSORFLOW if any(not math.isnan(result.times_as_fast(TENSORFLOW, TENSORFLOW)) for result in results) else JIT
+
+
+def _speedups(results: Sequence[ModelResult], names: list[str]) -> list[str]:
+    other = reference(results)
+    quotients = {name: [result.times_as_fast(name, other) for result in results] for name in names}
+    rows = [[result.name, *(_times(quotients[name][row]) for name in names)] for row, result in enumerate(results)]
+    means = ["geometric mean", *(_mean(quotients[name]) for name in names)]
+    return ["", f"Times as fast as {other}:", "", *table(["model", *names], [*rows, means])]
 
 
 def _detail(result: ModelResult, name: str) -> list[str]:
@@ -204,11 +230,6 @@ def _mean(quotients: list[float]) -> str:
 
 def _times(quotient: float) -> str:
     return "" if math.isnan(quotient) else f"{quotient:.2f}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *escaped)]
 
 
 def digest_of_code() -> str:

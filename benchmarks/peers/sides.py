@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from benchmarks.peers.prepared import Prepared
 
 Run = Callable[[], Sequence[Any]]  # the outputs, each something that numpy.asarray takes
 
-ASPEN, JIT = "aspen", "jax.jit"
+ASPEN, JIT, TENSORFLOW = "aspen", "jax.jit", "TensorFlow"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +66,11 @@ def _aspen(prepared: Prepared, threads: int) -> Run:
     return lambda: jax.tree.leaves(jax.block_until_ready(apply(*inputs)))
 
 
-def _torch(name: str) -> Callable[[Prepared, int], Run]:
-    def start(prepared: Prepared, threads: int) -> Run:
-        from benchmarks.peers import torch_sides
+def _in(module: str, name: str) -> Callable[[Prepared, int], Run]:
+    """A side of a module that imports its library at once, so it is imported only where the side starts."""
 
-        return getattr(torch_sides, name)(prepared, threads)
+    def start(prepared: Prepared, threads: int) -> Run:
+        return getattr(importlib.import_module(f"benchmarks.peers.{module}"), name)(prepared, threads)
 
     return start
 
@@ -119,13 +120,16 @@ def _tvm(prepared: Prepared, threads: int) -> Run:
 
 
 _TORCH = {"torch": "torch"}
+_TENSORFLOW = {"tensorflow": "tensorflow"}
 
 SIDES: dict[str, Side] = {
     ASPEN: Side(_aspen, {"aspen_jax": "aspen_jax"}, nchw=False),
     JIT: Side(_jit, {"jax": "jax"}, nchw=False),
-    "torch eager": Side(_torch("eager"), _TORCH),
-    "torch.compile": Side(_torch("compiled"), _TORCH),
-    "TorchScript": Side(_torch("scripted"), _TORCH),
+    "torch eager": Side(_in("torch_sides", "eager"), _TORCH),
+    "torch.compile": Side(_in("torch_sides", "compiled"), _TORCH),
+    "TorchScript": Side(_in("torch_sides", "scripted"), _TORCH),
+    TENSORFLOW: Side(_in("tensorflow_sides", "graph"), _TENSORFLOW, nchw=False),
+    "TensorFlow XLA": Side(_in("tensorflow_sides", "xla"), _TENSORFLOW, nchw=False),
     "ONNX Runtime": Side(_onnx_runtime, {"onnxruntime": "onnxruntime", "onnx": "onnx"}, onnx=True),
     "OpenVINO": Side(_openvino, {"openvino": "openvino", "onnx": "onnx"}, onnx=True),
     "TVM": Side(_tvm, {"tvm": "apache-tvm", "onnx": "onnx"}, onnx=True),

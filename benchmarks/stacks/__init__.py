@@ -1,0 +1,1 @@
+"""BrainSlug's experiments: stacks of layers without convolutions and products."""

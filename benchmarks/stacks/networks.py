@@ -1,0 +1,81 @@
+"""Whole networks with and without stacks, and the share of the time in optimisable layers (BrainSlug, sections 5.2 to 5.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from aspen_jax.cost.machine import Machine
+from aspen_jax.cost.timing import Timing, interleaved, speedup
+from aspen_jax.errors import AspenError
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ops.stack import STACK
+from aspen_jax.report.comparison import TOLERANCE
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.difference import largest_difference
+from benchmarks.models import zoo
+from benchmarks.models.model import Size
+from benchmarks.network.parameters import draw, draw_inputs
+from benchmarks.stacks.graphs import MOST_STEPS, graph_of, is_optimisable
+
+ALONE, JOINED = "no stacks", "stacks"
+_STEPS = {ALONE: 1, JOINED: MOST_STEPS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured of a network at a batch.
+
+    Attributes:
+        name: of the network.
+        batch: images a call.
+        timings: without and with stacks; without alone where no stack is found, so that both are the same graph.
+        optimisable: the share of the tiles' time that ops of optimisable layers alone take, without stacks.
+        in_stacks: the share that stacks take, with them.
+    """
+
+    name: str
+    batch: int
+    timings: dict[str, Timing]
+    optimisable: float
+    in_stacks: float
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the network is with stacks; None where it has none."""
+        return speedup(self.timings[ALONE], self.timings[JOINED]) if JOINED in self.timings else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        timings = {name: timing.to_json() for name, timing in self.timings.items()}
+        return {**dataclasses.asdict(self), "timings": timings, "speedup": self.speedup}
+
+
+def measure(name: str, size: Size, rounds: int) -> Row:
+    """Check that both give the same, then time them in turns.
+
+    Raises:
+        AspenError: results differ.
+    """
+    workers = share_cores()
+    network = zoo.describe(name, size)
+    params, inputs = draw(network), draw_inputs(network)
+    machine = Machine.here(workers)
+    graphs = {side: graph_of(network, params, inputs, machine, steps, workers) for side, steps in _STEPS.items()}
+    joined, alone = (graphs[side].run(*inputs) for side in (JOINED, ALONE))
+    if largest_difference(joined, alone) > TOLERANCE:
+        raise AspenError(f"{name}: stacks give another result than the same ops alone")
+    timed = {ALONE: graphs[ALONE]} if graphs[ALONE] == graphs[JOINED] else graphs
+    timings = interleaved({side: lambda graph=graph: graph.run(*inputs) for side, graph in timed.items()}, rounds)
+    optimisable = _share(graphs[ALONE], inputs, rounds, [is_optimisable(op) for op in graphs[ALONE].program().ops])
+    in_stacks = _share(graphs[JOINED], inputs, rounds, [op.family is STACK for op in graphs[JOINED].program().ops])
+    return Row(name, size.batch, timings, optimisable, in_stacks)
+
+
+def _share(graph: TileGraph, inputs: tuple[np.ndarray, ...], rounds: int, chosen: list[bool]) -> float:
+    """The share of the time of all tiles, each at its fastest, that the chosen ops' tiles take."""
+    lasted = np.min([np.diff(graph.timeline(*inputs)[:, 1:])[:, 0] for _ in range(rounds)], axis=0)
+    tiles = [graph.tiles_of(number)[0] for number, is_chosen in enumerate(chosen) if is_chosen]
+    return float(sum(lasted[numbers].sum() for numbers in tiles) / lasted.sum())
