@@ -8,7 +8,7 @@ import numpy as np
 from jax.extend import core
 
 from aspen_jax import apu
-from aspen_jax.cuda import unfused
+from aspen_jax.cuda import fitted
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op, Program, Value
@@ -28,7 +28,7 @@ def trace_of(function, arguments):
 
 def prepared(part: Program, gpu: Gpu = Gpu()) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
-    return unfused(run_passes(part, LEFT_OUT, gpu))
+    return fitted(run_passes(part, LEFT_OUT, gpu))
 
 
 def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - immutable

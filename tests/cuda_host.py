@@ -118,13 +118,13 @@ def run(
     packed = pack(program.constants)
     places = {value: (number, 0) for number, value in enumerate(program.inputs)}
     places |= {value: (len(arrays) + number, offset) for value, (number, offset) in packed.places.items()}
-    outputs = zip(program.ops, graph.ops[:, 1].tolist(), strict=True)
-    written = ((op.output, *graph.values[number, :2].tolist()) for op, number in outputs)
+    outputs = [pair for k, op in enumerate(program.ops) for pair in zip(op.outputs, graph.outputs_of(k), strict=True)]
+    written = ((value, *graph.values[number, :2].tolist()) for value, number in outputs)
     places |= {value: (moved.get(buffer, buffer), offset) for value, buffer, offset in written}
 
     def address(value, elements=0):
         buffer, offset = places[value]
-        return buffers[buffer].ctypes.data + offset + elements * value.dtype.itemsize
+        return buffers[buffer].ctypes.data + offset + int(elements) * value.dtype.itemsize
 
     launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
     tiles_of = {}
@@ -140,7 +140,8 @@ def run(
         number = int(graph.tile_ops[tiles[0]])
         op = program.ops[number]
         addresses = [address(item.value, item.view.offset()) for item in op.inputs] or [0]
-        buffers_of_op = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, address(op.output))
+        addresses += map(address, op.outputs)
+        buffers_of_op = (ctypes.c_void_p * len(addresses))(*addresses)
         boxes = np.stack([boxes_of[tile] for tile in tiles]).swapaxes(1, 2)
         boxes = np.ascontiguousarray(boxes, np.int32)
         getattr(library, f"op{number}_of_addresses")(buffers_of_op, ctypes.c_void_p(boxes.ctypes.data), len(tiles))

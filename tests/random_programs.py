@@ -14,7 +14,8 @@ from aspen_jax.ir.view import View
 from aspen_jax.ops import windows
 from aspen_jax.ops.arg_reduce import ARG_REDUCE, ArgReduceAttrs
 from aspen_jax.ops.attention import ATTENTION, parts_of
-from aspen_jax.ops.block_program import BlockProgram, single
+from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.block_program import BlockProgram, Instruction, single
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.concatenate import CONCATENATE, ConcatenateAttrs
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
@@ -175,7 +176,15 @@ class _Author:
             return found and self.build.block(single("f_from_i"), [found], found.shape, _FLOAT)
         x = self.operand()
         y = next((item for item in (self.operand() for _ in range(3)) if item.shape == x.shape), x)
-        return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
+        if not self.integer(0, 2):
+            return self.build.block(single("add_f"), [x, y], x.shape, _FLOAT)
+        # The sum, the first input as it is, and the square of the sum.
+        program = BlockProgram(2, (), (Instruction("add_f", (0, 1)), Instruction("mul_f", (2, 2))), 2, (0, 3))
+        results = [Value(x.shape, _FLOAT) for _ in range(3)]
+        self.build.ops.append(Op(BLOCK, None, (x, y), results[0], program, further=tuple(results[1:])))
+        if math.prod(x.shape) <= _LARGEST:
+            self.known += map(Operand.whole, results[1:])
+        return Operand.whole(results[0])
 
     def selecting_windows(self) -> Operand | None:
         """Windows that choose elements of something, which give or get what is chosen."""
@@ -320,7 +329,9 @@ class _Author:
             if result is not None and math.prod(result.shape) <= _LARGEST:
                 self.known.append(result)
         ops = [dataclasses.replace(op, name=f"{op.family.name}{k}") for k, op in enumerate(self.build.ops)]
-        results = [ops[-1].output, *(op.output for op in ops[:-1] if not self.integer(0, 1 if op.family is SCATTER else 4))]
+        earlier = ((op, value) for op in ops[:-1] for value in op.outputs)
+        kept = [value for op, value in earlier if not self.integer(0, 1 if op.family is SCATTER else 4)]
+        results = [*ops[-1].outputs, *kept]
         program = Program(tuple(self.inputs), (), tuple(ops), tuple(map(Operand.whole, results)))
         program = outputs.run(attention.run(program))
         return in_place.run(program) if rewrites else program

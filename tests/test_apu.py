@@ -74,7 +74,7 @@ def test_edges_are_those_of_the_element_wise_oracle(seed):
     tiles = boxes_of_tiles(graph)
     owner = {}
     for number, op in enumerate(program.ops):
-        owner[op.output] = np.full(op.output.size, -1)
+        owner.update(dict.fromkeys(op.outputs, np.full(op.output.size, -1)))
         for tile, (tile_op, box) in tiles.items():
             if tile_op == number:
                 owner[op.output][elements_in(box, op.output.shape)] = tile
@@ -171,7 +171,8 @@ def run_in_some_order(graph, program, read, rng, deepest_first):
         elements = elements_in(box, op.output.shape)
         for operand, dependence in zip(op.inputs, read[number], strict=True):
             check(operand.value, np.flatnonzero(dependence[elements].any(axis=0)))
-        write(op.output, elements)
+        for value in op.outputs:
+            write(value, elements)
         done += 1
         for child in graph.dag.step(np.array([tile]))[1].tolist():
             waiting[child] -= 1

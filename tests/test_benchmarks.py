@@ -9,9 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from aspen_jax import TileGraph
 from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import TILED
 from aspen_jax.report.difference import largest_difference
+from aspen_jax.schedule import Costs, Cpu, Machine
 from benchmarks import accuracy
 from benchmarks.__main__ import main
 from benchmarks.child import measure_in_child
@@ -146,6 +148,8 @@ oneTBB: absent; install it
         (["scheduler", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["sharing", "--rounds", "0"], "the number of rounds is 0"),
         (["sharing", "--program", "nowhere"], "there is no program 'nowhere'"),
+        (["policies", "--cache-mib", "3"], "powers of two"),
+        (["policies", "--program", "nowhere"], "there is no program 'nowhere'"),
         (["overhead", "--rounds", "0"], "the number of rounds is 0"),
         (["layers", "--sweeps", "depth"], "no sweep is called 'depth'; take layers, size, channels"),
         (["tiles", "--counts", "0"], "0 tiles"),
@@ -153,10 +157,22 @@ oneTBB: absent; install it
         (["scaling", "--workers", "0"], "0 workers are asked for"),
         (["paper", "--experiments", "speed"], "no experiment is called 'speed'; take latency, scaling"),
         (["paper", "--models", "vgg"], "there is no model 'vgg'"),
+        (["paper", "--latency", "vgg16:8"], "'vgg16:8' gives no size; write vgg16:B8"),
+        (["chains", "--places", "table 4"], "there is no place 'table 4'; take table 1, table 2, table 3, figure 8, figure 9"),
+        (["chains", "--workloads", "gemm"], "there is no workload 'gemm'; take gemms-2464x4x1x4"),
+        (["chains", "--rounds", "0"], "the number of rounds is 0"),
+        (["codesign", "--images", "cifar"], "there are no images 'cifar'; take mnist, digits"),
+        (["codesign", "--variants", "Mish"], "there is no variant 'Mish'; take ReLU, GELU"),
+        (["codesign", "--networks", "a2"], "there is no network 'a2'; take a0, a1, b0"),
+        (["codesign", "--seeds", "0"], "0 trainings of each variant"),
         (["unequal", "--seconds", "-1"], "-1.0 seconds"),
         (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
+        (["together", "--load", "1"], "a load of 1.0"),
+        (["together", "--seconds", "-1"], "-1.0 seconds"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
         (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
+        (["peers", "--models", "bert-base:480"], "'bert-base:480' gives no size; write bert-base:B8"),
+        (["peers", "--models", "bert-base:S1024B1"], "has positions for 512 tokens, not 1024"),
         (["peers", "--models", "yolov3", "--image-size", "100"], "images of a multiple of 32 pixels, not 100"),
         (["peers", "--models", "resnet18", "alexnet", "--image-size", "20"], "Pool(kind='max'"),
         (["peers", "--peers", "pytorch"], "there is no peer 'pytorch'; take some of 'aspen', 'jax.jit'"),
@@ -167,3 +183,32 @@ oneTBB: absent; install it
 def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_lab(record, capsys):
+    choice = ["--models", "mobilenet_v2", "--image-size", "32", "--machines", "1 worker", "two memories", "--rounds", "2"]
+    assert main(["lab", *choice, "--json", str(record)]) == 0
+    written = json.loads(record.read_text())
+    rows = {(row["machine"], row["policy"]): row for row in written["results"]}
+    assert [policy for machine, policy in rows if machine == "1 worker"] == ["ReadyPool", "FirstReadyFirst"]
+    assert ("two memories", "ReadyPool") not in rows
+    assert rows["two memories", "Dmda"]["place_ns"] > 0
+    assert all(row["simulated_ns"] > 0 and row["measured_ns"] > 0 for row in rows.values())
+    assert "Heft" in capsys.readouterr().out
+    assert main(["lab", "--policies", "Luck"]) == 2
+    assert "there is no policy 'Luck'" in capsys.readouterr().err
+
+
+def test_graphs(tmp_path, capsys):
+    assert (
+        main(["graphs", str(tmp_path), "--models", "mobilenet_v2", "squeezenet1_1", "--image-size", "64", "--rounds", "2"]) == 0
+    )
+    index = np.genfromtxt(tmp_path / "index.csv", delimiter=",", names=True, dtype=None, encoding=None)
+    assert index["network"].tolist() == ["mobilenet_v2", "squeezenet1_1"]
+    for row in index:
+        graph = TileGraph.load(tmp_path / f"{row['network']}.aspen")
+        costs = Costs.load(tmp_path / f"{row['network']}.csv", graph, Machine([Cpu(1)]))
+        assert (graph.num_tiles, graph.num_edges) == (row["tiles"], row["edges"])
+        assert costs.ns.sum() == pytest.approx(row["work_ns"], abs=graph.num_tiles)
+        assert not graph.constants
+    assert "column of index.csv" in (tmp_path / "README.md").read_text()

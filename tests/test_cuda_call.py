@@ -15,11 +15,12 @@ from jax import export, lax
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.cuda import image
+from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.lowering import cuda_times as times
 from aspen_jax.lowering.compile import compile_jaxpr
-from aspen_jax.lowering.cuda_call import ARCHITECTURE_VARIABLE, cuda_options
+from aspen_jax.lowering.cuda_call import cuda_options
 from aspen_jax.lowering.cuda_tuning import time_executors
 from aspen_jax.primitive.choices import Choices
 
@@ -164,7 +165,7 @@ def test_what_was_timed_belongs_to_the_code_as_it_is(monkeypatch):
     before = graph_key(network, *SHAPES)
     assert graph_key(lambda w, x: network(w, x), *SHAPES) == before
     assert graph_key(network, SHAPES[0], jax.ShapeDtypeStruct((1, 24, 24, 16), np.float32)) != before
-    monkeypatch.setattr(image, "_headers", lambda: {"cuda/kernels/block.h": "changed"})
+    monkeypatch.setattr(image, "header_texts", lambda: {"cuda/kernels/block.h": "changed"})
     assert graph_key(network, *SHAPES) != before
 
 

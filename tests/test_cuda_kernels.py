@@ -296,6 +296,21 @@ def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype)
     assemble(ops, architecture)
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_ops_of_several_outputs_compile_for_gpus_without_spills(architecture, dtype):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+
+    def function(x, y, z):
+        weights = jax.nn.softmax(x)
+        sums = y.sum(0), (x * y).sum(0), y.max(0)
+        return weights, weights * y, jnp.tanh(z), (jnp.tanh(z) * 3).astype(jnp.bfloat16), z > 0, *sums
+
+    ops = ops_of(function, [jax.ShapeDtypeStruct((512, 1024), dtype)] * 3)
+    assert {op.family.name for op in ops if op.further} == {"block", "rows"}
+    assemble(ops, architecture)
+
+
 # Warpgroups' instructions where sm_90a has them, for every size of a block.
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("wanted", [1_000_000, 50, 1])

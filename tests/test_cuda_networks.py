@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import UnsupportedOp, translation_unit, unfused
+from aspen_jax.cuda import UnsupportedOp, fitted, translation_unit
 from aspen_jax.ops.reference import evaluate
 from benchmarks.models import zoo
 from benchmarks.network.in_jax import in_jax
@@ -45,7 +45,7 @@ def test_every_op_of_every_network_has_a_kernel(name):
 @pytest.mark.parametrize("seed", range(30))
 def test_random_programs_over_random_views_and_boxes(seed):
     program = random_program(seed)
-    program = unfused(program.replace(ops=tuple(dataclasses.replace(op, exact=True) for op in program.ops)))
+    program = fitted(program.replace(ops=tuple(dataclasses.replace(op, exact=True) for op in program.ops)))
     rng = np.random.default_rng(seed)
     inputs = [(3 * rng.standard_normal(value.shape)).astype(value.dtype) for value in program.inputs]
     try:

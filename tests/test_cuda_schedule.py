@@ -17,7 +17,7 @@ from aspen_jax import _engine
 from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
-from aspen_jax.apu.memory import Touches, overlapping, touches
+from aspen_jax.apu.memory import Touches, overlapping, rewritten, touches
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph.dag import expand, unique
@@ -58,7 +58,7 @@ def conflicts(graph: TileGraph) -> Pairs:
         grid = Grid(cuts, np.full(np.prod([len(cut) - 1 for cut in cuts], dtype=int), -1))
         row, cell = grid.touched(boxes)
         grid.tiles[cell] = numbers[row]
-        grids[op.output] = grid
+        grids.update(dict.fromkeys(op.outputs, grid))
     reads = [read for op, item in zip(program.ops, tiles, strict=True) for read in reads_of(op, *item)]
     pairs = [data_edges(reads, grids)]
 
@@ -68,27 +68,28 @@ def conflicts(graph: TileGraph) -> Pairs:
     for value, (_, buffer, offset) in zip(program.inputs, graph.given_values(), strict=False):
         places[value] = (buffer, offset, nobody)
     for number, op in enumerate(program.ops):
-        buffer, offset = graph.values[graph.ops[number, 1], :2].tolist()
-        places[op.output] = (buffer, offset, touched(op.output, *tiles[number]).moved(offset))
+        for value, where in zip(op.outputs, graph.outputs_of(number), strict=True):
+            buffer, offset = graph.values[where, :2].tolist()
+            places[value] = (buffer, offset, touched(value, *tiles[number]).moved(offset))
     reading = {value: [read for read in reads if read.value is value] for value in places}
-    made_by = {op.output: op for op in program.ops}
+    made_by = {value: op for op in program.ops for value in op.outputs}
 
     def lies_in(value: Value, earlier: Value) -> bool:
         """Whether ops in place have made the value of an earlier one. What they read orders them, byte by byte."""
         op = made_by.get(value)
         if op is None or not op.in_place:
             return False
-        before = op.inputs[op.family.rewrites].value
+        before = rewritten(op)
         return before is earlier or lies_in(before, earlier)
 
-    for op in program.ops:
-        buffer, offset, writes = places[op.output]
+    for value, op in made_by.items():
+        buffer, offset, writes = places[value]
         for other, (other_buffer, other_offset, other_writes) in places.items():
-            apart = other_offset >= offset + op.output.nbytes or offset >= other_offset + other.nbytes
-            if other is op.output or other_buffer != buffer or apart or lies_in(other, op.output):
+            apart = other_offset >= offset + value.nbytes or offset >= other_offset + other.nbytes
+            if other is value or other_buffer != buffer or apart or lies_in(other, value):
                 continue
             users = [touched(other, read.tiles, read.boxes).moved(other_offset) for read in reading[other]]
-            if op.in_place and op.inputs[op.family.rewrites].value is other:
+            if op.in_place and rewritten(op) is other:
                 # A tile reads itself what it writes, after those that wrote that.
                 users = [Touches(*(array[~np.isin(part.tiles, writes.tiles)] for array in part)) for part in users]
             else:

@@ -32,6 +32,7 @@ from aspen_jax.cuda import (
     ragged_dot,
     rows,
     scatter,
+    stack,
     tensor_maps,
 )
 from aspen_jax.cuda.cores import FmaCore, MmaCore
@@ -63,6 +64,7 @@ SHAPES = [
     ragged_dot.RaggedDotShape,
     rows.RowsShape,
     scatter.ScatterShape,
+    stack.StackShape,
     tensor_maps.MatrixMap,
     tensor_maps.TensorShape,
     Window,

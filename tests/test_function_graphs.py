@@ -52,6 +52,24 @@ def test_arguments_and_results_are_those_of_the_function(name: str, tmp_path) ->
     assert graph.timeline(*arguments).shape == (graph.num_tiles, 3)
 
 
+def test_inputs_and_results_are_named_after_arguments_and_keys(tmp_path) -> None:
+    def function(params, flag, *rest, scale):
+        return {"y": jnp.exp(params["w"]) * scale, "z": (rest[0] if flag else rest[1],)}
+
+    arguments = {"w": A, "b": [B, C]}, True, A, B
+    graph = aspen(function).graph(*arguments, scale=2.0)
+    assert graph.input_names == ("params.b.0", "params.b.1", "params.w", "rest.0", "rest.1", "scale")
+    assert graph.result_names == ("result.y", "result.z.0")
+    graph.save(tmp_path / "g")
+    loaded = TileGraph.load(tmp_path / "g")
+    assert (loaded.input_names, loaded.result_names, loaded.fields) == (graph.input_names, graph.result_names, {})
+
+
+def test_names_that_would_be_equal_are_left_out() -> None:
+    graph = aspen(lambda a: jnp.exp(a["b.c"]) + a["b"]["c"]).graph({"b.c": A, "b": {"c": B}})
+    assert (graph.input_names, graph.result_names) == ((), ("result",))
+
+
 DTYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 
 

@@ -166,6 +166,36 @@ def test_fields_stay_with_a_graph(tmp_path):
         np.testing.assert_array_equal(ours, without)
 
 
+def test_names_of_values_are_fields_of_the_file_alone(tmp_path):
+    plain = small_net()
+    inputs = tuple(f"x.{number}é" for number in range(len(plain.operands) - len(plain.constants)))
+    graph = dataclasses.replace(plain, input_names=inputs, fields={"note": np.array([1])})
+    assert graph.to_bytes() == dataclasses.replace(plain, fields={"note": np.array([1])}).to_bytes()
+    graph.save(tmp_path / "g")
+    again = TileGraph.load(tmp_path / "g")
+    assert (again.input_names, again.result_names, list(again.fields)) == (inputs, (), ["note"])
+    _engine.Plan((tmp_path / "g").read_bytes()[: graph_format.graph_size((tmp_path / "g").read_bytes())])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(b"a", "ended by a zero|has no end"), (b"\xff\0", "UTF-8"), (b"\0", "is empty"), (b"a\0" * 2, "different"), (b"a\0", None)],
+)
+def test_python_and_the_engine_refuse_the_same_names(names, message, tmp_path):
+    graph = small_net()
+    arrays, _ = graph_format.decode(graph.to_bytes(), 14)
+    fields = {"input_names": np.frombuffer(names, np.uint8)}
+    data = graph_format.encode([(array, (0,)) for array in arrays], fields)
+    for read in (TileGraph.from_bytes, _engine.Plan):
+        if message is None:
+            read(data)
+        else:
+            with pytest.raises(GraphFormatError, match=message):
+                read(data)
+    with pytest.raises(InputError, match="'input_names', which the format has a use for"):
+        dataclasses.replace(graph, fields=fields).to_bytes()
+
+
 @pytest.mark.parametrize("name", ["", "a\0b", "!nested"])
 def test_names_that_no_field_may_have_are_refused(name):
     with pytest.raises(InputError, match="field"):

@@ -50,6 +50,60 @@ def seconds(function, *arguments, calls=5, rounds=7):
     return best
 
 
+# Products that add to what is there
+
+
+def accumulated(x, w, c):
+    """A product added to a matrix: alpha * x @ w + beta * C, where C is made by the function and dies there."""
+    return 0.5 * (x @ w) + 2.0 * jnp.cumsum(c, 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_product_that_adds_to_a_dying_matrix_is_one_op_in_its_memory(dtype):
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal(shape).astype(dtype) for shape in ((70, 300), (300, 90), (70, 90))]
+
+    def twice(x, w, c):
+        return jnp.cumsum(jnp.tanh(accumulated(x, w, c) / 99), 1)
+
+    graph = graph_of(twice, *operands)
+    product = next(op for op in graph.program().ops if op.family.kernel == "matmul")
+    assert product.in_place
+    assert [op.family.kernel for op in graph.program().ops] == ["cumulative", "matmul", "cumulative"]
+    # The sums of C and the product share one piece of the workspace.
+    nbytes = 70 * 90 * np.dtype(dtype).itemsize
+    assert nbytes <= graph.workspace_bytes < nbytes + 256
+    (result,) = graph.run(*operands)
+    tolerance = 1e-4 if dtype == jnp.float32 else 0.5  # of sums of 90 roundings to 16 bits
+    expected = np.asarray(jax.jit(twice)(*operands), np.float32)
+    np.testing.assert_allclose(result.astype(np.float32), expected, rtol=0, atol=tolerance)
+
+
+def test_a_product_that_gives_the_result_adds_in_the_callers_buffer():
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal(shape, np.float32) for shape in ((70, 300), (300, 90), (70, 90))]
+    graph = graph_of(accumulated, *operands)
+    assert graph.workspace_bytes == 0
+    np.testing.assert_allclose(graph.run(*operands)[0], jax.jit(accumulated)(*operands), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_leaves_alone_what_is_the_callers_or_is_read_again():
+    def is_in_place(function, *shapes):
+        operands = [np.ones(shape, np.float32) for shape in shapes]
+        ops = graph_of(function, *operands).program().ops
+        return [op.in_place for op in ops if op.family.kernel == "matmul"]
+
+    shapes = ((64, 64),) * 3
+    assert is_in_place(lambda x, w, c: 0.5 * (x @ w) + 2 * c, *shapes) == [False]  # XLA would copy c first
+    assert is_in_place(accumulated, *shapes) == [True]
+    # It is what the product reads, too; it is another result; it is read as a transpose; it is wider.
+    assert is_in_place(lambda x, w, c: (y := jnp.cumsum(c, 0)) + y @ w, *shapes) == [False]
+    assert is_in_place(lambda x, w, c: (y := jnp.cumsum(c, 0), x @ w + y), *shapes) == [False]
+    assert is_in_place(lambda x, w, c: x @ w + jnp.cumsum(c, 0).T, *shapes) == [False]
+    narrow = lambda x, w, c: (x @ w + jnp.cumsum(c, 0)).astype(jnp.bfloat16)  # noqa: E731
+    assert is_in_place(narrow, *shapes) == [False]
+
+
 # No big copy
 
 

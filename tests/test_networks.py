@@ -1,6 +1,8 @@
-"""Descriptions of networks: JAX, ONNX and PyTorch compute the same, and those published have their number of parameters."""
+"""Descriptions of networks: JAX, ONNX, PyTorch and TensorFlow compute the same, with the published number of parameters."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import numpy as np
@@ -70,6 +72,7 @@ def every_layer_of_images() -> Network:
     x = net(net.image(2, 37), *norm_conv(8, 3, 2, activation="leaky_relu"), *norm_conv(12, (1, 5), activation="relu6"))
     x = net(x, conv(12, 3, groups=4), RELU, max_pool(3, 2, ceil=True), mean_pool(3, 1, 1))
     gate = net(x, GlobalMean(), conv(4, 1), Activation("silu"), conv(12, 1), Activation("sigmoid"))
+    gate = net(gate, Activation("hardswish"), Activation("softplus"))
     fine = net.multiply(x, gate)
     coarse = net(fine, max_pool(3, 3))
     x = net.concat(net(coarse, Upsample(3)), net.add(fine, x, fine))
@@ -131,6 +134,17 @@ def test_torch_gives_the_same(small):
         outputs = in_torch(network, params)(*inputs_in_torch(inputs))
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     assert largest_difference([to_nhwc(output.numpy()) for output in outputs], expected) < 1e-5
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "XLA"])
+def test_tensorflow_gives_the_same(small, jit_compile):
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is a peer, and optional")
+    from benchmarks.network.in_tensorflow import in_tensorflow
+
+    network, params, inputs, expected = small
+    function = tf.function(functools.partial(in_tensorflow(network), params), jit_compile=jit_compile)
+    outputs = [output.numpy() for output in function(*map(tf.constant, inputs))]
+    assert largest_difference(outputs, expected) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def test_the_distribution_holds_the_module_and_of_the_sources_the_headers_that_o
     kernels = {Path("aspen_jax/cuda/include/cuda/kernels") / header.name for header in (ROOT / "cuda/kernels").glob("*.h")}
     engine = {header.relative_to(ROOT) for header in (ROOT / "aspen_jax/engine").glob("*.h")}
     assert Path("aspen_jax/engine/policy.h") in engine
-    assert sources == kernels | engine
+    assert sources == kernels | engine | {Path("aspen_jax/include/aspen.h")}
+    assert {Path("aspen_jax/lib/libaspen.so"), Path("aspen_jax/bin/aspen-run")} <= set(files)
 
 
 def test_the_module_is_one_for_all_python_versions_from_3_12_on() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.peers.record import ModelResult
+from benchmarks.models.model import Size
+from benchmarks.peers.case import read_case
+from benchmarks.peers.record import ModelResult, SideResult, reference, to_markdown
 
 pytest.importorskip("onnxruntime")
 
@@ -77,9 +79,11 @@ def test_sides_are_checked_timed_and_resumed_or_reported(tmp_path, installed, ca
     assert len(result.peak_flops) == 2
     assert 2e6 < result.flops < 1e8
 
-    assert (folder / "peers.png").stat().st_size > 10_000
+    for picture in ("peers.png", "speedups.png"):
+        assert (folder / picture).stat().st_size > 10_000
     table = (folder / "peers.md").read_text()
     assert "| disagrees | failed |" in table
+    assert "Times as fast as jax.jit:" in table  # for want of TensorFlow
     assert "failed: RuntimeError: no kernels for this machine" in table
     assert table in capsys.readouterr().out
 
@@ -104,6 +108,43 @@ def test_what_is_not_installed_is_in_the_record(tmp_path, monkeypatch):
     assert (sides["TVM"].state, sides["TVM"].message) == ("absent", "pip install apache-tvm")
     assert (sides["torch eager"].state, sides["torch eager"].message) == ("absent", "pip install torch")
     assert sides["aspen"].state == "timed"
+
+
+def test_tensorflow_runs_a_network_as_a_graph_and_by_xla(tmp_path):
+    pytest.importorskip("tensorflow", reason="TensorFlow is a peer, and optional")
+    sides = ("TensorFlow", "TensorFlow XLA")
+    assert run(tmp_path, "--peers", *sides) == 0
+    result = ModelResult.from_json(json.loads((tmp_path / "peers.json").read_text())["results"][0])
+    for name in sides:
+        assert (result.sides[name].state, len(result.sides[name].samples_s)) == ("timed", 2)
+        assert result.sides[name].version.startswith("2.")
+    assert "Times as fast as TensorFlow:" in (tmp_path / "peers.md").read_text()
+
+
+def test_a_name_may_end_in_a_size(tmp_path):
+    options = ["--image-size", "32", "--threads", "1", "--rounds", "1", "--peers", "jax.jit", "--output", str(tmp_path)]
+    assert main(["peers", "--models", "squeezenet1_1:B2", "squeezenet1_1", *options]) == 0
+    two, one = map(ModelResult.from_json, json.loads((tmp_path / "peers.json").read_text())["results"])
+    assert (two.name, one.name) == ("squeezenet1_1:B2", "squeezenet1_1")
+    assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
+    assert read_case("bert-base:S480B8", Size(image_size=64)).size == Size(batch=8, image_size=64, tokens=480)
+
+
+def sides(**seconds: float) -> dict[str, SideResult]:
+    return {name: SideResult("timed", samples_s=(time, time)) for name, time in seconds.items()}
+
+
+def test_speedups_are_beside_tensorflow_where_it_was_timed():
+    timed = ModelResult("a:B8", 1e9, (1e9,), "", sides(aspen=1.0, TensorFlow=3.0, **{"jax.jit": 2.0}))
+    failed = ModelResult("b", 1e9, (1e9,), "", sides(aspen=1.0, **{"jax.jit": 2.0}) | {"TensorFlow": SideResult("failed")})
+    assert (reference([failed]), reference([failed, timed])) == ("jax.jit", "TensorFlow")
+    settings = {"size": {"batch": 1}, "threads": 1, "rounds": 2, "neighbour": False, "machine": {"cpu": "a processor"}}
+    table = to_markdown([timed, failed], settings).partition("Times as fast as TensorFlow:")[2]
+    assert [line for line in table.splitlines() if line.startswith(("| a:B8", "| b", "| geo"))][:3] == [
+        "| a:B8 | 3.00 | 1.00 | 1.50 |",
+        "| b |  |  |  |",
+        "| geometric mean | 3.00 | 1.00 | 1.50 |",
+    ]
 
 
 def test_a_neighbour_takes_half_of_a_core(tmp_path):

@@ -303,7 +303,7 @@ def test_the_caller_walks_where_no_thread_can_be_started(tmp_path: Path) -> None
         "x = np.random.default_rng(0).standard_normal((512, 512), np.float32)\n"
         "f = lambda x, w: jnp.tanh(x @ w)\n"
         "graph, expected = aspen(f).graph(x, x), np.tanh(x.astype(float) @ x)\n"
-        "graph._plan\n"
+        "graph.plan\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
         "resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))\n"

@@ -17,10 +17,11 @@ from aspen_jax.schedule.costs import random_inputs, tile_classes
 from aspen_jax.schedule.result import bounds
 from tests.decoded_trace import Decoded
 from tests.test_simulation import tiles
+from tests.tile_graphs import random_graph
 
 LINKS = [sched.Link("host", "gpu", 100, 1e9), sched.Link("gpu", "host", 50, 2e9)]
 MIXED = sched.Machine([sched.Cpu(2), sched.Gpu()], LINKS)
-KINDS = "ReadyPool FirstReadyFirst CpuOnly GpuOnly LayerCut Dmda Heft Shares"
+KINDS = "ReadyPool FirstReadyFirst ChildCache Importance AllThroughPool SingleQueue CpuOnly GpuOnly LayerCut Dmda Heft Shares"
 ALL = [getattr(sched, kind)() for kind in KINDS.split()]
 
 
@@ -190,10 +191,8 @@ def test_a_real_run_says_who_ran_what(graph):
     assert (schedule.lanes < 2).all()
     with pytest.raises(InputError, match="knows no costs"):
         schedule.bounds()
-    with pytest.raises(UnsupportedError, match="only a machine of one Cpu"):
-        sched.run(graph, machine=MIXED)
-    with pytest.raises(UnsupportedError, match="only ReadyPool can be run here, not Dmda"):
-        sched.run(graph, policy=sched.Dmda())
+    with pytest.raises(UnsupportedError, match="gpu can only be simulated"):
+        sched.run(graph, *random_inputs(graph), machine=MIXED)
 
 
 def test_pictures_and_tables(graph, costs, tmp_path):
@@ -321,7 +320,7 @@ def test_tiles_without_a_kernel(graph, costs):
     for policy in (sched.Dmda(), sched.Heft(), sched.LayerCut(), sched.Shares(), sched.CpuOnly()):
         assert np.isfinite(sched.simulate(graph, MIXED, partial, policy).makespan)
     placed = placing(lambda view, tile: 1)
-    with pytest.raises(InputError, match="no kernel for tile 5"):
+    with pytest.raises(InputError, match=r"^Mine: .*no kernel for tile 5"):
         sched.simulate(graph, MIXED, partial, placed)
 
 
@@ -394,7 +393,7 @@ def test_the_command_line_compares_policies_on_a_saved_graph(graph, costs, tmp_p
     assert (tmp_path / "lanes.png").stat().st_size > 1000
     trace = Decoded((tmp_path / "run.perfetto-trace").read_bytes())
     assert sum("tile" in item.categories for item in trace.slices) == graph.num_tiles
-    assert set(trace.names()) <= {*MIXED.lane_names, "ready tiles"}
+    assert set(trace.names()) <= {*MIXED.lane_names, "host to gpu", "gpu to host", "bytes in flight", "ready tiles"}
     assert main(["lab", str(tmp_path / "graph.aspen"), "--workers", "64"]) == 0
     assert "64 x cpu" in capsys.readouterr().out
 
@@ -402,7 +401,7 @@ def test_the_command_line_compares_policies_on_a_saved_graph(graph, costs, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--policy", "Static"], "there is no policy 'Static'; there are CpuOnly, Dmda"),
+        (["--policy", "Static"], "there is no policy 'Static'; there are AllThroughPool, ChildCache, CpuOnly, Dmda"),
         (["--workers", "0"], "0 lanes"),
         (["--workers", "2", "--machine", "machine.json"], "take --machine or --workers"),
         (["--policy", "GpuOnly"], "the machine has no Gpu"),
@@ -412,3 +411,66 @@ def test_the_command_line_says_what_is_wrong(graph, options, message, tmp_path, 
     graph.save(tmp_path / "graph.aspen")
     assert main(["lab", str(tmp_path / "graph.aspen"), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_trace_shows_copies_where_they_come_from_and_who_reads_them(seed, tmp_path):
+    graph = random_graph(seed)
+    costs = sched.Costs(np.random.default_rng(seed).integers(1_000, 50_000, (graph.num_tiles, 2)))
+    place = np.random.default_rng(seed).integers(0, 2, graph.num_tiles)
+    schedule = sched.simulate(graph, MIXED, costs, sched.Static(place))
+    path = tmp_path / "run.perfetto-trace"
+    schedule.trace(path)
+    decoded = Decoded(path.read_bytes())
+    of_tile = {item.facts["tile"]: item for item in decoded.slices if "tile" in item.categories}
+    copies = [item for item in decoded.slices if "copy" in item.categories]
+    memories = MIXED.memories
+    assert sorted((item.facts["tile"], item.track.partition(" (")[0], item.begin, item.end) for item in copies) == sorted(
+        (tile, f"{memories[source]} to {memories[target]}", begin, end)
+        for tile, source, target, begin, end in schedule.copies.tolist()
+    )
+    starts = np.concatenate([[0], np.cumsum(graph.child_counts)])
+    for item in copies:
+        (flow,) = item.flows
+        tile = item.facts["tile"]
+        assert item.facts["bytes"] == graph.tile_bytes[tile]
+        assert flow in of_tile[tile].flows
+        assert of_tile[tile].end <= item.begin
+        readers = [reader for reader, other in of_tile.items() if flow in other.flows and reader != tile]
+        assert readers
+        for reader in readers:
+            edges = slice(starts[tile], starts[tile + 1])
+            assert reader in graph.children[edges][graph.carries_data[edges]]
+            assert schedule.resources[reader] != schedule.resources[tile]
+            assert of_tile[reader].begin >= item.end
+    if copies:
+        times, in_flight = zip(*decoded.counters["bytes in flight"], strict=True)
+        assert list(times) == sorted(times)
+        assert in_flight[-1] == 0
+        assert min(in_flight) >= 0
+        assert max(in_flight) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_search_is_never_behind_what_it_begins_with_and_repeats_itself(seed):
+    graph = random_graph(seed)
+    costs = sched.Costs(np.random.default_rng(seed).integers(1_000, 50_000, (graph.num_tiles, 2)))
+    found = sched.simulate(graph, MIXED, costs, sched.Search(rounds=300, seed=seed))
+    for policy in (sched.Heft(), sched.Dmda(), sched.Shares()):
+        assert (
+            found.makespan
+            <= sched.simulate(graph, MIXED, costs, sched.Static(sched.simulate(graph, MIXED, costs, policy).resources)).makespan
+        )
+    again = sched.simulate(graph, MIXED, costs, sched.Search(rounds=300, seed=seed))
+    np.testing.assert_array_equal(found.timeline, again.timeline)
+    assert found.makespan <= sched.simulate(graph, MIXED, costs, sched.Search(rounds=0)).makespan
+
+
+def test_search_puts_no_tile_where_there_is_no_kernel():
+    graph = random_graph(2)
+    ns = np.random.default_rng(2).integers(1_000, 50_000, (graph.num_tiles, 2)).astype(float)
+    ns[::3, 1] = np.inf
+    found = sched.simulate(graph, MIXED, sched.Costs(ns), sched.Search(rounds=200))
+    assert not found.resources[::3].any()
+    with pytest.raises(InputError, match="-1 rounds of search"):
+        sched.Search(rounds=-1)

@@ -124,7 +124,7 @@ def test_a_missing_tool_is_named(monkeypatch, capsys):
 
 
 # Counters of parents and nodes of queues lie side by side on purpose (docs/results/scheduling.md).
-PACKED = {"is_last_parent_of_shared", "Batch::add", "Row::push", "Row::pop_locked", "walk"}
+PACKED = {"is_last_parent_of_shared", "Batch::add", "Queues::push", "Queues::pop", "walk"}
 
 
 @pytest.mark.skipif(None in TOOLS.values(), reason=f"not found: {', '.join(t for t, path in TOOLS.items() if path is None)}")

@@ -8,8 +8,10 @@ import os
 import pytest
 
 from aspen_jax.errors import InputError
-from benchmarks import layers
+from benchmarks import layers, paper
 from benchmarks.__main__ import main
+from benchmarks.models.model import Size
+from benchmarks.peers.case import read_case
 from benchmarks.picture import save_curves
 from benchmarks.scaling import parallel_fraction
 
@@ -36,11 +38,17 @@ def test_scaling(record, capsys):
     assert main(["scaling", *SMALL, *options]) == 0
     (result,) = results(record)
     assert len(result["timings"]) == len(result["parallel_fraction"]) + 1
-    assert {*result["timings"], "8"} == set(result["simulated_span_ns"])
-    assert min(result["simulated_span_ns"].values()) > 0
+    assert {*result["timings"], "8"} == set(result["simulated_ns"])
+    # A limit of memory makes nothing faster.
+    assert all(0 < spans["free"] <= spans["limited"] for spans in result["simulated_ns"].values())
+    shown = capsys.readouterr().out
+    assert "GB/s for 8 workers" in shown
+    assert "with memory" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["scaling", *SMALL, "--beyond", "0"]) == 2
     assert "0 workers are to be simulated" in capsys.readouterr().err
+    assert main(["scaling", *SMALL, "--bandwidth", "-1"]) == 2
+    assert "a memory of -1.0 GB/s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("speedup", "workers", "fraction"), [(4.0, 4, 1.0), (1.0, 8, 0.0), (2.0, 3, 0.75)])
@@ -78,6 +86,32 @@ def test_unequal_cores(record):
     assert all(rate > 0 for by_set in result["calls_per_s"].values() for rates in by_set.values() for rate in rates)
 
 
+def test_cores_of_two_speeds(record, capsys):
+    picture = record.with_name("hybrid.png")
+    options = ["--rounds", "2", "--performance", "2", "--efficiency", "2", "--slower", "2"]
+    assert main(["hybrid", *SMALL, *options, "--json", str(record), "--picture", str(picture)]) == 0
+    (result,) = results(record)
+    curves = result["throughput"]
+    assert list(curves["sum of the cores"].values()) == [1, 2, 2.5, 3]
+    for count, bound in curves["sum of the cores"].items():
+        assert 0 < curves["equal shares and barriers"][count] <= bound * (1 + 1e-6)
+        assert 0 < curves["Algorithm 1"][count] <= bound * (1 + 1e-6)
+        assert 0 < curves["Dmda"][count] <= bound * (1 + 1e-6)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["hybrid", *SMALL, "--efficiency", "0"]) == 2
+    assert "take 1 or more of each kind" in capsys.readouterr().err
+    assert main(["hybrid", *SMALL, "--slower", "0.5"]) == 2
+    assert "0.5 times as slow" in capsys.readouterr().err
+
+
+def test_two_models_together(record):
+    options = ["--models", "llama-small", "--short", "squeezenet1_1", "--rounds", "2", "--seconds", "0.2", "--load", "0.5"]
+    assert main(["together", *options, "--json", str(record)]) == 0
+    found = json.loads(record.read_text())
+    assert [pair["models"] for pair in found["pairs"]] == [["llama-small", "llama-small"]]
+    assert len(found["served"]) == 2 + 3
+
+
 def test_the_paper_goes_on_where_it_was_interrupted(tmp_path, capsys):
     folder = tmp_path / "paper"
     command = ["paper", "--models", "squeezenet1_1", "--image-size", "32", "--rounds", "1", "--output", str(folder)]
@@ -93,6 +127,27 @@ def test_the_paper_goes_on_where_it_was_interrupted(tmp_path, capsys):
         assert shows in page
     assert main([*command, "--batch", "2"]) == 2
     assert "was measured with other options" in capsys.readouterr().err
+
+
+def test_latencies_of_several_sizes_make_one_table_and_picture(tmp_path):
+    folder = tmp_path / "paper"
+    command = ["paper", "--experiments", "latency", "--image-size", "32", "--rounds", "1", "--peers", "jax.jit"]
+    command += ["--output", str(folder)]
+    assert main([*command, "--latency", "squeezenet1_1:B1"]) == 0
+    (first,) = results(folder / "latency" / "peers.json")
+    assert main([*command, "--latency", "squeezenet1_1:B1", "squeezenet1_1:B2"]) == 0
+    assert results(folder / "latency" / "peers.json")[0] == first
+    page = (folder / "paper.md").read_text()
+    assert page.count("(latency/speedups.png)") == page.count("Times as fast as jax.jit:") == 1
+    assert "| squeezenet1_1:B2 |" in page
+
+
+def test_the_papers_models_have_the_sizes_of_figure_6():
+    assert set(paper.SIZES) == set(paper.MODELS)
+    names = list(paper.figure_6(("bert-base", "squeezenet1_1", "gpt2")))
+    assert names[-3:] == ["bert-base:S480B8", "squeezenet1_1", "gpt2:S1024B1"]
+    for name in paper.figure_6(paper.MODELS):
+        read_case(name, Size())
 
 
 def test_an_experiment_that_fails_is_reported_and_tried_again(tmp_path, monkeypatch):

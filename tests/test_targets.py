@@ -26,11 +26,12 @@ KERNEL_TESTS = (
     "test_along_axis.py",
     "test_select_windows.py",
     "test_attention.py",
-    "test_conv_pairs.py",
+    "test_stacks.py",
     "test_strassen.py",
     "test_bf16x6.py",
     "test_outliers.py",
     "test_zeros.py",
+    "test_merge.py",
 )
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 

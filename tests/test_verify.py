@@ -9,6 +9,7 @@ import pytest
 
 from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import reads_of
+from aspen_jax.apu.memory import rewritten
 from aspen_jax.apu.verify_reuse import check_reuse
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.graph.dag import Dag
@@ -135,19 +136,19 @@ def is_safe_by_definition(graph: TileGraph) -> bool:
             for parent in parents[children == node].tolist():
                 ancestors[node] |= {parent} | ancestors[parent]
     used: dict[Value, list[tuple[int, set[tuple[int, int]], bool]]] = {}
-    rewrites = {op.output: op.inputs[op.family.rewrites].value for op in program.ops if op.in_place}
-    written = {int(graph.values[number, 0]) for number in graph.ops[:, 1]}
+    rewrites = {op.output: rewritten(op) for op in program.ops if op.in_place}
+    written = {int(graph.values[number, 0]) for op in range(graph.num_ops) for number in graph.outputs_of(op)}
     for value in program.inputs:
         used[value] = []
     for number, op in enumerate(program.ops):
         tiles, boxes = graph.tiles_of(number)
-        accesses = [(op.output, op.output.shape, tiles, boxes, True)]
+        accesses = [(value, value.shape, tiles, boxes, True) for value in op.outputs]
         for index, operand in enumerate(op.inputs):
             region = op.family.region(op, index, boxes)
             used_by = (region[:, :, 1] > region[:, :, 0]).all(axis=1)
             value_boxes = operand.view.region(operand.value.shape, region[used_by])
             shape = operand.value.shape
-            if op.in_place and index == op.family.rewrites:
+            if op.in_place and op.inputs[index] == op.family.rewritten(op):
                 value_boxes, shape = boxes, op.output.shape  # whatever the operand's shape: the same elements
             accesses.append((operand.value, shape, tiles[used_by], value_boxes, False))
         for value, shape, touching, value_boxes, writes in accesses:
@@ -178,7 +179,7 @@ def is_safe_by_definition(graph: TileGraph) -> bool:
 def data_edges(graph: TileGraph) -> set[tuple[int, int]]:
     """What the data alone demands, box by box."""
     program = graph.program()
-    tiles = {op.output: graph.tiles_of(number) for number, op in enumerate(program.ops)}
+    tiles = {value: graph.tiles_of(number) for number, op in enumerate(program.ops) for value in op.outputs}
     found = set()
     for op in program.ops:
         for value, readers, regions in reads_of(op, *tiles[op.output]):

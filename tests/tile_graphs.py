@@ -69,6 +69,6 @@ def numbers_of(program: Program, graph: TileGraph) -> dict[Value, int]:
     return dict(
         [
             *zip(program.inputs, graph.operands.tolist(), strict=True),
-            *zip((op.output for op in program.ops), graph.ops[:, 1].tolist(), strict=True),
+            *(pair for k, op in enumerate(program.ops) for pair in zip(op.outputs, graph.outputs_of(k), strict=True)),
         ]
     )

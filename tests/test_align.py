@@ -1,0 +1,121 @@
+"""Channels that are no whole vectors: padded once, by whom, at what price, and with the same results (Bolt, section 3.2.3)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aspen_jax import aspen
+from aspen_jax.cuda.machine import Gpu
+from aspen_jax.passes import align, run_passes
+from tests import cuda_check
+from tests.cuda_check import ops_of, trace_of
+
+RNG = np.random.default_rng(0)
+GPU = Gpu(places=1)
+
+
+def weights(*shape):
+    return jnp.asarray(RNG.standard_normal(shape) / np.sqrt(np.prod(shape[:-1])), jnp.bfloat16)
+
+
+FIRST, SECOND, THIRD = weights(3, 3, 64, 46), weights(3, 3, 46, 46), weights(1, 1, 46, 64)
+BIAS = weights(46)
+IMAGE = RNG.standard_normal((2, 9, 11, 64)).astype(jnp.bfloat16)
+
+
+def conv(x, w):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def known(x):
+    """Three convolutions of 46 channels between them, with a bias and a residual."""
+    y = jax.nn.relu(conv(x, FIRST) + BIAS)
+    y = jax.nn.silu(conv(y, SECOND) + y)
+    return conv(y, THIRD)
+
+
+def given(x, first, second, bias):
+    return conv(jax.nn.relu(conv(x, first) + bias), second)
+
+
+def shapes(ops, family="conv2d"):
+    return [(op.inputs[0].shape[-1], op.output.shape[-1]) for op in ops if op.family.name == family]
+
+
+def test_known_weights_are_padded_once_and_convolutions_write_the_padding():
+    ops = ops_of(known, [IMAGE], GPU)
+    assert shapes(ops) == [(64, 48), (48, 48), (48, 64)]
+    assert [op.family.name for op in ops] == ["conv2d"] * 3
+
+
+def test_what_is_given_is_padded_by_ops_of_its_own():
+    ops = ops_of(given, [IMAGE, FIRST, SECOND, BIAS], GPU)
+    assert shapes(ops)[0] == (64, 48)
+    pads = [op for op in ops if op.family.name == "pad"]
+    assert sorted(op.output.shape for op in pads) == [(3, 3, 48, 46), (3, 3, 64, 48), (48,)]
+    assert all(op.name.endswith(align.SUFFIX) for op in pads)
+
+
+def test_an_input_of_odd_channels_is_padded_by_an_op():
+    ops = ops_of(lambda x: conv(x, SECOND), [IMAGE[..., :46]], GPU)
+    assert [op.family.name for op in ops] == ["pad", "conv2d"]
+    assert shapes(ops) == [(48, 46)]  # the result is the caller's
+
+
+@pytest.mark.parametrize("places", [1, 264])
+def test_results_are_the_same(places):
+    gpu = Gpu(places=places)
+    for function, operands in ((known, [IMAGE]), (given, [IMAGE, FIRST, SECOND, BIAS])):
+        cuda_check.check(function, *operands, gpu=gpu, tolerance=2e-2)
+
+
+def test_what_other_ops_read_has_the_channels_that_it_had():
+    def function(x):
+        y = jax.nn.relu(conv(x, FIRST))
+        return conv(y, THIRD), y.max((1, 2)), jnp.cumsum(y, 3)
+
+    ops = ops_of(function, [IMAGE], GPU)
+    assert shapes(ops) == [(64, 48), (48, 64)]
+    assert all(op.inputs[0].shape[-1] == 46 for op in ops if op.family.name in ("reduce", "cumulative"))
+    cuda_check.check(function, IMAGE, gpu=GPU, tolerance=2e-2)
+
+
+def test_padding_that_would_not_stay_finite_is_not_written():
+    ops = ops_of(lambda x: conv(jnp.log(conv(x, FIRST)), THIRD), [IMAGE], GPU)
+    assert shapes(ops) == [(64, 46), (48, 64)]
+
+    def towers(x):
+        """Behind the channels are 1, e, 15 and 3e6, and then nothing finite."""
+        y = jnp.exp(conv(x, FIRST))
+        for _ in range(4):
+            y = jnp.exp(conv(y, SECOND) + y)
+        return conv(y, THIRD)
+
+    assert shapes(ops_of(towers, [IMAGE], GPU)) == [(64, 48), (48, 48), (48, 48), (48, 48), (48, 46), (48, 64)]
+
+
+def test_few_channels_float32_and_cpus_are_left_alone():
+    few = weights(3, 3, 3, 64)
+    assert shapes(ops_of(lambda x: conv(x, few), [IMAGE[..., :3]], GPU)) == [(3, 64)]  # more than a third more to multiply
+    exact = jax.ShapeDtypeStruct(IMAGE.shape, np.float32)
+    assert shapes(ops_of(lambda x: conv(x, FIRST.astype(np.float32)), [exact], GPU)) == [(64, 46)]
+    (part,) = trace_of(known, [IMAGE]).parts
+    assert align.run(part) is part
+    assert run_passes(part)
+
+
+def test_explain_prints_what_padding_takes_and_advises():
+    text = str(aspen(given, device="cuda").explain(IMAGE, FIRST, SECOND, BIAS))
+    assert "padding to whole vectors: " in text
+    dense = jax.ShapeDtypeStruct((46, 1000), jnp.bfloat16), jax.ShapeDtypeStruct((128, 46), jnp.bfloat16)
+    text = str(aspen(lambda w, x: x @ w, device="cuda").explain(*dense))
+    assert "46 elements summed: 48 would do" in text
+    assert "blocks of products:" in text
+    assert "default; nothing like it was timed" in text
+    text = str(aspen(lambda w, x: x @ w).explain(*dense))
+    assert "advice" not in text
+    assert "blocks of products" not in text
