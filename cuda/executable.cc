@@ -30,7 +30,9 @@ Executable::Executable(Graph graph, Code code, Executor executor)
   schedule_ = traverse(graph_, launches_, kNumStreams);
   nearest_parents_ = cuda::nearest_parents(launches_);
   first_address_.push_back(0);
-  for (const Op& op : graph_.ops) first_address_.push_back(first_address_.back() + std::max(op.num_inputs, 1u) + 1);
+  for (const Op& op : graph_.ops) {
+    first_address_.push_back(first_address_.back() + std::max(op.num_inputs, 1u) + 1 + op.num_further);
+  }
 }
 
 Executable::~Executable() = default;
@@ -51,8 +53,12 @@ std::vector<DevicePointer> Executable::addresses(std::span<const DevicePointer> 
                           static_cast<DevicePointer>(input.offset));
     }
     if (op.num_inputs == 0) addresses.push_back(0);
-    const Value& output = graph_.values[op.output];
-    addresses.push_back(buffers[static_cast<size_t>(output.buffer)] + static_cast<DevicePointer>(output.offset));
+    const auto add_output = [&](int32_t value) {
+      const Value& output = graph_.values[value];
+      addresses.push_back(buffers[static_cast<size_t>(output.buffer)] + static_cast<DevicePointer>(output.offset));
+    };
+    add_output(op.output);
+    for (const int32_t value : graph_.further_of(op)) add_output(value);
   }
   return addresses;
 }

@@ -134,7 +134,8 @@ def is_free(expression: str | None) -> bool:
     """Whether each part joined by AND offers a free licence; cautious where AND stands in parentheses."""
     if expression is None:
         return False
-    parts = re.split(r"\s+AND\s+", expression)
+    # An exception permits more than its licence.
+    parts = re.split(r"\s+AND\s+", re.sub(r"\s+WITH\s+[\w.-]+", "", expression))
     return all(any(word.strip("() ") in FREE for word in re.split(r"\s+OR\s+", part)) for part in parts)
 
 

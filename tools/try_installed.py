@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -43,10 +45,32 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             tiled.graph(*arguments).save(Path(folder) / "graph")
             graph = TileGraph.load(Path(folder) / "graph")
+            compare(f"{name}, without Python", run_without_python(programs, graph, arguments, Path(folder)), expected)
         graph.verify()
         assert graph.num_tiles > 0
         compare(f"{name}, a graph saved and loaded", graph.run(*arguments)[0], expected)
     print(report, end="")
+
+
+def run_without_python(programs: Path, graph: TileGraph, arguments: list[np.ndarray], folder: Path) -> np.ndarray:
+    """The first result of `aspen-run`: the first argument from a .npy file, the others from a safetensors file."""
+    first, *others = graph.input_names
+    np.save(folder / "first.npy", arguments[0])
+    write_safetensors(folder / "weights", dict(zip(others, arguments[1:], strict=True)))
+    inputs = ["--input", f"{first}={folder / 'first.npy'}", "--weights", folder / "weights"]
+    command = [programs / "aspen-run", folder / "graph", *inputs, "--output", folder / "results", "--runs", "3"]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return np.load(folder / "results" / f"{graph.result_names[0]}.npy")
+
+
+def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """A file of float32 arrays; the package safetensors, which would do this, is not installed here."""
+    header, position = {}, 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [position, position + array.nbytes]}
+        position += array.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in arrays.values()))
 
 
 def compare(name: str, actual: jax.Array | np.ndarray, expected: jax.Array) -> None:

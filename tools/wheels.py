@@ -102,7 +102,7 @@ def repair(tools: Path, wheel: Path, out: Path) -> None:
 def newest_glibc(wheel: Path) -> int:
     """The minor version of the newest glibc that a compiled module in a wheel names among the versions of its symbols."""
     with zipfile.ZipFile(wheel) as archive:
-        modules = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
+        modules = [archive.read(name) for name in archive.namelist() if name.endswith((".so", "/bin/aspen-run"))]
     return max(int(minor) for module in modules for minor in re.findall(rb"\0GLIBC_2\.(\d+)", module))
 
 

@@ -20,7 +20,7 @@ struct ConvTileShape {
   int depth;
   int slice;           // so much of the depth is a slice; 0: there are no slices
   Strides input;       // image, line, pixel, channel
-  int input_vector;    // adjacent channels that may be read at once
+  int input_vector;    // adjacent channels that may be read at once; 1 where channels are not adjacent
   int weights_vector;  // adjacent outputs that may be read at once
   int run;             // adjacent sums that are stored at once
 };
@@ -112,7 +112,7 @@ struct ConvTile : Op {
     constexpr Window window = kShape.window;
     constexpr Strides input = kShape.input;
     return {
-        .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels,
+        .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels * input.of[3],
         .batch_stride = input.of[0],
         .y_stride = input.of[1],
         .x_stride = input.of[2],
@@ -133,6 +133,7 @@ struct ConvTile : Op {
         .tile_height = box[kRank + kY] - box[kY],
         .tile_width = box[kRank + kX] - box[kX],
         .first_row = first_row,
+        .channel_stride = input.of[3],
     };
   }
 };

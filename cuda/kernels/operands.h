@@ -65,7 +65,7 @@ struct ConvRows {
     const Element* image;
     int y, x;  // of the first tap, perhaps in the padding
   };
-  const Element* data;  // x [N, H, W, C], channels adjacent
+  const Element* data;  // x [N, H, W, C]
   int64_t batch_stride, y_stride, x_stride;
   int height, width, channels;  // a multiple of kVector
   int kernel_width, depth;      // depth: taps * channels
@@ -74,7 +74,8 @@ struct ConvRows {
   int top, left;                      // padding
   int first_image, first_y, first_x;  // of the tile in the output
   int tile_height, tile_width;
-  int first_row;  // of the pixels in the tile
+  int first_row;               // of the pixels in the tile
+  int64_t channel_stride = 1;  // 1 where kVector is more
 
   ASPEN_DEVICE const Element* any() const { return data; }
   ASPEN_DEVICE Line line(int row_of_block) const {
@@ -88,7 +89,7 @@ struct ConvRows {
     // As unsigned, what is negative is too large.
     const bool inside = k < depth && static_cast<unsigned>(y) < static_cast<unsigned>(height) &&
                         static_cast<unsigned>(x) < static_cast<unsigned>(width);
-    return inside ? line.image + y * y_stride + x * x_stride + (k - tap * channels) : nullptr;
+    return inside ? line.image + y * y_stride + x * x_stride + (k - tap * channels) * channel_stride : nullptr;
   }
 };
 

@@ -18,17 +18,17 @@ namespace aspen::cuda {
 
 // Cores whose work is over when `multiply` returns.
 struct SynchronousCore {
-  static constexpr int kAlignment = 16, kStages = 3;
+  static constexpr int kAlignment = 16;
   static constexpr int kInFlight = 0;  // chunks that are still being multiplied when the next one is begun
   template <int kLeft, class Block>
   ASPEN_DEVICE void wait(Block&) {}
 };
 
 // Warps of kWarpRows x kWarpColumns elements on tensor cores.
-template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns, bool kAlongDepth_ = false>
+template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns, bool kAlongDepth_ = false, int kStages_ = 3>
 struct MmaCore : SynchronousCore {
   using Element = typename Kind::Element;
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kStages = kStages_;
   static constexpr bool kAlongDepth = kAlongDepth_;
   static constexpr int kWarpsAcross = kColumns / kWarpColumns;
   static constexpr int kThreads = kRows / kWarpRows * kWarpsAcross * kWarp;
@@ -118,10 +118,10 @@ struct MmaCore : SynchronousCore {
 };
 
 // Threads of 8 x 4 elements, every product in float32.
-template <int kRows_, int kColumns_, bool kAlongDepth_ = false>
+template <int kRows_, int kColumns_, bool kAlongDepth_ = false, int kStages_ = 3>
 struct FmaCore : SynchronousCore {
   using Element = float;
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kStages = kStages_;
   static constexpr bool kAlongDepth = kAlongDepth_;
   static constexpr int kHigh = 8, kWide = 4;
   static constexpr int kAcross = kColumns / kWide;

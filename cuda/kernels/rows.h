@@ -12,10 +12,11 @@ namespace aspen::cuda {
 template <int kNumber>
 struct StageNumber {};
 
-// What becomes of a stage. The last of a program is its result.
+// What becomes of a stage. The last of a program is its result; others may be stored beside it.
 struct NumberStage {  // a number for each row, which every thread computes that walks it
   static constexpr bool kIsReduced = false, kOfElements = false;
-  static constexpr int kKept = 0;  // arrays in shared memory
+  static constexpr int kKept = 0;     // arrays in shared memory
+  static constexpr int kStored = -1;  // the further output that it is stored in
 };
 template <uint32_t (*kCombine)(uint32_t, uint32_t), uint32_t kStart_>
 struct ReducedStage : NumberStage {  // a number for each row, combined of those of its elements
@@ -29,6 +30,11 @@ struct ElementStage : NumberStage {  // a value for each element, computed where
 template <int kPlace_>
 struct KeptStage : ElementStage {  // a value for each element, computed once
   static constexpr int kKept = 1, kPlace = kPlace_;
+};
+
+template <class Own, int kStored_>
+struct StoredStage : Own {
+  static constexpr int kStored = kStored_;
 };
 
 template <int kNumber, class First, class... Others>
@@ -109,15 +115,23 @@ struct Rows : Op {
         const uint32_t number = Known{state, thread, at, 0}.template computed<kStage>();
         state.numbers[thread].of[kStage] = number;
       });
+      if constexpr (Own::kStored >= 0) {
+        state.walk.each_result(state.block, [&](int thread, const int* out) {
+          Op::store(state.buffers, out, StageNumber<kStage>(), state.numbers[thread].of[kStage]);
+        });
+      }
     } else if constexpr (kIsLast) {
       state.walk.each_element(state.block, [&](int thread, const int* at, int step) {
         if (!Walk::is_in(state.box, at)) return;
         Op::finish(state.buffers, at, Known{state, thread, at, step}.template computed<kStage>());
       });
-    } else if constexpr (Own::kKept > 0) {
+    } else if constexpr (Own::kKept > 0 || Own::kStored >= 0) {
       state.walk.each_element(state.block, [&](int thread, const int* at, int step) {
         const uint32_t value = Known{state, thread, at, step}.template computed<kStage>();
-        state.memory.kept[Own::kPlace][step][thread] = value;
+        if constexpr (Own::kKept > 0) state.memory.kept[Own::kPlace][step][thread] = value;
+        if constexpr (Own::kStored >= 0) {
+          if (Walk::is_in(state.box, at)) Op::store(state.buffers, at, StageNumber<kStage>(), value);
+        }
       });
     }
     if constexpr (!kIsLast) {

@@ -9,12 +9,19 @@
 
 namespace aspen::cuda {
 
-// A launch's addresses: element 0 of each input's view, and of the output.
+// A launch's addresses: element 0 of each input's view, of the output, and of further outputs where there are any.
+template <int kInputs, int kFurther = 0>
+struct Buffers;
 template <int kInputs>
-struct Buffers {
+struct Buffers<kInputs, 0> {
   static constexpr int kNumAddresses = kInputs + 1, kNumTensors = 0;
   const void* inputs[kInputs];
   void* output;
+};
+template <int kInputs, int kFurther>
+struct Buffers : Buffers<kInputs, 0> {
+  static constexpr int kNumAddresses = kInputs + 1 + kFurther;
+  void* further[kFurther];
 };
 // The same, and maps of operands that are copied in boxes (tensor_copy.h).
 template <int kInputs>

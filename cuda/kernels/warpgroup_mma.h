@@ -218,7 +218,7 @@ class WarpgroupSums {
 // Warpgroups of 64 rows and all columns. Of the same kind as the Cores of product.h, for 16-bit elements only: of float32 the
 // instruction would cut bits off that we round, and rounding them in shared memory first takes as much of its bandwidth as `mma`
 // needs more instructions.
-template <class Kind, int kRows_, int kColumns_, bool kAlongDepth_ = false>
+template <class Kind, int kRows_, int kColumns_, bool kAlongDepth_ = false, int kStages_ = 4>
 struct WgmmaCore {
   using Element = typename Kind::Element;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -226,7 +226,7 @@ struct WgmmaCore {
   static constexpr int kGroups = kRows / 64, kThreads = kGroups * kWarpgroup;
   static constexpr int kDepth = Swizzle::kLine, kAlignment = Swizzle::kAlignment;
   static constexpr int kRowElements = kRows * kDepth, kColumnElements = kColumns * kDepth;
-  static constexpr int kStages = 4;  // one is multiplied, one perhaps still, two are being copied
+  static constexpr int kStages = kStages_;  // one is multiplied, one perhaps still, the others are being copied
   static constexpr int kInFlight = 1;
   static_assert(kRows % 64 == 0);
 
