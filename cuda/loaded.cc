@@ -108,6 +108,7 @@ void Loaded::find_kernels() {
     if (kernel.function != nullptr) continue;
     driver_.check(driver_.cuModuleGetFunction(&kernel.function, module_, name.c_str()), "cuModuleGetFunction");
     kernel.threads = static_cast<unsigned>(shape.threads);
+    kernel.blocks_per_tile = static_cast<unsigned>(shape.slices);
     kernel.shared_bytes = static_cast<unsigned>(shape.shared_bytes);
     if (shape.shared_bytes > kFreeSharedBytes) {
       driver_.check(driver_.cuFuncSetAttribute(kernel.function, kMaxDynamicSharedSizeBytes, shape.shared_bytes),
@@ -190,8 +191,18 @@ Loaded::Arguments Loaded::arguments(uint32_t launch, std::span<const DevicePoint
 KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) const {
   const Launch& what = executable_.launches().launches[launch];
   const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[what.op])];
-  return {kernel.function,     what.num_tiles,   1,       1,       kernel.threads, 1, 1,
-          kernel.shared_bytes, arguments.values, nullptr, nullptr, nullptr};
+  return {kernel.function,
+          what.num_tiles * kernel.blocks_per_tile,
+          1,
+          1,
+          kernel.threads,
+          1,
+          1,
+          kernel.shared_bytes,
+          arguments.values,
+          nullptr,
+          nullptr,
+          nullptr};
 }
 
 void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addresses) {

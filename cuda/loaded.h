@@ -40,7 +40,7 @@ class Loaded {
   friend class StreamLauncher;
   struct Kernel {
     Function function;
-    unsigned threads, shared_bytes;
+    unsigned threads, shared_bytes, blocks_per_tile;
   };
   // The arguments of a launch's kernel, as CUDA wants them.
   struct Arguments {

@@ -32,11 +32,7 @@ extern "C" {{
 KernelShape {name}_shape = shape_of<{op}>();
 }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
-  for (int tile = 0; tile < tiles; ++tile) {{
-    const auto memory = std::make_unique<{op}::Memory>();
-    std::memset(static_cast<void*>(memory.get()), 0xff, sizeof *memory);  // NaN
-    {op}::tile(*buffers, boxes + tile * {words}, *memory);
-  }}
+  for (int tile = 0; tile < tiles; ++tile) play_tile<{op}>(*buffers, boxes + tile * {words});
 }}
 // Makes the maps as well.
 extern "C" void {name}_of_addresses(const void* addresses, const int32_t* boxes, int tiles) {{

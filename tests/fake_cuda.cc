@@ -177,9 +177,10 @@ void serve() {
 std::optional<Launched> launched(Function function, unsigned grid, unsigned block, unsigned shared, void** arguments) {
   const Kernel& kernel = function->kernel;
   const KernelShape& shape = *kernel.shape;
-  if (grid == 0 || static_cast<int>(block) != shape.threads || static_cast<int>(shared) != shape.shared_bytes)
+  if (grid == 0 || grid % static_cast<unsigned>(shape.slices) != 0 || static_cast<int>(block) != shape.threads ||
+      static_cast<int>(shared) != shape.shared_bytes)
     return std::nullopt;
-  Launched launched{kernel, {}, nullptr, static_cast<int>(grid)};
+  Launched launched{kernel, {}, nullptr, static_cast<int>(grid) / shape.slices};
   size_t bytes = static_cast<size_t>(shape.num_addresses) * sizeof(uint64_t);
   if (shape.num_tensors > 0) {
     bytes = (bytes + alignof(TensorMap) - 1) / alignof(TensorMap) * alignof(TensorMap);

@@ -28,7 +28,9 @@ from tests.tracing import traced
 NHWC = ("NHWC", "HWIO", "NHWC")
 
 # Arithmetic is dear, and nothing else.
-EAGER = Gpu(flops_per_ns=1e-3, bytes_per_ns=1e6, tile_ns=0.0, launch_ns=0.0, shortest_tile_ns=1.0, places=1 << 20)
+EAGER = Gpu(
+    flops_per_ns=1e-3, bytes_per_ns=1e6, tile_ns=0.0, launch_ns=0.0, shortest_tile_ns=1.0, places=1 << 20, fewest_chunks=1
+)
 
 
 def kinds(ops):

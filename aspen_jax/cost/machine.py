@@ -35,6 +35,7 @@ class Machine:
         cache_bytes: of a worker's own cache, in which values between the parts of a stack must fit.
         last_cache_bytes: of the cache before memory, which an op's input and output must exceed for a stack of pools to pay.
         keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
+        fewest_chunks: of 128 bytes of an operand, that a slice of a sum's depth has.
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -48,6 +49,7 @@ class Machine:
     places: int = 1
     bf16_units: bool = False
     few_rows: int = 6
+    fewest_chunks: int = 1
     launch_ns: float = 0.0
     cache_bytes: int = 1 << 20
     last_cache_bytes: int = 32 << 20
@@ -83,6 +85,10 @@ class Machine:
     def measured_slices(self, op: Op) -> int | None:
         """Into how many slices the depth of an op is best cut, where that was measured; None where the price decides."""
         return None
+
+    def adds_slices(self, op: Op, slices: int) -> bool:
+        """Whether the kernel of an op sums so many slices of its depth side by side and adds them up itself."""
+        return False
 
     def whole_vector(self, op: Op) -> int:
         """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""

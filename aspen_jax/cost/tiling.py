@@ -106,11 +106,12 @@ def _prices(
     boxes[:, :, 1] = boxes[:, :, 0] + extents
     tile = np.maximum(machine.of_boxes(op, boxes), 1.0)  # a tile of no work could not be compared
     tiles = np.prod(parts, axis=1)
-    price = -(-tiles // num_workers) * tile + tile
+    places = max(num_workers // op.slices, 1)
+    price = -(-tiles // places) * tile + tile
     if parts.shape[1]:
         price = np.where(parts[:, -1] > 1, price / _COLUMNS_MARGIN, price)
     # A candidate breaks a rule by the factor that it is short by; least broken wins, and among those the price decides.
-    enough = min(machine.tiles_per_worker * num_workers, max(1, int((tile * tiles).min() // machine.shortest_tile_ns)))
+    enough = min(machine.tiles_per_worker * places, max(1, int((tile * tiles).min() // machine.shortest_tile_ns)))
     if op.family.repeats:
         enough = min(enough, int(tiles[_repeated(op, boxes) <= _MOST_REPEATED].max()))
     too_short = np.where(tiles > 1, np.maximum(machine.shortest_tile_ns / tile, 1.0), 1.0)

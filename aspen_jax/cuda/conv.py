@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from aspen_jax.cuda.conv_boxes import ConvBoxesShape
 from aspen_jax.cuda.conv_by_element import conv_by_element
 from aspen_jax.cuda.conv_tile import ConvTileShape
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
 from aspen_jax.cuda.matrices import Matrices
-from aspen_jax.cuda.products import ProductShape, matmul
+from aspen_jax.cuda.products import ProductShape, matmul, sums_at_once
 from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.ops.slices import sliced
 
 
 @writes("conv2d")
@@ -19,19 +22,22 @@ def _conv2d(op: Op) -> Kernel | None:
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)
     product = _as_product(op)
-    return matmul(product) if product is not None else _products(op) or conv_by_element(op)
+    kernel = None if product is None else matmul(product)
+    return kernel or _products(op) or (conv_by_element(op) if op.slices == 1 else None)
 
 
 @writes("conv2d_slices")
 def _products(op: Op) -> Kernel | None:
     """As products of rows that are gathered, or copied in boxes where a GPU has warpgroups; None where strides forbid it."""
-    shape = ConvTileShape.of(op)
-    if shape is None:
+    own = op if op.slices == 1 else sliced(op, op.slices)
+    shape = None if own is None else ConvTileShape.of(own)
+    if own is None or shape is None:
         return None
-    arguments, boxes = [template(shape.core(op)), constant(shape)], ConvBoxesShape.of(op)
+    shape = dataclasses.replace(shape, run=sums_at_once(op))  # what is stored is the op's
+    arguments, boxes = [template(shape.core(own)), constant(shape)], ConvBoxesShape.of(own)
     if boxes is None:
-        return Kernel("ConvTile", arguments, shape.run)
-    return Kernel("ConvInBoxes", [*arguments, constant(boxes)], shape.run, maps=True)
+        return Kernel("ConvTile", arguments, shape.run, slices=op.slices)
+    return Kernel("ConvInBoxes", [*arguments, constant(boxes)], shape.run, maps=True, slices=op.slices)
 
 
 def box_of_pixels(op: Op) -> tuple[int, int, int] | None:

@@ -17,6 +17,11 @@ def card() -> str | None:
         return None
 
 
+def has_clusters(architecture: str) -> bool:
+    """Whether thread blocks of a cluster read each other's shared memory there."""
+    return int(architecture.partition("_")[2].rstrip("af")) >= 90
+
+
 def architecture() -> str:
     """What code is compiled for: the GPU of this process, or any since compute capability 8.0 where there is none."""
     wanted = os.environ.get(ARCHITECTURE_VARIABLE)

@@ -12,6 +12,7 @@ from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
+from aspen_jax.cuda.device import architecture, has_clusters
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
@@ -19,8 +20,12 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.slices import sliced
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
+
+# Of a cluster, on every GPU that has them.
+MOST_SLICES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,21 +33,35 @@ class Gpu(Machine):
     """A GPU with as many multiprocessors as an H100 or H200, each of which holds two thread blocks of a product at once.
 
     What its tensor cores and its memory give a block are NVIDIA's figures, by half; on an H100 other rates
-    made networks of batch 1 at most 3% faster (docs/results/h100.md).
+    made networks of batch 1 at most 3% faster (docs/results/h100.md). A launch is a node of a CUDA graph on an H200
+    (docs/results/h200.md).
+
+    Attributes:
+        kernels: what was known when functions were compiled: when more is, they are compiled anew.
+        clusters: whether thread blocks read each other's shared memory, as from compute capability 9.0 on.
+        add_ns: for what the blocks of a cluster do beyond their slices: two barriers, and reading the sums. Not measured.
     """
 
     flops_per_ns: float = 700.0
     bytes_per_ns: float = 9.0
     piece_ns: float = 0.0
     tile_ns: float = 300.0
-    launch_ns: float = 1_500.0
+    launch_ns: float = 1_070.0
     shortest_tile_ns: float = 1_000.0
     places: int = NUM_BLOCKS
     cache_bytes: int = 44 << 10  # shared memory, of which every device gives so much without being asked
     last_cache_bytes: int = 50 << 20
     keeps_rows: bool = False
+    fewest_chunks: int = 4
+    clusters: bool = False
+    add_ns: float = 1_000.0
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
-    kernels: KernelChoices | None = None  # what was known when functions were compiled: when more is, they are compiled anew
+    kernels: KernelChoices | None = None
+
+    @classmethod
+    def here(cls) -> Gpu:
+        """That for which code is compiled in this process."""
+        return cls(clusters=has_clusters(architecture()))
 
     @property
     def stack_bytes(self) -> int:
@@ -56,6 +75,9 @@ class Gpu(Machine):
     def measured_slices(self, op: Op) -> int | None:
         return slices_for(op)
 
+    def adds_slices(self, op: Op, slices: int) -> bool:
+        return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
+
     def whole_vector(self, op: Op) -> int:
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
@@ -64,7 +86,7 @@ class Gpu(Machine):
         choice = choice_for(op)
         if choice is None:
             return None
-        rows, columns = block(op)
+        rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
         return f"{choice.candidate or f'{rows} x {columns}'}: {choice.reason}"
 
     def advice(self, op: Op) -> str | None:
@@ -72,6 +94,10 @@ class Gpu(Machine):
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
+        own = sliced(op, op.slices) if op.slices > 1 else None
+        if own is not None:
+            one = np.broadcast_to(np.array([0, 1]), (len(boxes), 1, 2))
+            return self.of_boxes(own, np.concatenate([one, boxes], axis=1)) + self.add_ns
         work = op.family.work(op, boxes)
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)

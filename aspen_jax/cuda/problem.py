@@ -13,6 +13,7 @@ from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.cuda.vectors import vector
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
+from aspen_jax.ops.slices import sliced
 
 # A chunk of the depth that warpgroups multiply.
 _CHUNK = 64
@@ -49,7 +50,12 @@ class Problem:
 
     @classmethod
     def of(cls, op: Op) -> Problem | None:
-        """That of a product or a convolution; None where no block is multiplied, or groups share its columns out."""
+        """That of a product or a convolution; None where no block is multiplied, or groups share its columns out.
+
+        Of an op that is summed in slices, it is that of the slices.
+        """
+        if op.slices > 1:
+            op = sliced(op, op.slices) or op
         if op.family.name == "matmul":
             return cls._of_product(op)
         if op.family.name in ("conv2d", "conv2d_slices"):

@@ -15,6 +15,7 @@ from aspen_jax.cuda.product_by_element import product_by_element
 from aspen_jax.cuda.runs import run_length
 from aspen_jax.cuda.tensor_maps import MatrixMap, matrix_maps
 from aspen_jax.ir.program import Op
+from aspen_jax.ops.slices import sliced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +71,19 @@ def sums_at_once(op: Op) -> int:
 
 
 @writes("matmul")
-def matmul(op: Op) -> Kernel:
-    """A product of any axes in any order."""
-    matrices = Matrices.of(op)
-    if matrices is None or matrices.depth < 1:
-        return product_by_element(op)
-    few = FewRowsShape.of(op, matrices)
+def matmul(op: Op) -> Kernel | None:
+    """A product of any axes in any order; None where it is to be sliced and cannot be."""
+    own = op if op.slices == 1 else sliced(op, op.slices)
+    matrices = None if own is None else Matrices.of(own)
+    if own is None or matrices is None or matrices.depth < 1:
+        return product_by_element(op) if op.slices == 1 else None
+    few = FewRowsShape.of(own, matrices)
     if few is not None:
-        return few_rows(op, few)
-    shape = ProductShape.of(op, matrices)
+        # Along the depth lanes share it already.
+        return few_rows(own, few)._replace(slices=op.slices) if op.slices == 1 or not few.right.along_depth else None
+    shape = ProductShape.of(own, matrices)
+    if op.slices > 1:  # what is stored is the op's
+        shape = dataclasses.replace(shape, run=sums_at_once(op) if matrices.column == len(own.output.shape) - 1 else 1)
     vector = min(shape.left.vector, shape.right.vector)
-    multiplies = block_core(op, matrices.num_rows(op), shape.depth, vector, along_depth=shape.right.along_depth)
-    return Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps))
+    multiplies = block_core(own, matrices.num_rows(own), shape.depth, vector, along_depth=shape.right.along_depth)
+    return Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)

@@ -27,6 +27,7 @@ HEADERS = (
     "cuda/kernels/ragged_dot.h",
     "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
+    "cuda/kernels/split_sum.h",
     "cuda/kernels/stack.h",
 )
 
@@ -34,10 +35,10 @@ _KERNEL = """\
 extern "C" {{
 __device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
-extern "C" __global__ void __launch_bounds__({op}::kThreads)
+extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads)
     {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
-  {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
+  {op}::tile(buffers, boxes + blockIdx.x / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
 }}
 """
 
@@ -48,7 +49,7 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     Args:
         ops: their structs are called Op0, Op1 ...
         entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
-            {maps} for what its argument must be declared as.
+            {maps} for what its argument must be declared as, {cluster} for what says how many thread blocks are a cluster.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -58,16 +59,19 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
         kernel = kernel_of(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
         maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
-        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
+        cluster = f"__cluster_dims__({kernel.slices}, 1, 1) " if kernel.slices > 1 else ""
+        words = 2 * len(op.output.shape)
+        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=words, maps=maps, cluster=cluster))
     return "\n".join(parts)
 
 
 def kernels(ops: Sequence[Op]) -> str:
     """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op.
 
-    It is launched with a thread block a tile. A global op0_shape (cuda/kernels/kernel_shape.h) says how many threads each has,
-    how many bytes of shared memory, how many addresses the kernel takes, and of what it wants tensor maps. Its arguments are the
-    addresses with the maps and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then hi.
+    It is launched with a thread block a tile, or a cluster of them. A global op0_shape (cuda/kernels/kernel_shape.h) says how
+    many threads each has, how many bytes of shared memory, how many addresses the kernel takes, and of what it wants tensor maps.
+    Its arguments are the addresses with the maps and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then
+    hi.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -79,6 +83,14 @@ def _struct(op: Op, kernel: Kernel, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     counts = f"{max(1, len(op.inputs))}" + (f", {len(op.further)}" if op.further else "")
     addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{counts}>;"
-    parts = [f"struct {name}Program {{", addresses, f"  static constexpr int kRank = {len(op.output.shape)};", finish(op)]
+    parts = [
+        f"struct {name}Program {{",
+        addresses,
+        f"  static constexpr int kRank = {len(op.output.shape)}, kSlices = {kernel.slices};",
+        finish(op),
+    ]
     parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
-    return "\n".join([*parts, "};", f"using {name} = {kernel.template}<{', '.join([f'{name}Program', *kernel.arguments])}>;\n"])
+    program = f"SliceOf<{name}Program>" if kernel.slices > 1 else f"{name}Program"
+    tile = f"{kernel.template}<{', '.join([program, *kernel.arguments])}>"
+    whole = f"SplitSum<{name}Program, {tile}>" if kernel.slices > 1 else tile
+    return "\n".join([*parts, "};", f"using {name} = {whole};\n"])

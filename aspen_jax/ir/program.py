@@ -81,6 +81,7 @@ class Op:
         exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
         in_place: the output takes the memory of the operand that the family rewrites; all others that read that come before.
         further: the outputs beside the first. They have its shape, and so one grid of tiles is that of all.
+        slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
     """
 
     family: OpFamily
@@ -93,6 +94,7 @@ class Op:
     exact: bool = False
     in_place: bool = False
     further: tuple[Value, ...] = ()
+    slices: int = 1
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -174,6 +176,7 @@ class Program:
             inputs = ", ".join(operand(item) for item in op.inputs)
             epilogue = f" with {op.program}" if op.program is not None else ""
             place = " in place" if op.in_place else ""
+            place += f" in {op.slices} slices" if op.slices > 1 else ""
             yield f"{', '.join(map(show, op.outputs))} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}{place}  # {op.name}"
         yield "outputs " + ", ".join(operand(item) for item in self.outputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def cuda_options(choices: Choices, executor: Executor = Executor.GRAPH) -> Optio
         choices,
         disabled_passes=disabled_by_environment() | LEFT_OUT,
         num_workers=NUM_BLOCKS,
-        machine=Gpu(kernels=known()),
+        machine=dataclasses.replace(Gpu.here(), kernels=known()),
         refuses=why_no_code,
         fit=fitted,
         chooses=False,  # the rates are those of CPUs

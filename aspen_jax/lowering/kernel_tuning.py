@@ -83,7 +83,7 @@ class DeviceTimer:
     def build(self, ops: Sequence[Op]) -> tuple[DeviceRun, list[np.ndarray]]:
         """Loads the code of the ops."""
         program = _alone(ops)
-        graph = apu.build(program, NUM_BLOCKS, Gpu())
+        graph = apu.build(program, NUM_BLOCKS, Gpu.here())
         run = DeviceRun(graph, self._compile(program), Executor.STREAM)
         return run, [random_array(value) for value in program.inputs]
 
@@ -167,15 +167,15 @@ class _Search:
 
     def time_candidates(self, pool: concurrent.futures.Executor) -> None:
         """Time each product that takes a share of the whole."""
-        ops = [op for program in self.programs for op in run_passes(program, self.disabled, Gpu()).ops]
-        whole = Gpu().of_ops(ops)
+        ops = [op for program in self.programs for op in run_passes(program, self.disabled, Gpu.here()).ops]
+        whole = Gpu.here().of_ops(ops)
         for op in ops:
             problem = Problem.of(op)
             if problem is None or problem in self.defaults:
                 continue
             if problem in self.before.entries:
                 self.from_before.add(problem)
-            elif Gpu().of_ops([op]) >= _LEAST_SHARE * whole:
+            elif Gpu.here().of_ops([op]) >= _LEAST_SHARE * whole:
                 self._time(problem, op, pool)
 
     def _time(self, problem: Problem, op: Op, pool: concurrent.futures.Executor) -> None:
@@ -201,14 +201,14 @@ class _Search:
         # As the model slices, whatever was timed before.
         unsplit = self.disabled | {"split_depth"}
         done: set[Problem] = set()
-        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu()).ops):
+        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu.here()).ops):
             problem = Problem.of(op)
             if problem is None or problem in done or self.before.slices_of(problem) is not None:
                 continue
             done.add(problem)
-            modelled = modelled_slices(op, Gpu())
-            sliced = [op] if modelled == 1 else cut_depth(op, modelled)
-            if sliced is None or Problem.of(sliced[0]) not in self.defaults:
+            modelled = modelled_slices(op, Gpu.here())
+            ops = [op] if modelled == 1 else cut_depth(op, modelled, Gpu.here())
+            if ops is None or Problem.of(ops[0]) not in self.defaults:
                 continue  # it takes no share of the whole
             self._time_slices_of(problem, op, modelled)
 
@@ -218,7 +218,7 @@ class _Search:
         default: Sample | None = None
         best: tuple[float, int] | None = None
         for slices in sorted(near, key=lambda slices: slices != modelled):
-            ops = [op] if slices == 1 else cut_depth(op, slices)
+            ops = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
             if ops is None:
                 continue
             choice = self._choices(self.found)

@@ -3,9 +3,12 @@
 A product becomes one with an outer axis more, a convolution conv2d_slices; both sums are float32, in the same order in every run.
 What was the epilogue is that of the sum.
 
-Where a device has places for more tiles than an op has, that fills them. On CPUs it serves products of few rows whose tiles would
-take some columns of every row of a matrix, each on a page of its own: slices of whole rows lie in memory one after the other, and
-are read at its speed. Most constants of float32 come in panels, where columns do too; those are not split.
+Where a device has places for more tiles than an op has, that fills them. A GPU with clusters of thread blocks adds the slices up
+in the kernel that sums them: then the op stays one, and says how many slices it has.
+
+On CPUs it serves products of few rows whose tiles would take some columns of every row of a matrix, each on a page of its own:
+slices of whole rows lie in memory one after the other, and are read at its speed. Most constants of float32 come in panels, where
+columns do too; those are not split.
 
 Attention of few queries is a tile for each head, however many keys there are. Where that is cheaper, decoding above all, it
 becomes slices of the keys and their merge (attention_slices.py), or the three ops that it is, whose tiles share the keys out.
@@ -16,29 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from aspen_jax.cost.machine import Machine
 from aspen_jax.cost.tiling import cheapest
 from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import windows
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.conv import CONV2D
-from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
-from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 from aspen_jax.ops.rows import RowsAttrs
-from aspen_jax.passes.attention_slices import sliced
+from aspen_jax.ops.slices import sliced
+from aspen_jax.passes import attention_slices
 
 _APART = 0  # the number of slices of attention that is taken apart
 
 # How many slices are tried.
 SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-# A slice of fewer bytes would be over before its operands have come, and is no line of what warpgroups multiply: 32 elements of
-# float32, 64 of 16 bits.
-_SHORTEST_BYTES = 128
 
 # Products of so few rows read their columns at the memory's speed, and scores are soon stored.
 _FEW_QUERIES = 8
@@ -64,7 +60,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
         if key not in known:
             known[key] = _slices_of(op, machine)
-        cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else cut_depth(op, known[key])
+        cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else cut_depth(op, known[key], machine)
         ops += cut or (op,)
     return program.replace(ops=tuple(ops))
 
@@ -108,9 +104,9 @@ def _of_few_queries(op: Op, slices: int, machine: Machine) -> Sequence[Op] | Non
         return [
             own
             for part in parts
-            for own in (cut_depth(part, _cheapest(part, machine)[0]) if part.family is MATMUL else None) or (part,)
+            for own in (cut_depth(part, _cheapest(part, machine)[0], machine) if part.family is MATMUL else None) or (part,)
         ]
-    found = sliced(op, slices) if slices > 1 else None
+    found = attention_slices.sliced(op, slices) if slices > 1 else None
     return found if found is not None and machine.has_kernel(found[0]) else None
 
 
@@ -139,7 +135,7 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
     found = 1
     for slices in SLICES:
         # More than fill the places would only make partial sums.
-        split = cut_depth(op, slices) if math.prod(parts) * slices <= machine.places else None
+        split = cut_depth(op, slices, machine) if math.prod(parts) * slices <= machine.places else None
         if split is None:
             continue
         price = _price(split, machine)
@@ -172,7 +168,7 @@ def _whole_rows(op: Op, machine: Machine) -> int:
         # Pieces of rows, as where columns are cut, but the op's work sees only those.
         as_it_is += (math.prod(parts) + 1) * depth * machine.piece_ns
     for slices in reversed(SLICES):
-        split = cut_depth(op, slices) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
+        split = cut_depth(op, slices, machine) if depth >= slices * max(_FEWEST_READ, _READ_PER_SUM * rows) else None
         if split is not None and sum(cheapest(part, 1, machine)[1] for part in split) < as_it_is:
             return slices
     return 1
@@ -192,13 +188,13 @@ def _row(shape: Sequence[int], strides: dict[int, int], other: Sequence[int]) ->
     return row
 
 
-def cut_depth(op: Op, slices: int) -> tuple[Op, Op] | None:
-    """The op as slices and their sum; None where it cannot be cut into so many."""
-    found = None
-    if slices > 1:
-        found = _sliced_product(op, slices) if op.family is MATMUL else _sliced_convolution(op, slices)
-    if found is None:
+def cut_depth(op: Op, slices: int, machine: Machine) -> tuple[Op, ...] | None:
+    """The op as slices and their sum, or as one op where the machine adds slices up in the kernel; None: it cannot be cut so."""
+    found = sliced(op, slices, machine.fewest_chunks) if slices > 1 else None
+    if found is None or (op.family is CONV2D and not CONV2D.reads_well(op, 0, op.inputs[0])):
         return None
+    if machine.adds_slices(op, slices):
+        return (op.replace(slices=slices),)
     total = op.replace(
         family=REDUCE,
         attrs=ReduceAttrs(windows.SUM, (0,)),
@@ -206,47 +202,3 @@ def cut_depth(op: Op, slices: int) -> tuple[Op, Op] | None:
         name=f"{op.name}/sum",
     )
     return found, total
-
-
-def _sliced_product(op: Op, slices: int) -> Op | None:
-    a, b = op.attrs.a, op.attrs.b
-    summed = [label for label in a if label < 0 and op.inputs[0].shape[a.index(label)] > 1]
-    if not summed or max(len(each) for each in (a, b, op.output.shape)) >= MAX_RANK:
-        return None
-    # The one that is walked the slowest: what is left of the depth still has one stride if it had.
-    left = op.inputs[0].view
-    label = max(summed, key=lambda label: abs(left.strides()[a.index(label)]))
-    extent, depth = left.shape[a.index(label)], math.prod(left.shape[a.index(each)] for each in summed)
-    if extent % slices or depth < slices * _shortest(op):
-        return None
-    operands, labels = [], []
-    for operand, own in zip(op.main_inputs, (a, b), strict=True):
-        place = own.index(label)
-        view = operand.view.reshape((*operand.shape[:place], slices, extent // slices, *operand.shape[place + 1 :]))
-        if view is None:
-            return None
-        operands.append(Operand(operand.value, view))
-        moved = [each + 1 if each >= 0 else each for each in own]
-        labels.append((*moved[:place], 0, *moved[place:]))
-    return _slices(op, op.replace(attrs=MatmulAttrs(*labels), inputs=tuple(operands)), slices)
-
-
-def _sliced_convolution(op: Op, slices: int) -> Op | None:
-    x, w = op.main_inputs
-    depth = math.prod(w.shape[:3])
-    # Taps and channels of the weights must follow each other in memory.
-    if op.attrs.groups > 1 or x.dtype != w.dtype or not w.view.is_dense() or not CONV2D.reads_well(op, 0, x):
-        return None
-    attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices, _shortest(op))
-    if attrs.length(depth) < _shortest(op) or attrs.length(depth) * (slices - 1) >= depth:
-        return None
-    return _slices(op, op.replace(family=CONV2D_SLICES, attrs=attrs, inputs=(x, w)), slices)
-
-
-def _shortest(op: Op) -> int:
-    return _SHORTEST_BYTES // op.inputs[0].dtype.itemsize
-
-
-def _slices(op: Op, sliced: Op, slices: int) -> Op:
-    output = Value((slices, *op.output.shape), np.dtype(np.float32))
-    return sliced.replace(output=output, program=None, name=f"{op.name}/slices")

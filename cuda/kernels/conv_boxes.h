@@ -44,19 +44,19 @@ struct ConvBoxesTile : Op {
       const Rows rows{buffers.maps[0], first_x * window.x_step - window.left, first_y * window.y_step - window.top, first_image,
                       first_chunk};
       const TapBoxes<kBoxes.chunks> columns{buffers.maps[1], first_column, first_chunk};
-      multiply_tile<kShape.run>(memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first_column, Core::kColumns),
-                                min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Swizzle::kLine,
-                                [&](int row, int column, const float* sums, int count) {
-                                  int at[kRank];
-                                  if constexpr (kSliced) at[0] = slice;
-                                  at[kImage] = first_image + row / (kAcross * kDown);
-                                  at[kY] = first_y + row / kAcross % kDown;
-                                  at[kX] = first_x + row % kAcross;
-                                  at[kChannel] = first_column + column;
-                                  const bool inside =
-                                      at[kImage] < box[kRank + kImage] && at[kY] < box[kRank + kY] && at[kX] < box[kRank + kX];
-                                  if (inside) finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
-                                });
+      multiply_tile<kShape.run, Op::kSlices>(
+          memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first_column, Core::kColumns),
+          min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Swizzle::kLine,
+          [&](int row, int column, const float* sums, int count) {
+            int at[kRank];
+            if constexpr (kSliced) at[0] = slice;
+            at[kImage] = first_image + row / (kAcross * kDown);
+            at[kY] = first_y + row / kAcross % kDown;
+            at[kX] = first_x + row % kAcross;
+            at[kChannel] = first_column + column;
+            const bool inside = at[kImage] < box[kRank + kImage] && at[kY] < box[kRank + kY] && at[kX] < box[kRank + kX];
+            if (inside) finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
+          });
     }
   }
 };

@@ -51,18 +51,18 @@ struct ConvTile : Op {
       const auto pixels = pixels_at(buffers, box, kGrouped ? matrix : 0, first_row);
       const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
       const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
-      multiply_tile<kShape.run>(memory, slice_of(pixels, first_k, last_k), columns, min_of(all_rows - first_row, Core::kRows),
-                                min_of(last - first, Core::kColumns), kDepth,
-                                [&](int row, int column, const float* sums, int count) {
-                                  const int pixel = first_row + row;
-                                  int at[kRank];
-                                  if constexpr (kSliced) at[0] = matrix;
-                                  at[kImage] = box[kImage] + pixel / (height * width);
-                                  at[kY] = box[kY] + pixel / width % height;
-                                  at[kX] = box[kX] + pixel % width;
-                                  at[kChannel] = first + column;
-                                  finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
-                                });
+      multiply_tile<kShape.run, Op::kSlices>(memory, slice_of(pixels, first_k, last_k), columns,
+                                             min_of(all_rows - first_row, Core::kRows), min_of(last - first, Core::kColumns),
+                                             kDepth, [&](int row, int column, const float* sums, int count) {
+                                               const int pixel = first_row + row;
+                                               int at[kRank];
+                                               if constexpr (kSliced) at[0] = matrix;
+                                               at[kImage] = box[kImage] + pixel / (height * width);
+                                               at[kY] = box[kY] + pixel / width % height;
+                                               at[kX] = box[kX] + pixel % width;
+                                               at[kChannel] = first + column;
+                                               finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
+                                             });
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "block.h"
+#include "cluster.h"
 #include "teams.h"
 #include "tile.h"
 
@@ -18,11 +19,14 @@ struct FewRows {
   static constexpr int kColumns = kAcross * kVector;  // at once
   struct Memory {
     float sums[kAlong][kRows][kColumns];
+    float totals[kRows][kColumns];  // of a slice
   };
 
   // Calls store(row, column, sum) for num_rows x num_columns elements: element (k, c) of the columns is at columns[k * stride +
   // c], a row is what `rows` gives for it, its elements step apart. num_columns is a multiple of kVector.
-  template <class Rows, class Element, class Store>
+  //
+  // Of kSlices blocks of a cluster each sums a slice; then each adds up a share of the columns, slice by slice, and stores that.
+  template <int kSlices, class Rows, class Element, class Store>
   static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t step, const Element* columns, int64_t stride,
                                     int num_rows, int num_columns, int depth, const Store& store) {
     Block<kThreads> block;
@@ -51,11 +55,35 @@ struct FewRows {
           if (first + column >= num_columns) continue;
           float sum = 0;
           for (int along = 0; along < kAlong; ++along) sum += memory.sums[along][row][column];
-          store(row, first + column, sum);
+          if constexpr (kSlices > 1) {
+            memory.totals[row][column] = sum;
+          } else {
+            store(row, first + column, sum);
+          }
         }
       });
-      block.sync();
+      Cluster<kSlices>::sync(block);
+      if constexpr (kSlices > 1) {
+        add_slices<kSlices>(block, memory, num_rows, num_columns - first,
+                            [&](int row, int column, float sum) { store(row, first + column, sum); });
+        Cluster<kSlices>::sync(block);  // before the totals are written again, or the block ends
+      }
     }
+  }
+
+ private:
+  template <int kSlices, class Store>
+  static ASPEN_DEVICE void add_slices(Block<kThreads>& block, Memory& memory, int num_rows, int num_columns, const Store& store) {
+    block.each_thread([&](int thread) {
+      for (int element = thread * kSlices + Cluster<kSlices>::rank(); element < num_rows * kColumns;
+           element += kSlices * kThreads) {
+        const int row = element / kColumns, column = element % kColumns;
+        if (column >= num_columns) continue;
+        float sum = *Cluster<kSlices>::of(&memory.totals[row][column], 0);
+        for (int slice = 1; slice < kSlices; ++slice) sum += *Cluster<kSlices>::of(&memory.totals[row][column], slice);
+        store(row, column, sum);
+      }
+    });
   }
 };
 
@@ -69,10 +97,11 @@ struct FewRowsByLines {
   };
 
   // As above, but for column c at columns + c * stride, adjacent along the depth, as rows are. The depth is a multiple of
-  // kVector.
-  template <class Rows, class Element, class Store>
+  // kVector. Lanes share the depth, so no blocks do.
+  template <int kSlices, class Rows, class Element, class Store>
   static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t, const Element* columns, int64_t stride,
                                     int num_rows, int num_columns, int depth, const Store& store) {
+    static_assert(kSlices == 1);
     Block<kThreads> block;
     struct Sums {
       float of[kRows];

@@ -46,19 +46,20 @@ struct FewRowsTile : Op {
         decode<kRank, kShape.rows>(box, row, own);
         return rows + place_of<kShape.left.strides>(own);
       };
-      Product::multiply(memory, row_at, kShape.left.step, right + place_of<kShape.right.strides>(at), stride,
-                        count_along<kRank, kShape.rows>(box), num_columns, kShape.depth,
-                        [&](int row, [[maybe_unused]] int column, float sum) {
-                          // Taken apart again: kept over the product, these coordinates would cost registers.
-                          int own[kRank + 1] = {};
-                          decode<kRank, kShape.outer>(box, matrix, own);
-                          decode<kRank, kShape.rows>(box, row, own);
-                          if constexpr (kColumnAxis >= 0) {
-                            own[kColumnAxis] = box[kColumnAxis] / kUnit * kUnit + column;
-                            if (kUnit > 1 && own[kColumnAxis] < box[kColumnAxis]) return;
-                          }
-                          Op::finish(buffers, own, as_bits(sum));
-                        });
+      Product::template multiply<Op::kSlices>(memory, row_at, kShape.left.step, right + place_of<kShape.right.strides>(at),
+                                              stride, count_along<kRank, kShape.rows>(box), num_columns, kShape.depth,
+                                              [&](int row, [[maybe_unused]] int column, float sum) {
+                                                // Taken apart again: kept over the product, these coordinates would cost
+                                                // registers.
+                                                int own[kRank + 1] = {};
+                                                decode<kRank, kShape.outer>(box, matrix, own);
+                                                decode<kRank, kShape.rows>(box, row, own);
+                                                if constexpr (kColumnAxis >= 0) {
+                                                  own[kColumnAxis] = box[kColumnAxis] / kUnit * kUnit + column;
+                                                  if (kUnit > 1 && own[kColumnAxis] < box[kColumnAxis]) return;
+                                                }
+                                                Op::finish(buffers, own, as_bits(sum));
+                                              });
     }
   }
 };

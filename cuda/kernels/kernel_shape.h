@@ -27,6 +27,7 @@ struct TensorShape {
 // Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps.
 struct KernelShape {
   int32_t threads, shared_bytes, num_addresses, num_tensors = 0;
+  int32_t slices = 1;  // thread blocks of a tile, which are a cluster
   TensorShape tensors[kMostTensors] = {};
 };
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "block.h"
+#include "cluster.h"
 #include "tile.h"
 #include "warp_mma.h"
 #include "warpgroup_mma.h"
@@ -227,22 +228,30 @@ struct ProductMemory {
 // Sums pass through shared memory, because what a core leaves a thread lies scattered over rows: with a program for each element,
 // spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long
 // (docs/results/h100.md).
-template <int kRun, class Core, int kStages, class Store>
+//
+// Of kSlices blocks of a cluster each has the sums of a slice. Each adds up a share of them, slice by slice, and stores that.
+template <int kRun, int kSlices, class Core, int kStages, class Store>
 ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, int num_rows,
                              int num_columns, const Store& store) {
   constexpr int kStride = ProductMemory<Core, kStages>::kSumStride, kAcross = Core::kColumns / kRun;
   static_assert(kRun <= 8 && Core::kColumns % kRun == 0);
   core.each(block, [&](int row, int column, float sum) { memory.sums[row * kStride + column] = sum; });
-  block.sync();
+  Cluster<kSlices>::sync(block);  // all have their sums
   block.each_thread([&](int thread) {
-    for (int run = thread; run < num_rows * kAcross; run += Core::kThreads) {
+    for (int run = thread + Cluster<kSlices>::rank() * Core::kThreads; run < num_rows * kAcross;
+         run += kSlices * Core::kThreads) {
       const int row = run / kAcross, column = run % kAcross * kRun;
       if (column >= num_columns) continue;
-      const auto sums = load_vector<kRun>(static_cast<const float*>(memory.sums) + row * kStride + column);
+      const float* const own = memory.sums + row * kStride + column;
+      auto sums = load_vector<kRun>(Cluster<kSlices>::of(own, 0));
+      for (int slice = 1; slice < kSlices; ++slice) {
+        const auto more = load_vector<kRun>(Cluster<kSlices>::of(own, slice));
+        ASPEN_UNROLL for (int i = 0; i < kRun; ++i) sums.elements[i] += more.elements[i];
+      }
       store(row, column, sums.elements, min_of(kRun, num_columns - column));
     }
   });
-  block.sync();  // before the stages are filled again
+  Cluster<kSlices>::sync(block);  // before the stages are filled again, or the block ends
 }
 
 // Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
@@ -291,7 +300,7 @@ ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core
 // Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
 // multiple of kVector, or nullptr for zeros. Columns do the same where the Core has them along the depth; else they say where
 // elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`, an address in global memory that is aligned to their vectors.
-template <int kRun, class Core, int kStages, class Rows, class Columns, class Store>
+template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
   constexpr int kThreads = Core::kThreads;
@@ -337,7 +346,7 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
   block.template wait<0>();
   core.template wait<0>(block);
   block.sync();
-  store_sums<kRun>(block, core, memory, num_rows, num_columns, store);
+  store_sums<kRun, kSlices>(block, core, memory, num_rows, num_columns, store);
 }
 
 }  // namespace aspen::cuda

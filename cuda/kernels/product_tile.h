@@ -53,14 +53,15 @@ struct ProductTile : Op {
       decode<kRank, kShape.outer>(box, matrix, at);
       if constexpr (kColumnAxis >= 0) at[kColumnAxis] = first;
       const int num_rows = min_of(run - row_of_run, Core::kRows), num_columns = min_of(last_column(box) - first, Core::kColumns);
-      multiply_tile<kShape.run>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at), num_rows, num_columns,
-                                kShape.depth, [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
-                                  int own[kRank + 1] = {};
-                                  ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
-                                  decode<kRank, kShape.rows>(box, first_row + row, own);
-                                  if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
-                                  finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, sums, count);
-                                });
+      multiply_tile<kShape.run, Op::kSlices>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at), num_rows,
+                                             num_columns, kShape.depth,
+                                             [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
+                                               int own[kRank + 1] = {};
+                                               ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
+                                               decode<kRank, kShape.rows>(box, first_row + row, own);
+                                               if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
+                                               finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, sums, count);
+                                             });
     }
   }
 

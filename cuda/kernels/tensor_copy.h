@@ -305,7 +305,7 @@ struct TensorMemory : ProductMemory<Core, kStages> {
 // there are zeros. `depth` is 64 for each chunk, the last of which may be shorter.
 //
 // Stages are filled in turn, so of stage s = chunk % kStages the n-th filling, n = chunk / kStages, is phase n of its barrier.
-template <int kRun, class Core, int kStages, class Rows, class Columns, class Store>
+template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
   static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
@@ -347,7 +347,7 @@ ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows&
   core.template wait<0>(block);
   block.sync();
   copies.end(block);
-  store_sums<kRun>(block, core, memory, num_rows, num_columns, store);
+  store_sums<kRun, kSlices>(block, core, memory, num_rows, num_columns, store);
 }
 
 }  // namespace aspen::cuda

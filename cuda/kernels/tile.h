@@ -36,6 +36,7 @@ template <class Op>
 ASPEN_DEVICE constexpr KernelShape shape_of() {
   using Addresses = typename Op::Addresses;
   KernelShape shape{Op::kThreads, static_cast<int32_t>(sizeof(typename Op::Memory)), Addresses::kNumAddresses};
+  shape.slices = Op::kSlices;
   if constexpr (Addresses::kNumTensors > 0) {
     shape.num_tensors = Addresses::kNumTensors;
     for (int number = 0; number < shape.num_tensors; ++number) shape.tensors[number] = Op::tensor(number);
