@@ -164,6 +164,21 @@ def test_a_product_written_along_an_operand_leaves_its_order_alone():
     assert [op.output.shape for op in fast.ops] == [(6, 9), (9, 9)]
 
 
+@pytest.mark.parametrize("shape", [(1, 12, 3, 8), (2, 12, 3, 8), (1, 12, 1, 8)])
+def test_attention_writes_what_the_next_product_reads_whatever_the_batch(shape):
+    """Where the batch is one, JAX makes a product of fewer dimensions, and a copy between it and the transpose."""
+    batch, tokens, heads, width = shape
+
+    def block(q, k, v, w):
+        scores = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+        return jnp.einsum("bhts,bshd->bthd", scores, v).reshape(batch, tokens, heads * width) @ w
+
+    program, inputs = traced(block, *(normal(*shape) for _ in range(3)), normal(heads * width, 7))
+    fast = run_passes(program)
+    assert_same(program, fast, inputs)
+    assert not [op.name for op in fast.ops if op.family.name == "block"]
+
+
 @pytest.mark.parametrize("name", hosts())
 def test_affine_folds_known_normalisation_into_known_weights(name):
     host, channels = hosts()[name]

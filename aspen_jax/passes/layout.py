@@ -34,26 +34,67 @@ def _written_as_read(program: Program) -> list[Op]:
     dropped: set[Op] = set()
     for op in reversed(program.ops):
         written[op] = op
-        transpose = _only_transpose(uses.get(op.output, []))
-        if transpose is None or op.program is not None:
+        copies, permutation = _only_transpose(op, uses)
+        if permutation is None or op.program is not None:
             continue
-        readers = [(reader and written[reader], index) for reader, index in uses.get(transpose.output, [])]
+        last = copies[-1]
+        readers = [(reader and written[reader], index) for reader, index in uses.get(last.output, [])]
         if readers and all(reader is not None and reader.family.reads_across(reader, index) for reader, index in readers):
             continue
-        permutation = permutation_of(transpose.inputs[0])
-        attrs = None if permutation is None else op.family.written_as(op, permutation)
-        if attrs is not None:
-            dropped.add(transpose)
-            written[op] = op.replace(attrs=attrs, output=transpose.output)
+        attrs = op.family.written_as(op, permutation)
+        if attrs is None:
+            continue
+        output = Value(tuple(op.output.shape[axis] for axis in permutation), op.output.dtype)
+        dropped.update(copies[:-1])
+        if output.shape == last.output.shape:
+            dropped.add(last)
+            output = last.output
+        else:  # dimensions of one element come or go
+            view = View.identity(output.shape).reshape(last.output.shape)
+            assert view is not None, "all of a value is one walk"
+            written[last] = _copy(Operand(output, view), last.output).replace(name=last.name, source=last.source)
+        written[op] = op.replace(attrs=attrs, output=output)
     return [written[op] for op in program.ops if op not in dropped]
 
 
-def _only_transpose(uses: list[tuple[Op | None, int]]) -> Op | None:
-    """The copy that is the only reader of a value and shows all of it in its own shape."""
+def _only_transpose(op: Op, uses: dict[Value, list[tuple[Op | None, int]]]) -> tuple[list[Op], tuple[int, ...] | None]:
+    """Copies, one behind the other, that alone read an op and together transpose its output, and how; no copies, None."""
+    copies: list[Op] = []
+    found: tuple[list[Op], tuple[int, ...] | None] = ([], None)
+    seen = Operand.whole(op.output)
+    while (reader := _only_copy(uses.get(copies[-1].output if copies else op.output, []))) is not None:
+        view = seen.view.compose(reader.inputs[0].view)
+        if view is None:
+            break
+        copies.append(reader)
+        seen = Operand(op.output, view)
+        permutation = _order_of(seen)
+        if permutation is not None and [axis for axis in permutation if op.output.shape[axis] > 1] != sorted(
+            axis for axis in permutation if op.output.shape[axis] > 1
+        ):
+            found = [*copies], permutation
+    return found
+
+
+def _only_copy(uses: list[tuple[Op | None, int]]) -> Op | None:
+    """The copy that is the only reader of a value."""
     reader = uses[0][0] if len(uses) == 1 else None
     if reader is None or reader.family is not BLOCK or reader.program is None or not reader.program.is_copy:
         return None
-    return reader if reader.inputs[0].shape == reader.output.shape else None
+    return reader
+
+
+def _order_of(operand: Operand) -> tuple[int, ...] | None:
+    """The permutation by which the view transposes its value, whose dimensions of one element go first; None: it does more."""
+    own = [axis for axis, extent in enumerate(operand.value.shape) if extent > 1]
+    shape, strides = (operand.value.shape, View.identity(operand.value.shape).strides())
+    places = {(shape[axis], strides[axis]): axis for axis in own}
+    shown = zip(operand.shape, operand.view.strides(), strict=True)
+    order = [places.get(dim) for dim in shown if dim[0] != 1]
+    if operand.view.offset() != 0 or len(order) != len(own) or None in order or len({*order}) != len(own):
+        return None
+    units = [axis for axis, extent in enumerate(shape) if extent == 1]
+    return (*units, *(axis for axis in order if axis is not None))
 
 
 class _Sweep:
