@@ -10,6 +10,7 @@ import numpy as np
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
+from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
 from aspen_jax.cuda.families import why_no_code
@@ -19,6 +20,7 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.stack import STACK, parts_of
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
 
@@ -73,6 +75,8 @@ class Gpu(Machine):
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
         work = op.family.work(op, boxes)
+        if op.family is STACK and (parts := parts_of(op))[0].family.name in ("conv2d", "matmul"):
+            return self.nanoseconds(_of_chain(op, parts, boxes, work))
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)
         extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
@@ -82,6 +86,16 @@ class Gpu(Machine):
         filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
         # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
         return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
+
+
+def _of_chain(op: Op, parts: list[Op], boxes: np.ndarray, work: Work) -> Work:
+    """What whole blocks of a chain of products do."""
+    plan = ChainPlan.of(parts, exact=op.exact)
+    if isinstance(plan, str):
+        return work
+    rows = np.maximum(boxes[:, :-1, 1] - boxes[:, :-1, 0], 1).prod(axis=1)
+    filled = whole(rows, plan.block.rows)
+    return Work(filled * plan.flops_of_row(parts), work.bytes * filled / rows)
 
 
 def _has_few_rows(op: Op) -> bool:

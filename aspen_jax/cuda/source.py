@@ -14,6 +14,7 @@ from aspen_jax.ir.program import Op
 HEADERS = (
     "cuda/kernels/arg_reduce.h",
     "cuda/kernels/attention_tile.h",
+    "cuda/kernels/chain.h",
     "cuda/kernels/concatenate.h",
     "cuda/kernels/conv_boxes.h",
     "cuda/kernels/conv_by_element.h",
@@ -27,7 +28,6 @@ HEADERS = (
     "cuda/kernels/ragged_dot.h",
     "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
-    "cuda/kernels/stack.h",
 )
 
 _KERNEL = """\
