@@ -29,7 +29,7 @@ _ROWS_HELD, _ROWS_OF_THREADS = (128, 64), (64, 32)
 _AT_ONCE_HELD, _AT_ONCE = 64, 128
 
 # Registers of a thread for sums and what is multiplied with them, at most. Copies, addresses and bounds take some 70 more.
-_MOST_HELD, _MOST_OWN = 64, 96
+_MOST_HELD, _MOST_OWN = 64, 72
 
 # Of what stays in registers a program is spelt out for each element that a lane has: in so many instructions at most. Those that
 # are not plain are functions of some.

@@ -19,6 +19,8 @@ class Kernel(NamedTuple):
         run: adjacent elements that it computes at once; 1: none.
         functions: what is generated beside `finish` and `run`: element-wise programs alone.
         maps: whether it copies operands in boxes where a GPU has warpgroups (cuda/kernels/tensor_copy.h).
+        blocks: thread blocks that a multiprocessor must be able to hold; 0: as many as the assembler likes, which spills some
+            registers where that makes room for more blocks.
     """
 
     template: str
@@ -26,6 +28,7 @@ class Kernel(NamedTuple):
     run: int = 1
     functions: str = ""
     maps: bool = False
+    blocks: int = 0
 
 
 Write = Callable[[Op], "Kernel | None"]

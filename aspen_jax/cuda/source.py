@@ -34,7 +34,7 @@ _KERNEL = """\
 extern "C" {{
 __device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
-extern "C" __global__ void __launch_bounds__({op}::kThreads)
+extern "C" __global__ void __launch_bounds__({op}::kThreads{blocks})
     {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x * {words}, *reinterpret_cast<{op}::Memory*>(shared));
@@ -48,7 +48,7 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     Args:
         ops: their structs are called Op0, Op1 ...
         entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
-            {maps} for what its argument must be declared as.
+            {maps} for what its argument must be declared as, {blocks} for what its bounds say of thread blocks.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -58,7 +58,9 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
         kernel = kernel_of(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
         maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
-        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=2 * len(op.output.shape), maps=maps))
+        blocks = f", {kernel.blocks}" if kernel.blocks else ""
+        words = 2 * len(op.output.shape)
+        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=words, maps=maps, blocks=blocks))
     return "\n".join(parts)
 
 

@@ -57,7 +57,7 @@ def _stack(op: Op) -> Kernel | None:
     if parts[0].family in (MATMUL, CONV2D):
         run = sums_at_once(op)
         chain = arguments(op, parts, run)
-        return None if chain is None else Kernel("Chain", chain, run, functions=_functions(op, parts))
+        return None if chain is None else Kernel("Chain", chain, run, functions=_functions(op, parts), blocks=1)
     types = [_part(part) for part in parts]
     if any(part is None for part in types):
         return None
