@@ -33,25 +33,8 @@ _MOST_HELD, _MOST_OWN = 64, 72
 
 # Of what stays in registers a program is spelt out for each element that a lane has: in so many instructions at most. Those that
 # are not plain are functions of some.
-_MOST_SPELT, _OF_FUNCTION, _OF_ELEMENT = 1024, 24, 2
-_PLAIN = (
-    "abs_",
-    "add_",
-    "as_",
-    "copy",
-    "fma_",
-    "ge_",
-    "gt_",
-    "le_",
-    "lt_",
-    "max_",
-    "min_",
-    "mul_",
-    "neg_",
-    "relu_",
-    "select",
-    "sub_",
-)
+_MOST_SPELT, _OF_FUNCTION, _OF_ELEMENT = 512, 24, 2
+_PLAIN = ("abs_", "add_", "as_", "copy", "fma_", "max_", "min_", "mul_", "neg_", "relu_", "select", "square_", "sub_")
 
 
 @dataclasses.dataclass(frozen=True)

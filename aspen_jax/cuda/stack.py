@@ -1,5 +1,4 @@
-"""Stacks: pools and element-wise blocks, whose values between lie in shared memory (cuda/kernels/stack.h), or products
-(cuda/kernels/chain.h)."""
+"""Stacks of pools and blocks, whose values between lie in shared memory (cuda/kernels/stack.h), and of products."""
 
 from __future__ import annotations
 
