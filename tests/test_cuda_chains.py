@@ -177,7 +177,11 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_no_chain_is_refused_with_a_reason(reason):
     (rule,) = (rule for rule in RULES if reason in rule.reason)
-    ops = [op for op in ops_of(REFUSED[reason], shapes((2, 8, 8, 8), (3, 3, 8, 8)), Gpu(places=1)) if op.family.name in ("matmul", "conv2d")]
+    ops = [
+        op
+        for op in ops_of(REFUSED[reason], shapes((2, 8, 8, 8), (3, 3, 8, 8)), Gpu(places=1))
+        if op.family.name in ("matmul", "conv2d")
+    ]
     assert len(ops) == 2
     assert rule.reason in str(why_not_allowed(ops))
 
@@ -278,7 +282,9 @@ def test_chains_compile_for_gpus_without_spills(dtype, architecture):
     ops = [op for function, extents in COMPILED.values() for op in chains_of(function, shapes(*extents, dtype=jnp.dtype(dtype)))]
     assert [plan_of(op).block.in_registers for op in ops] == [True, False, True, True]
     log = assemble(ops, architecture)
-    found = {int(number): int(count) for number, count in re.findall(r"function 'op(\d+)'.*?Used (\d+) registers", log, re.DOTALL)}
+    found = {
+        int(number): int(count) for number, count in re.findall(r"function 'op(\d+)'.*?Used (\d+) registers", log, re.DOTALL)
+    }
     most = dict(enumerate(REGISTERS[dtype, architecture]))
     assert found.keys() == most.keys()
     assert all(found[number] <= most[number] for number in found), (found, most)
