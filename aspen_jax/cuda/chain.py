@@ -17,6 +17,9 @@ from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv import CONV2D
 
+# How much slower a chain's warps multiply what warpgroups would multiply otherwise. Not measured.
+_SLOWER = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class ChainShape:
@@ -81,14 +84,11 @@ class ChainPlan:
         return cls(block, tuple(links))
 
     def flops_of_row(self, parts: Sequence[Op]) -> float:
-        """Floating-point operations that cost as much as a row, with those for columns and a depth that only fill a core.
-
-        Where a GPU has warpgroups, they multiply twice as fast as the warps of a chain.
-        """
+        """Floating-point operations of other products that cost as much as a row, with what only fills cores."""
         flops = 0.0
         for part, link, core in zip(parts, self.links, self.block.cores, strict=True):
             problem = Problem.of(part)
-            slower = 2 if problem is not None and problem.by_warpgroups else 1
+            slower = _SLOWER if problem is not None and problem.by_warpgroups else 1.0
             flops += 2.0 * slower * whole(link.depth, self.block.depth) * whole(link.columns, core.columns)
         return flops
 

@@ -149,7 +149,7 @@ def blocks(parts: Sequence[Op], along: Sequence[bool], *, exact: bool) -> Iterat
 
 
 def _shared_out(rows: int, columns: int, warps: int) -> tuple[int, int, int]:
-    """The least columns from `columns` on that so many warps share out; rows and columns of a warp, as nearly square as can be."""
+    """The least columns from `columns` on that so many warps share out; rows and columns of a warp, the most nearly square."""
     for own in itertools.count(columns, _UNIT):
         tiles = [
             (rows // down, own * down // warps)
