@@ -96,6 +96,9 @@ class ChainBlock:
             return max(own + core.warp_columns // 4 + 4 for own, core in zip(sums, cores, strict=True))
         return max(max(pair) + pair[0] * self.itemsize // 4 for pair in itertools.pairwise(sums))
 
+    def __str__(self) -> str:
+        return f"{self.rows} rows by {self.threads} threads, what is between in {'registers' if self.in_registers else 'shared memory'}"
+
     @property
     def is_legal(self) -> bool:
         """Whether all GPUs can hold it."""

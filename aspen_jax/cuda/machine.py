@@ -63,6 +63,8 @@ class Gpu(Machine):
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
 
     def blocks_of(self, op: Op) -> str | None:
+        if (plan := _chain(op)) is not None:
+            return str(plan.block)
         choice = choice_for(op)
         if choice is None:
             return None
@@ -75,8 +77,8 @@ class Gpu(Machine):
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
         work = op.family.work(op, boxes)
-        if op.family is STACK and (parts := parts_of(op))[0].family.name in ("conv2d", "matmul"):
-            return self.nanoseconds(_of_chain(op, parts, boxes, work))
+        if (plan := _chain(op)) is not None:
+            return self.nanoseconds(_of_chain(plan, op, boxes, work))
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)
         extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
@@ -88,14 +90,17 @@ class Gpu(Machine):
         return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
 
 
-def _of_chain(op: Op, parts: list[Op], boxes: np.ndarray, work: Work) -> Work:
-    """What whole blocks of a chain of products do."""
-    plan = ChainPlan.of(parts, exact=op.exact)
-    if isinstance(plan, str):
-        return work
+def _chain(op: Op) -> ChainPlan | None:
+    """How an op is computed that is a chain of products."""
+    plan = ChainPlan.of(parts_of(op), exact=op.exact) if op.family is STACK else None
+    return plan if isinstance(plan, ChainPlan) else None
+
+
+def _of_chain(plan: ChainPlan, op: Op, boxes: np.ndarray, work: Work) -> Work:
+    """What whole blocks do."""
     rows = np.maximum(boxes[:, :-1, 1] - boxes[:, :-1, 0], 1).prod(axis=1)
     filled = whole(rows, plan.block.rows)
-    return Work(filled * plan.flops_of_row(parts), work.bytes * filled / rows)
+    return Work(filled * plan.flops_of_row(parts_of(op)), work.bytes * filled / rows)
 
 
 def _has_few_rows(op: Op) -> bool:
