@@ -97,7 +97,8 @@ class ChainBlock:
         return max(max(pair) + pair[0] * self.itemsize // 4 for pair in itertools.pairwise(sums))
 
     def __str__(self) -> str:
-        return f"{self.rows} rows by {self.threads} threads, what is between in {'registers' if self.in_registers else 'shared memory'}"
+        place = "registers" if self.in_registers else "shared memory"
+        return f"{self.rows} rows by {self.threads} threads, what is between in {place}"
 
     @property
     def is_legal(self) -> bool:

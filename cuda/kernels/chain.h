@@ -218,19 +218,17 @@ struct Chain : Op {
   static ASPEN_DEVICE void go_on(Work& work, const Multiply& multiply) {
     using Core = typename Part<kNumber>::Core;
     constexpr ChainLink kLink = Part<kNumber>::kLink;
-    // Columns are read in whole vectors, so that the first may lie before the box.
-    constexpr int kUnit = kLink.weights.along_depth ? 1 : kLink.weights.vector;
-    const int begin = kNumber == kLast ? work.box[kRank - 1] / kUnit * kUnit : 0;
-    const int end = kNumber == kLast ? work.box[2 * kRank - 1] : kLink.columns;
-    for (int first = begin; first < end; first += Core::kColumns) {
+    // A tile has whole rows (Stack.grain in aspen_jax/ops/stack.py).
+    for (int first = 0; first < kLink.columns; first += Core::kColumns) {
+      const int num_columns = min_of(kLink.columns - first, Core::kColumns);
       Core core;
       core.clear(work.block);
-      sum_columns<kNumber>(work, core, first, min_of(end - first, Core::kColumns), multiply);
+      sum_columns<kNumber>(work, core, first, num_columns, multiply);
       if constexpr (kNumber < kLast) {
         pass_on<kNumber>(work, core);
       } else {
-        store_sums<kShape.run>(work.block, core, turn<kNumber>(work.memory.turns).sums, work.num_rows,
-                               min_of(end - first, Core::kColumns), [&](int row, int column, const float* sums, int count) {
+        store_sums<kShape.run>(work.block, core, turn<kNumber>(work.memory.turns).sums, work.num_rows, num_columns,
+                               [&](int row, int column, const float* sums, int count) {
                                  int at[kRank];
                                  row_at<kRank>(work.box, work.first + row, at);
                                  at[kRank - 1] = first + column;
