@@ -6,11 +6,12 @@ import json
 import math
 import os
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import agreement
 from benchmarks.__main__ import main
-from benchmarks.chains import command
+from benchmarks.chains import command, on_gpu
 from benchmarks.chains.sides import APART, JOINED, join
 from benchmarks.models import zoo
 from benchmarks.models.bolt import WORKLOADS
@@ -50,6 +51,23 @@ def test_joined_ops_are_told_from_those_apart():
     assert found.bytes_between == 0
     assert JOINED not in found.timings
     assert dict(os.environ) == before
+
+
+def test_a_chain_on_a_gpu_moves_nothing_between():
+    model = zoo.build("gemms-16384x256x64x16", Size(32)).cast(jnp.float16)
+    apart, joined = on_gpu.count(model, {"stacks"}), on_gpu.count(model)
+    assert (apart.kernels, joined.kernels) == (2, 1)
+    assert joined.chains == ("registers",)
+    assert apart.nbytes - joined.nbytes == 2 * 2 * 16384 * 64  # written and read
+
+
+def test_pairs_on_a_gpu_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr(on_gpu, "WORKLOADS", {name: WORKLOADS[name] for name in ("gemms-2464x4x1x4", "convs-224x3x48s2")})
+    monkeypatch.setattr(on_gpu, "_REPVGG", ())
+    assert main(["chains", "--counted"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| workload | kernels apart | joined |")
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [["| gemms-2464x4x1x4", "2", "1"], ["| convs-224x3x48s2", "2", "1"]]
 
 
 def test_tables(record, capsys):

@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(128) kernel(float* out) {
 
 
 def assemble(ops, architecture):
-    """Compiles ops and refuses whatever the assembler says of waste."""
+    """Compiles ops and refuses whatever the assembler says of waste; gives what it says."""
     log = compile_log(kernels(ops), architecture)
     assert "warning" not in log
     assert not re.findall(WAITS, log)
@@ -374,3 +374,4 @@ def assemble(ops, architecture):
         assert len(found) == len(ops)
         assert not any(found), what
     assert max(registers) <= MOST_REGISTERS
+    return log

@@ -15,6 +15,7 @@ from jax import lax
 
 from aspen_jax.cuda import (
     attention,
+    chain,
     concatenate,
     conv_boxes,
     conv_by_element,
@@ -46,6 +47,8 @@ HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
 SHAPES = [
     Strides,
     attention.AttentionShape,
+    chain.ChainLink,
+    chain.ChainShape,
     concatenate.ConcatenateShape,
     conv_boxes.ConvBoxesShape,
     conv_by_element.ConvShape,

@@ -53,7 +53,7 @@ class ConvTileShape:
         x, w = op.inputs[:2]
         kernel_height, kernel_width, channels, outputs = w.shape
         strides, groups, depth = list(x.view.strides()), op.attrs.groups, kernel_height * kernel_width * channels
-        if x.dtype != w.dtype or not _is_walked(w) or not depth:
+        if x.dtype != w.dtype or not is_walked(w) or not depth:
             return None
         if x.shape[3] == 1:
             strides[3] = 1  # a channel is adjacent to itself
@@ -81,7 +81,7 @@ class ConvTileShape:
         return block_core(op, pixels, self.slice or self.depth, min(self.input_vector, self.weights_vector))
 
 
-def _is_walked(weights: Operand) -> bool:
+def is_walked(weights: Operand) -> bool:
     """Whether a walk along the depth finds the weights of one column one row after the other, and columns are adjacent."""
     *_, outputs = weights.shape
     strides = weights.view.strides()

@@ -20,6 +20,8 @@ class Kernel(NamedTuple):
         functions: what is generated beside `finish` and `run`: element-wise programs alone.
         maps: whether it copies operands in boxes where a GPU has warpgroups (cuda/kernels/tensor_copy.h).
         slices: thread blocks of a cluster, each of which sums a slice of a tile's depth (cuda/kernels/split_sum.h).
+        blocks: thread blocks that a multiprocessor must be able to hold; 0: as many as the assembler likes, which spills some
+            registers where that makes room for more blocks.
     """
 
     template: str
@@ -28,6 +30,7 @@ class Kernel(NamedTuple):
     functions: str = ""
     maps: bool = False
     slices: int = 1
+    blocks: int = 0
 
 
 Write = Callable[[Op], "Kernel | None"]

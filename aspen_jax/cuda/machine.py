@@ -10,6 +10,7 @@ import numpy as np
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
+from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
 from aspen_jax.cuda.device import architecture, has_clusters
@@ -21,6 +22,7 @@ from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
 from aspen_jax.ops.slices import sliced
+from aspen_jax.ops.stack import STACK, parts_of
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
 
@@ -83,6 +85,8 @@ class Gpu(Machine):
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
 
     def blocks_of(self, op: Op) -> str | None:
+        if (plan := _chain(op)) is not None:
+            return str(plan.block)
         choice = choice_for(op)
         if choice is None:
             return None
@@ -99,6 +103,8 @@ class Gpu(Machine):
             one = np.broadcast_to(np.array([0, 1]), (len(boxes), 1, 2))
             return self.of_boxes(own, np.concatenate([one, boxes], axis=1)) + self.add_ns
         work = op.family.work(op, boxes)
+        if (plan := _chain(op)) is not None:
+            return self.nanoseconds(_of_chain(plan, op, boxes, work))
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)
         extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
@@ -108,6 +114,19 @@ class Gpu(Machine):
         filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
         # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
         return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
+
+
+def _chain(op: Op) -> ChainPlan | None:
+    """How an op is computed that is a chain of products."""
+    plan = ChainPlan.of(parts_of(op), exact=op.exact) if op.family is STACK else None
+    return plan if isinstance(plan, ChainPlan) else None
+
+
+def _of_chain(plan: ChainPlan, op: Op, boxes: np.ndarray, work: Work) -> Work:
+    """What whole blocks do."""
+    rows = np.maximum(boxes[:, :-1, 1] - boxes[:, :-1, 0], 1).prod(axis=1)
+    filled = whole(rows, plan.block.rows)
+    return Work(filled * plan.flops_of_row(parts_of(op)), work.bytes * filled / rows)
 
 
 def _has_few_rows(op: Op) -> bool:

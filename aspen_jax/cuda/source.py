@@ -14,6 +14,7 @@ from aspen_jax.ir.program import Op
 HEADERS = (
     "cuda/kernels/arg_reduce.h",
     "cuda/kernels/attention_tile.h",
+    "cuda/kernels/chain.h",
     "cuda/kernels/concatenate.h",
     "cuda/kernels/conv_boxes.h",
     "cuda/kernels/conv_by_element.h",
@@ -28,14 +29,13 @@ HEADERS = (
     "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
     "cuda/kernels/split_sum.h",
-    "cuda/kernels/stack.h",
 )
 
 _KERNEL = """\
 extern "C" {{
 __device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
-extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads)
+extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
     {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
@@ -49,7 +49,8 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     Args:
         ops: their structs are called Op0, Op1 ...
         entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
-            {maps} for what its argument must be declared as, {cluster} for what says how many thread blocks are a cluster.
+            {maps} for what its argument must be declared as, {cluster} for what says how many thread blocks are a cluster,
+            {blocks} for what its bounds say of thread blocks.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -60,8 +61,10 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
         parts.append(_struct(op, kernel, f"Op{number}"))
         maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
         cluster = f"__cluster_dims__({kernel.slices}, 1, 1) " if kernel.slices > 1 else ""
+        blocks = f", {kernel.blocks}" if kernel.blocks else ""
         words = 2 * len(op.output.shape)
-        parts.append(entry.format(op=f"Op{number}", name=f"op{number}", words=words, maps=maps, cluster=cluster))
+        name = f"op{number}"
+        parts.append(entry.format(op=f"Op{number}", name=name, words=words, maps=maps, cluster=cluster, blocks=blocks))
     return "\n".join(parts)
 
 

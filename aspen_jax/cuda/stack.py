@@ -1,16 +1,21 @@
-"""Stacks of pools and element-wise blocks, whose values between lie in shared memory (cuda/kernels/stack.h)."""
+"""Stacks of pools and blocks, whose values between lie in shared memory (cuda/kernels/stack.h), and of products."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+from aspen_jax.cuda.chain import arguments
 from aspen_jax.cuda.kernel import Kernel, constant, input_type, writes
 from aspen_jax.cuda.lanes import element, function, load, statements
 from aspen_jax.cuda.pool import PoolShape
+from aspen_jax.cuda.products import sums_at_once
 from aspen_jax.cuda.rows import combination
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.opcodes import lane_of, narrowing
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.stack import StackAttrs, boxes_of, parts_of
@@ -45,16 +50,18 @@ class StackShape:
 @writes("stack")
 def _stack(op: Op) -> Kernel | None:
     parts = parts_of(op)
-    types = [_part(part) for part in parts]
     between = all(element(part.output.dtype) and lane_of(part.output.dtype) for part in parts[:-1])
-    if not between or any(part is None for part in types) or any(part.further for part in parts):
+    if not between or any(part.further for part in parts):
         return None
-    functions, first = [], 0
-    for number, part in enumerate(parts):
-        functions.append(_function(op, part, number, first))
-        first += len(part.inputs) - (number > 0)
-    arguments = [input_type(op, 0), constant(StackShape.of(op)), *(part for part in types if part is not None)]
-    return Kernel("Stack", arguments, functions="\n".join(functions))
+    if parts[0].family in (MATMUL, CONV2D):
+        run = sums_at_once(op)
+        chain = arguments(op, parts, run)
+        return None if chain is None else Kernel("Chain", chain, run, functions=_functions(op, parts), blocks=1)
+    types = [_part(part) for part in parts]
+    if any(part is None for part in types):
+        return None
+    own = [input_type(op, 0), constant(StackShape.of(op)), *(part for part in types if part is not None)]
+    return Kernel("Stack", own, functions=_functions(op, parts))
 
 
 def _part(part: Op) -> str | None:
@@ -65,15 +72,18 @@ def _part(part: Op) -> str | None:
     return None if combined is None else f"PoolPart<{combined[0]}, {constant(PoolShape.of(part, combined[1]))}>"
 
 
-def _function(op: Op, part: Op, number: int, first: int) -> str:
-    """A function `part` that gives a part's element from its kernel's own lane. Its inputs are the stack's from `first` on."""
+def _functions(op: Op, parts: Sequence[Op]) -> str:
+    """For each part a function `part` that gives its element from its kernel's own lane."""
+    functions, begin = [], 0
     at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
-    lines, result = [], "own"
-    if part.program is not None:
-        # Register 0 is the own lane: of a block, its first input.
-        begin, end = (1, len(part.inputs)) if number == 0 else (first, first + len(part.inputs) - 1)
-        own = [load(op, index, at) for index in range(begin, end)]
-        lines, (result,) = statements(part.program, ["own", *own])
-    narrow = narrowing(part.output.dtype)
-    result = f"scalar::{narrow}({result})" if narrow else result
-    return function("uint32_t part", f", PartNumber<{number}>, [[maybe_unused]] uint32_t own", [*lines, f"return {result};"])
+    for number, part in enumerate(parts):
+        # Register 0 is the own lane: of a block, its first input. What follows the kernel's own inputs are the others.
+        end = begin + len(part.inputs) - (number > 0)
+        own = ["own", *(load(op, index, at) for index in range(begin + max(part.family.num_main(part), 1) - (number > 0), end))]
+        lines, (result,) = statements(part.program, own) if part.program is not None else ([], ["own"])
+        narrow = narrowing(part.output.dtype)
+        result = f"scalar::{narrow}({result})" if narrow else result
+        parameters = f", PartNumber<{number}>, [[maybe_unused]] uint32_t own"
+        functions.append(function("uint32_t part", parameters, [*lines, f"return {result};"]))
+        begin = end
+    return "\n".join(functions)

@@ -78,6 +78,11 @@ def _slices_of(op: Op, machine: Machine) -> int:
     return _cheapest(op, machine)[0]
 
 
+def price(ops: Sequence[Op], machine: Machine) -> float:
+    """Nanoseconds of ops of a GPU that wait for each other, each cut into the slices that are cheapest."""
+    return (len(ops) - 1) * machine.launch_ns + sum(_cheapest(op, machine)[1] for op in ops)
+
+
 def modelled_slices(op: Op, machine: Machine) -> int:
     """Into how many slices the cost model cuts a product or convolution of a GPU."""
     return _cheapest(op, machine)[0]
@@ -133,7 +138,7 @@ def _cheapest(op: Op, machine: Machine) -> tuple[int, float]:
     """Into how many slices the op is best cut, and its nanoseconds then."""
     parts, best = cheapest(op, machine.places, machine)
     found = 1
-    for slices in SLICES:
+    for slices in SLICES if op.family in (MATMUL, CONV2D) else ():
         # More than fill the places would only make partial sums.
         split = cut_depth(op, slices, machine) if math.prod(parts) * slices <= machine.places else None
         if split is None:

@@ -17,6 +17,7 @@ from aspen_jax.ops.conv_panels import CONV2D_PANELS
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.stack import WEIGHTED, boxes_of, rooms_of, stack_of
+from aspen_jax.passes.split_depth import price
 
 # A smaller value is still in the L2 caches when it is read.
 _SMALLEST_BETWEEN = 1 << 20
@@ -66,7 +67,7 @@ def _may_follow(op: Op, before: Op, machine: Machine) -> bool:
         or len(value.shape) != len(op.output.shape)
     ):
         return False
-    if not machine.keeps_rows and (op.family is not POOL or before.family not in (POOL, BLOCK)):
+    if not machine.keeps_rows and not _is_for_blocks(op, before):
         return False
     if op.family in _PRODUCTS:
         return before.family in _PRODUCTS and _has_matrix(before) and _has_matrix(op)
@@ -77,6 +78,13 @@ def _may_follow(op: Op, before: Op, machine: Machine) -> bool:
     if _is_depthwise(op):
         return _is_cheap(before) and before.family in _CONVOLUTIONS and value.dtype == np.float32
     return _is_dense(op) and _is_pointwise(op) and before.family in _CONVOLUTIONS
+
+
+def _is_for_blocks(op: Op, before: Op) -> bool:
+    """Whether a thread block may compute an op behind another: pools and blocks, or products and convolutions."""
+    if op.family is POOL:
+        return before.family in (POOL, BLOCK)
+    return op.family in WEIGHTED and before.family in WEIGHTED and not _is_depthwise(op)
 
 
 def _has_matrix(op: Op) -> bool:
@@ -122,6 +130,9 @@ def _keeps(op: Op) -> bool:
 
 def _stacks(chain: list[Op], machine: Machine) -> Iterator[Op]:
     """The ops of a chain, joined as far as they fit and as it pays."""
+    if not machine.keeps_rows and chain[0].family in WEIGHTED:
+        yield from _products_in_blocks(chain, machine)
+        return
     find = _in_strips if machine.keeps_rows else _in_blocks
     while len(chain) > 1:
         # Sizes grow with the length, so the longest that fits is found by halving.
@@ -133,6 +144,26 @@ def _stacks(chain: list[Op], machine: Machine) -> Iterator[Op]:
         stack = None if shape is None else stack_of(parts, _axis(parts), *shape)
         yield from parts if stack is None or not _pays(stack, parts, machine) else (stack,)
     yield from chain
+
+
+def _products_in_blocks(chain: list[Op], machine: Machine) -> Iterator[Op]:
+    """Products of a chain, of which the most that pay are one op of thread blocks, each with some rows (Bolt, section 3.1.1)."""
+    while chain:
+        lengths = range(min(len(chain), _MOST_PARTS), 1, -1)
+        stacks = ((length, _of_rows(chain[:length], machine)) for length in lengths)
+        length, stack = next(((length, stack) for length, stack in stacks if stack is not None), (1, chain[0]))
+        yield stack
+        chain = chain[length:]
+
+
+def _of_rows(parts: list[Op], machine: Machine) -> Op | None:
+    """The stack of products whose thread blocks own rows; None where there is no kernel for it, or it does not pay."""
+    axis, output = _axis(parts), parts[-1].output
+    inner = output.shape[axis + 1 :]
+    stack = stack_of(parts, axis, 1, (*(1 for _ in inner[1:]), max(inner[-1], 1)))
+    if not machine.has_kernel(stack):
+        return None
+    return stack if price([stack], machine) < _LEAST_GAIN * price(parts, machine) else None
 
 
 def _pays(stack: Op, parts: list[Op], machine: Machine) -> bool:

@@ -15,6 +15,7 @@ from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import Comparison, compare
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks.chains import on_gpu
 from benchmarks.chains.rows import tables
 from benchmarks.markdown import table
 from benchmarks.models import zoo
@@ -38,6 +39,7 @@ def chains(
     batches: tuple[int, ...] = (),
     peers: Names = (JIT, "ONNX Runtime"),
     full: bool = False,
+    counted: bool = False,
     rounds: int = 10,
     workers: int | None = None,
     json: File = None,
@@ -50,6 +52,7 @@ def chains(
         batches: 1, 8 and 32 by default; figure 8, whose peers take long to start, has the paper's 32 alone.
         peers: who takes part in figure 8, as in `peers`.
         full: all batches from 1 to 128, and the six networks of figure 10 at batch 32 in float16. It takes hours.
+        counted: instead of all that, count kernels and bytes of the pairs on a GPU, in float16 at batch 32. It needs no GPU.
         rounds: how often each side is timed.
         workers: cores for all sides; all usable ones by default.
         json: where to write the figures as well.
@@ -59,6 +62,9 @@ def chains(
         for name in names:
             if name not in known:
                 raise InputError(f"there is no {what} {name!r}; take {', '.join(known)}")
+    if counted:
+        print("\n".join(table(on_gpu.HEADER, list(on_gpu.rows(_PAPER_BATCH)))))
+        return 0
     workers = share_cores(workers)
     results: dict[str, list[dict[str, Any]]] = {}
     agree = True

@@ -14,12 +14,15 @@
 #define ASPEN_DEVICE __device__ __forceinline__
 #define ASPEN_UNROLL _Pragma("unroll")
 #define ASPEN_UNROLL_4 _Pragma("unroll 4")
+#define ASPEN_PRAGMA(text) _Pragma(#text)
+#define ASPEN_UNROLL_BY(count) ASPEN_PRAGMA(unroll(count))
 #else
 #include <utility>
 #include <vector>
 #define ASPEN_DEVICE inline
 #define ASPEN_UNROLL
 #define ASPEN_UNROLL_4
+#define ASPEN_UNROLL_BY(count)
 #endif
 
 namespace aspen::cuda {
@@ -59,12 +62,14 @@ template <int kCount>
 struct Fragment {
 #ifdef __CUDACC__
   uint32_t own[kCount];
+  ASPEN_DEVICE uint32_t& of(int, int i) { return own[i]; }  // that of a lane, on the device of the calling one
   template <class Visit>
   ASPEN_DEVICE void each(const Visit& visit) {
     ASPEN_UNROLL for (int i = 0; i < kCount; ++i) visit(static_cast<int>(threadIdx.x) % kWarp, i, own[i]);
   }
 #else
   uint32_t all[kWarp][kCount] = {};
+  uint32_t& of(int lane, int i) { return all[lane][i]; }
   template <class Visit>
   void each(const Visit& visit) {
     for (int lane = 0; lane < kWarp; ++lane) {

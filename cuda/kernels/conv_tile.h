@@ -25,6 +25,39 @@ struct ConvTileShape {
   int run;             // adjacent sums that are stored at once
 };
 
+// What the pixels of a box from number `first_row` on read, of a group's channels.
+template <class Element, ConvTileShape kShape, int kRank, class Addresses>
+ASPEN_DEVICE ConvRows<Element, kShape.input_vector> pixels_at(const Addresses& buffers, const int32_t* box, int group,
+                                                              int first_row) {
+  constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2;  // axes of the output
+  constexpr Window window = kShape.window;
+  constexpr Strides input = kShape.input;
+  return {
+      .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels * input.of[3],
+      .batch_stride = input.of[0],
+      .y_stride = input.of[1],
+      .x_stride = input.of[2],
+      .height = window.height,
+      .width = window.width,
+      .channels = kShape.channels,
+      .kernel_width = window.kernel_width,
+      .depth = kShape.depth,
+      .y_step = window.y_step,
+      .x_step = window.x_step,
+      .y_dilation = window.y_dilation,
+      .x_dilation = window.x_dilation,
+      .top = window.top,
+      .left = window.left,
+      .first_image = box[kImage],
+      .first_y = box[kY],
+      .first_x = box[kX],
+      .tile_height = box[kRank + kY] - box[kY],
+      .tile_width = box[kRank + kX] - box[kX],
+      .first_row = first_row,
+      .channel_stride = input.of[3],
+  };
+}
+
 template <class Op, class Core, ConvTileShape kShape>
 struct ConvTile : Op {
   using Addresses = typename Op::Addresses;
@@ -48,7 +81,7 @@ struct ConvTile : Op {
       const int first = first_column(box, matrix) + all % parts * Core::kColumns, last = last_column(box, matrix);
       if (kGrouped && first >= last) continue;
       const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
-      const auto pixels = pixels_at(buffers, box, kGrouped ? matrix : 0, first_row);
+      const auto pixels = pixels_at<Element, kShape, kRank>(buffers, box, kGrouped ? matrix : 0, first_row);
       const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
       const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
       multiply_tile<kShape.run, Op::kSlices>(memory, slice_of(pixels, first_k, last_k), columns,
@@ -104,37 +137,6 @@ struct ConvTile : Op {
     } else {
       return pixels;
     }
-  }
-
-  // What the pixels of a box from number `first_row` on read.
-  static ASPEN_DEVICE ConvRows<Element, kShape.input_vector> pixels_at(const Addresses& buffers, const int32_t* box, int group,
-                                                                       int first_row) {
-    constexpr Window window = kShape.window;
-    constexpr Strides input = kShape.input;
-    return {
-        .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels * input.of[3],
-        .batch_stride = input.of[0],
-        .y_stride = input.of[1],
-        .x_stride = input.of[2],
-        .height = window.height,
-        .width = window.width,
-        .channels = kShape.channels,
-        .kernel_width = window.kernel_width,
-        .depth = kShape.depth,
-        .y_step = window.y_step,
-        .x_step = window.x_step,
-        .y_dilation = window.y_dilation,
-        .x_dilation = window.x_dilation,
-        .top = window.top,
-        .left = window.left,
-        .first_image = box[kImage],
-        .first_y = box[kY],
-        .first_x = box[kX],
-        .tile_height = box[kRank + kY] - box[kY],
-        .tile_width = box[kRank + kX] - box[kX],
-        .first_row = first_row,
-        .channel_stride = input.of[3],
-    };
   }
 };
 

@@ -41,7 +41,7 @@ struct MmaCore : SynchronousCore {
   static constexpr int kRowElements = kRows * kRowStride;  // of a chunk
   static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;
   static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
-  static_assert(kColumns % 32 == 0 && kDepth % Kind::kDepth == 0);
+  static_assert(kColumns % (sizeof(Element) == 4 ? 32 : 16) == 0 && kDepth % Kind::kDepth == 0);
 
   static ASPEN_DEVICE int row_place(int row, int k) { return row * kRowStride + k; }
   static ASPEN_DEVICE int column_place(int line, int at) { return line * kColumnStride + at; }
@@ -57,6 +57,8 @@ struct MmaCore : SynchronousCore {
     });
   }
 
+  // Rows of a chunk lie kStride elements apart.
+  template <int kStride = kRowStride>
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
     block.each_warp([&](int warp) {
       const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
@@ -68,7 +70,7 @@ struct MmaCore : SynchronousCore {
           // Squares: the upper 8 rows, the lower, and both again half of the depth later.
           load_squares<false>(a, [&](int line) {
             const int row = first_row + 16 * i + line % 16;
-            return rows + row * kRowStride + k + line / 16 * (Kind::kDepth / 2);
+            return rows + row * kStride + k + line / 16 * (Kind::kDepth / 2);
           });
           if constexpr (sizeof(Element) == 4) {
             a.each([](int, int, uint32_t& bits) { bits = rounded_to_tf32(bits); });
@@ -94,14 +96,6 @@ struct MmaCore : SynchronousCore {
     });
   }
 
- private:
-  template <class Visit>
-  ASPEN_DEVICE void each_fragment(int warp, const Visit& visit) {
-    ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
-      ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) visit(i, j, held[warp].c[i][j]);
-    }
-  }
-
   static ASPEN_DEVICE void load_b(FragmentB& b, const Element* columns, int k, int column) {
     if constexpr (sizeof(Element) == 4) {
       b.each([&](int lane, int i, uint32_t& bits) {
@@ -114,6 +108,14 @@ struct MmaCore : SynchronousCore {
           b, [&](int line) { return columns + (column + line % 8) * kColumnStride + k + line / 8 * (Kind::kDepth / 2); });
     } else {
       load_squares<true>(b, [&](int line) { return columns + (k + line) * kColumnStride + column; });
+    }
+  }
+
+ private:
+  template <class Visit>
+  ASPEN_DEVICE void each_fragment(int warp, const Visit& visit) {
+    ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
+      ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) visit(i, j, held[warp].c[i][j]);
     }
   }
 };
@@ -148,14 +150,15 @@ struct FmaCore : SynchronousCore {
     block.each_thread([&](int thread) { held[thread] = {}; });
   }
 
+  template <int kStride = kRowStride>
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const float* rows, const float* columns) {
     block.each_thread([&](int thread) {
-      const float* const a = rows + thread / kAcross * kHigh * kRowStride;
+      const float* const a = rows + thread / kAcross * kHigh * kStride;
       const int column = first_column(thread);
       ASPEN_UNROLL for (int k = 0; k < kDepth; ++k) {
         ASPEN_UNROLL for (int i = 0; i < kHigh; ++i) {
           ASPEN_UNROLL for (int j = 0; j < kWide; ++j) held[thread].sums[i][j] +=
-              a[i * kRowStride + k] *
+              a[i * kStride + k] *
               (kAlongDepth ? columns[(column + j * kNextColumn) * kColumnStride + k] : columns[k * kColumnStride + column + j]);
         }
       }
@@ -208,17 +211,19 @@ ASPEN_DEVICE void finish_sums(const typename Op::Addresses& buffers, [[maybe_unu
   }
 }
 
+// Lines of sums, apart by so much that those of a vector are aligned.
+template <class Core>
+inline constexpr int kSumStride = Core::kColumns + 8;
+
 template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {
     alignas(Core::kAlignment) typename Core::Element rows[Core::kRowElements];
     alignas(Core::kAlignment) typename Core::Element columns[Core::kColumnElements];
   };
-  // Lines of sums, apart by so much that those of a vector are aligned.
-  static constexpr int kSumStride = Core::kColumns + 8;
   union {
     Stage stages[kStages];
-    alignas(32) float sums[Core::kRows * kSumStride];  // of the whole depth
+    alignas(32) float sums[Core::kRows * kSumStride<Core>];  // of the whole depth
   };
 };
 
@@ -230,19 +235,19 @@ struct ProductMemory {
 // (docs/results/h100.md).
 //
 // Of kSlices blocks of a cluster each has the sums of a slice. Each adds up a share of them, slice by slice, and stores that.
-template <int kRun, int kSlices, class Core, int kStages, class Store>
-ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, int num_rows,
-                             int num_columns, const Store& store) {
-  constexpr int kStride = ProductMemory<Core, kStages>::kSumStride, kAcross = Core::kColumns / kRun;
+template <int kRun, int kSlices = 1, class Core, class Store>
+ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* passing, int num_rows, int num_columns,
+                             const Store& store) {
+  constexpr int kStride = kSumStride<Core>, kAcross = Core::kColumns / kRun;
   static_assert(kRun <= 8 && Core::kColumns % kRun == 0);
-  core.each(block, [&](int row, int column, float sum) { memory.sums[row * kStride + column] = sum; });
+  core.each(block, [&](int row, int column, float sum) { passing[row * kStride + column] = sum; });
   Cluster<kSlices>::sync(block);  // all have their sums
   block.each_thread([&](int thread) {
     for (int run = thread + Cluster<kSlices>::rank() * Core::kThreads; run < num_rows * kAcross;
          run += kSlices * Core::kThreads) {
       const int row = run / kAcross, column = run % kAcross * kRun;
       if (column >= num_columns) continue;
-      const float* const own = memory.sums + row * kStride + column;
+      const float* const own = passing + row * kStride + column;
       auto sums = load_vector<kRun>(Cluster<kSlices>::of(own, 0));
       for (int slice = 1; slice < kSlices; ++slice) {
         const auto more = load_vector<kRun>(Cluster<kSlices>::of(own, slice));
@@ -295,22 +300,46 @@ ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core
   }
 }
 
-// Computes num_rows x num_columns elements, no more than the Core has, and gives them to `store` (store_sums).
+// Multiplies chunk after chunk: while one is multiplied, the next ones are being copied. `load(chunk)` begins copies, and
+// `multiply(chunk, stage)` adds to the core's sums what has come to lie in that stage. Of kUnroll chunks the code is spelt out.
+template <int kStages, int kUnroll = 1, class Core, class Load, class Multiply>
+ASPEN_DEVICE void each_chunk(Block<Core::kThreads>& block, Core& core, int num_chunks, const Load& load,
+                             const Multiply& multiply) {
+  constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
+  static_assert(kAhead >= 1);
+  const auto begin = [&](int chunk) {
+    if (chunk < num_chunks) load(chunk, chunk % kStages);
+    // Empty at the end, so that `wait` always counts alike.
+    block.commit();
+  };
+  for (int chunk = 0; chunk < kAhead; ++chunk) begin(chunk);
+  ASPEN_UNROLL_BY(kUnroll)
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    block.template wait<kAhead - 1>();
+    if constexpr (Core::kInFlight > 0) block.publish();
+    core.template wait<Core::kInFlight>(block);
+    // All see the chunk, and nobody reads any more the buffer that is filled next.
+    block.sync();
+    begin(chunk + kAhead);
+    multiply(chunk, chunk % kStages);
+  }
+  block.template wait<0>();
+  core.template wait<0>(block);
+  block.sync();
+}
+
+// Sums up num_rows x num_columns elements, no more than the Core has, over a depth.
 //
 // Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
 // multiple of kVector, or nullptr for zeros. Columns do the same where the Core has them along the depth; else they say where
 // elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`, an address in global memory that is aligned to their vectors.
-template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
-ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
-                                int num_columns, int depth, const Store& store) {
+template <class Core, int kStages, class Rows, class Columns>
+ASPEN_DEVICE void sum_up(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, const Rows& rows,
+                         const Columns& columns, int num_rows, int num_columns, int depth) {
   constexpr int kThreads = Core::kThreads;
   constexpr int kRowVectors = (Core::kRows * Core::kDepth / Rows::kVector + kThreads - 1) / kThreads;
-  constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
-  static_assert(kAhead >= 1);
   constexpr int kAlongRow = Core::kDepth / Rows::kVector;
 
-  Block<kThreads> block;
-  Core core;
   core.clear(block);
   struct Lines {
     typename Rows::Line lines[kRowVectors];
@@ -320,33 +349,26 @@ ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows
     ASPEN_UNROLL for (int i = 0; i < kRowVectors; ++i) lines[thread].lines[i] = rows.line((thread + i * kThreads) / kAlongRow);
   });
 
-  const int num_chunks = (depth + Core::kDepth - 1) / Core::kDepth;
-  const auto load = [&](int chunk) {
-    if (chunk < num_chunks) {
-      auto& stage = memory.stages[chunk % kStages];
-      block.each_thread([&](int thread) {
-        load_rows<Core>(block, thread, stage.rows, rows, chunk * Core::kDepth, num_rows,
-                        [&](int i, int) { return lines[thread].lines[i]; });
-        load_columns<Core>(block, thread, stage.columns, columns, chunk * Core::kDepth, 0, num_columns);
-      });
-    }
-    // Empty at the end, so that `wait` always counts alike.
-    block.commit();
+  const auto load = [&](int chunk, int stage) {
+    auto& to = memory.stages[stage];
+    block.each_thread([&](int thread) {
+      load_rows<Core>(block, thread, to.rows, rows, chunk * Core::kDepth, num_rows,
+                      [&](int i, int) { return lines[thread].lines[i]; });
+      load_columns<Core>(block, thread, to.columns, columns, chunk * Core::kDepth, 0, num_columns);
+    });
   };
-  for (int chunk = 0; chunk < kAhead; ++chunk) load(chunk);
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    block.template wait<kAhead - 1>();
-    if constexpr (Core::kInFlight > 0) block.publish();
-    core.template wait<Core::kInFlight>(block);
-    // All see the chunk, and nobody reads any more the buffer that is filled next.
-    block.sync();
-    load(chunk + kAhead);
-    core.multiply(block, memory.stages[chunk % kStages].rows, memory.stages[chunk % kStages].columns);
-  }
-  block.template wait<0>();
-  core.template wait<0>(block);
-  block.sync();
-  store_sums<kRun, kSlices>(block, core, memory, num_rows, num_columns, store);
+  each_chunk<kStages>(block, core, (depth + Core::kDepth - 1) / Core::kDepth, load,
+                      [&](int, int stage) { core.multiply(block, memory.stages[stage].rows, memory.stages[stage].columns); });
+}
+
+// The same, given to `store` (store_sums).
+template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
+ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
+                                int num_columns, int depth, const Store& store) {
+  Block<Core::kThreads> block;
+  Core core;
+  sum_up(block, core, memory, rows, columns, num_rows, num_columns, depth);
+  store_sums<kRun, kSlices>(block, core, memory.sums, num_rows, num_columns, store);
 }
 
 }  // namespace aspen::cuda

@@ -347,7 +347,7 @@ ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows&
   core.template wait<0>(block);
   block.sync();
   copies.end(block);
-  store_sums<kRun, kSlices>(block, core, memory, num_rows, num_columns, store);
+  store_sums<kRun, kSlices>(block, core, memory.sums, num_rows, num_columns, store);
 }
 
 }  // namespace aspen::cuda

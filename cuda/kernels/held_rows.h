@@ -1,0 +1,76 @@
+// Sums of one product that are the rows of the next, and never leave a warp's registers (Bolt, section 3.1.1, RF-resident
+// fusion).
+//
+// A warp has all columns of its rows. Where a lane has sums in m16n8 there are, for 16-bit elements, just those that it needs as
+// A of m16n8k16: it only packs two by two. For float32 a lane has columns 2 t and 2 t + 1 of eight, and m16n8k8 wants t and t
+// + 4. A sum has no order, so the weights change places instead: when they are copied, lines 2 t and 2 t + 1 become t and t + 4.
+#pragma once
+
+#include "product.h"
+
+namespace aspen::cuda {
+
+// An MmaCore whose warps have all columns. kReadsHeld: what it multiplies with its columns is held.
+template <class Kind_, class Core, bool kReadsHeld>
+struct HeldCore : Core {
+  using Kind = Kind_;
+  using Element = typename Core::Element;
+  static constexpr int kTall = Core::kRows / (Core::kThreads / kWarp) / 16, kSteps = Core::kColumns / Kind::kDepth;
+  static constexpr bool kPairs = sizeof(Element) == 2, kPermuted = kReadsHeld && !kPairs;
+  static_assert(Core::kWarpsAcross == 1);
+  static_assert(!kPermuted || !Core::kAlongDepth, "vectors along the depth cannot change places");
+
+  // What a warp holds of rows that are as wide as this core has columns.
+  struct Rows {
+    static constexpr int kCount = kSteps;
+    FragmentA a[kTall][kSteps];
+  };
+
+  static ASPEN_DEVICE int column_place(int line, int at) {
+    const int of_eight = line % 8;
+    return Core::column_place(kPermuted ? line - of_eight + of_eight / 2 + of_eight % 2 * 4 : line, at);
+  }
+
+  // Makes rows of the sums: `element(row, column, sum)` is what the next product reads, as its bits.
+  template <class Make>
+  ASPEN_DEVICE void hold(Block<Core::kThreads>& block, PerWarp<Rows, Core::kThreads / kWarp>& rows, const Make& element) {
+    block.each_warp([&](int warp) {
+      ASPEN_UNROLL for (int i = 0; i < kTall; ++i) {
+        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) {
+          rows[warp].a[i][step].each([&](int lane, int r, uint32_t& bits) {
+            const int lower = r % 2, row = (warp * kTall + i) * 16 + lane / 4 + 8 * lower, pair = lane % 4 * 2;
+            const auto made = [&](int eight, int j) {
+              const uint32_t sum = this->held[warp].c[i][eight].of(lane, 2 * lower + j);
+              return static_cast<uint32_t>(element(row, 8 * eight + pair + j, as_float(sum)));
+            };
+            if constexpr (kPairs) {
+              bits = made(2 * step + r / 2, 0) | made(2 * step + r / 2, 1) << 16;
+            } else {
+              bits = rounded_to_tf32(made(step, r / 2));
+            }
+          });
+        }
+      }
+    });
+  }
+
+  // Adds the products of a chunk's columns with the rows' elements from step `first` on.
+  template <class Held>
+  ASPEN_DEVICE void multiply_held(Block<Core::kThreads>& block, PerWarp<Held, Core::kThreads / kWarp>& rows, int first,
+                                  const Element* columns) {
+    block.each_warp([&](int warp) {
+      ASPEN_UNROLL for (int k = 0; k < Core::kDepth / Kind::kDepth; ++k) {
+        if (first + k >= Held::kCount) continue;  // the last chunk is not full
+        ASPEN_UNROLL for (int j = 0; j < Core::kColumns / 8; ++j) {
+          FragmentB b;
+          Core::load_b(b, columns, k * Kind::kDepth, 8 * j);
+          ASPEN_UNROLL for (int i = 0; i < kTall; ++i) {
+            multiply_add<Kind>(this->held[warp].c[i][j], rows[warp].a[i][first + k], b);
+          }
+        }
+      }
+    });
+  }
+};
+
+}  // namespace aspen::cuda
