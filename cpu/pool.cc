@@ -127,6 +127,8 @@ struct Place {
   int64_t apart;
   const Finish* finish;
   int64_t row;  // of the first position in the block that `finish` is for
+
+  Place behind(int64_t positions) const { return {out + positions * apart, apart, finish, row + positions}; }
 };
 
 // Stores what vectors of channels from `column` on, of some positions, have become after the steps of `finish`.
@@ -191,25 +193,65 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, co
       [tail](auto* to, auto v) { store_partial(to, v, tail); });
 }
 
-// Extremes whose windows, of kTaps taps next to each other, are kStep apart: all columns that the positions read are combined
-// once, then those of each window. Extremes may be combined in any order.
-template <class Op, int kPositions, int kStep, int kTaps, class T>
-ASPEN_INLINE void pool_extremes(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place,
-                                int64_t column) {
-  using Vector = typename Op::Vector;
-  constexpr int kColumns = (kPositions - 1) * kStep + kTaps;
-  Vector columns[kColumns];
-  for (Vector& v : columns) v = broadcast(Op::identity());
-  const int64_t stride = axes[inner].stride;
-  for_each_tap_row(axes, taps, inner, x + column, [&](const T* row) {
-    for (int c = 0; c < kColumns; ++c) columns[c] = Op::apply(columns[c], load(row + c * stride));
-  });
-  Vector total[kPositions][1];
-  for (int p = 0; p < kPositions; ++p) {
-    total[p][0] = columns[p * kStep];
-    for (int k = 1; k < kTaps; ++k) total[p][0] = Op::apply(total[p][0], columns[p * kStep + k]);
+// Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in any
+// order, so that windows side by side share the combinations of their columns.
+template <class Op>
+bool takes_threes(const Axis& axis) {
+  constexpr bool kIsExtreme = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
+  return kIsExtreme && axis.window == 3 && axis.dilation == 1 && axis.base == 1 && (axis.step == 1 || axis.step == 2);
+}
+
+// A row of windows of three columns and of up to three rows of x.
+template <class T>
+struct ThreeRows {
+  const T* at[3];  // where there are fewer, some are the same
+  int64_t stride;  // from column to column
+
+  // Finds the rows that the taps of the outer axes meet, from column 0 on. False if there are none, or more than three.
+  bool find(const Axis* axes, const Taps* taps, int inner, const T* x) {
+    int64_t count = 1;
+    Taps outer[kMaxRank];
+    for (int axis = 0; axis < inner; ++axis) {
+      outer[axis] = taps[axis];
+      count = std::min<int64_t>(count * taps[axis].count, 4);
+    }
+    if (count < 1 || count > 3) return false;
+    outer[inner] = {0, 1};
+    const T** next = at;
+    for_each_tap_row(axes, outer, inner, x, [&](const T* row) { *next++ = row; });
+    for (; next < at + 3; ++next) *next = at[count - 1];
+    stride = axes[inner].stride;
+    return true;
   }
-  store_finished(total, place, column);
+};
+
+// Some vectors of channels of the windows of some positions, which begin `kStep` columns apart at column `first`. A single one may
+// have `count` columns only. Stores nothing and gives false where a result may be off.
+template <class Op, int kPositions, int kStep, int kVectors, class T>
+ASPEN_INLINE bool pool_threes(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place,
+                              int64_t channel) {
+  using Vector = typename Op::Vector;
+  constexpr int kColumns = (kPositions - 1) * kStep + 3;
+  Vector total[kPositions][kVectors];
+  Ints off = {};
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    Vector columns[kColumns];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+      const int64_t at = (first + (kPositions == 1 ? std::min<int64_t>(c, count - 1) : c)) * rows.stride + channel + v * kLanes;
+      columns[c] = Op::apply(load(rows.at[0] + at), load(rows.at[1] + at), load(rows.at[2] + at));
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kPositions; ++p) {
+      const Vector* const own = columns + p * kStep;
+      total[p][v] = Op::apply(own[0], own[1], own[2]);
+      off |= Op::may_be_off(total[p][v]);
+    }
+  }
+  if (any(off)) return false;
+  store_finished(total, place, channel);
+  return true;
 }
 
 // Several output positions side by side along `inner`, whose windows lie within x; channels [0, cols).
@@ -217,21 +259,46 @@ template <class Op, int kPositions, class T>
 void pool_positions(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place, int64_t cols) {
   const int64_t apart = axes[inner].step * axes[inner].stride;
   const int64_t whole = cols / kLanes * kLanes;
-  constexpr bool kExtremes = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
-  const bool in_threes = kExtremes && axes[inner].window == 3 && axes[inner].dilation == 1;
-  for (int64_t col = 0; col < whole; col += kLanes) {
-    if (in_threes && axes[inner].step == 1) {
-      pool_extremes<Op, kPositions, 1, 3>(axes, taps, inner, x, place, col);
-    } else if (in_threes && axes[inner].step == 2) {
-      pool_extremes<Op, kPositions, 2, 3>(axes, taps, inner, x, place, col);
-    } else {
-      pool_vectors<Op, kPositions, 1>(axes, taps, inner, x, apart, place, col);
-    }
-  }
+  for (int64_t col = 0; col < whole; col += kLanes) pool_vectors<Op, kPositions, 1>(axes, taps, inner, x, apart, place, col);
   for (int p = 0; whole < cols && p < kPositions; ++p) {
-    const Place<Wide<T>> here = {place.out + p * place.apart, place.apart, place.finish, place.row + p};
-    pool_channels<Op>(axes, taps, inner, x + p * apart, here, whole, cols);
+    pool_channels<Op>(axes, taps, inner, x + p * apart, place.behind(p), whole, cols);
   }
+}
+
+// The same where `takes_threes`, of one position too, whose window has `taps[inner].count` columns within x.
+template <class Op, int kPositions, int kStep, class T>
+void pool_positions_in_threes(const ThreeRows<T>& rows, const Axis* axes, const Taps* taps, int inner, const T* x,
+                              const Place<Wide<T>>& place, int64_t cols) {
+  const int64_t first = taps[inner].first, count = taps[inner].count;
+  const auto one_by_one = [&](int64_t begin, int64_t end) {
+    for (int p = 0; p < kPositions; ++p) {
+      pool_channels<Op>(axes, taps, inner, x + p * kStep * rows.stride, place.behind(p), begin, end);
+    }
+  };
+  int64_t col = 0;
+  for (; col + 2 * kLanes <= cols; col += 2 * kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 2>(rows, first, count, place, col)) one_by_one(col, col + 2 * kLanes);
+  }
+  for (; col + kLanes <= cols; col += kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 1>(rows, first, count, place, col)) one_by_one(col, col + kLanes);
+  }
+  if (col < cols) one_by_one(col, cols);
+}
+
+// Some positions from `position` on, of the `left` that a row still has, and how many these are.
+template <class Op, int kStep, class T>
+int64_t pool_in_threes(const PoolState& state, const ThreeRows<T>& rows, const Taps* taps, int inner, int64_t position,
+                       int64_t left, const T* x, const Place<Wide<T>>& place, int64_t cols) {
+  if (left >= 4 && state.are_alike(inner, position, 4)) {
+    pool_positions_in_threes<Op, 4, kStep>(rows, state.axes, taps, inner, x, place, cols);
+    return 4;
+  }
+  if (left >= 2 && state.are_alike(inner, position, 2)) {
+    pool_positions_in_threes<Op, 2, kStep>(rows, state.axes, taps, inner, x, place, cols);
+    return 2;
+  }
+  pool_positions_in_threes<Op, 1, kStep>(rows, state.axes, taps, inner, x, place, cols);
+  return 1;
 }
 
 template <class Op, class T>
@@ -297,11 +364,17 @@ const char* run_pool(const TileArgs& args) noexcept {
                               state.epilogue.begins_in_registers();
         if (finishes) state.epilogue.finish(args, at, row_axis, finish);
         const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
+        ThreeRows<T> three;
+        const bool in_threes = state.over_channels && takes_threes<Op>(state.axes[row_axis]) &&
+                               three.find(state.axes, taps, row_axis, x + args.lo[last] + col);
         for (int64_t r = row; r < row_end; ++r) {
           Sum* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
           const Place<Sum> place = {out, acc_stride, &finish, r - row};
-          if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
+          if (in_threes && taps[row_axis].count > 0) {
+            const auto pool = state.axes[row_axis].step == 1 ? pool_in_threes<Op, 1, T> : pool_in_threes<Op, 2, T>;
+            r += pool(state, three, taps, row_axis, args.lo[row_axis] + r, row_end - r, x + args.lo[last] + col, place, col_end - col) - 1;
+          } else if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
             pool_positions<Op, 4>(state.axes, taps, row_axis, x + args.lo[last] + col, place, col_end - col);
             r += 3;
           } else if (state.over_channels) {
