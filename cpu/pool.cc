@@ -4,6 +4,8 @@
 // stay in registers while the window is walked. Where the window covers adjacent elements (NCHW), its other axes are combined
 // first, for a whole line of x, by the same code. Otherwise each output element is computed by itself. Floats of 16 bits are
 // widened when they are read.
+#include "pool.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -71,6 +73,9 @@ struct PoolState final : OpState {
   int64_t row_stride;  // of the output, along the axis before the last
   bool over_channels;
   bool over_lines;  // else, if neither, element by element
+  // Index i of this axis of x lies at i modulo `ring`.
+  int ring_axis = -1;
+  int64_t ring = 0;
   Epilogue epilogue;
 
   // Whether the windows of `count` positions from `first` on lie within x, each a step behind the one before.
@@ -193,8 +198,8 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, co
       [tail](auto* to, auto v) { store_partial(to, v, tail); });
 }
 
-// Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in any
-// order, so that windows side by side share the combinations of their columns.
+// Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in
+// any order, so that windows side by side share the combinations of their columns.
 template <class Op>
 bool takes_threes(const Axis& axis) {
   constexpr bool kIsExtreme = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
@@ -205,28 +210,55 @@ bool takes_threes(const Axis& axis) {
 template <class T>
 struct ThreeRows {
   const T* at[3];  // where there are fewer, some are the same
+  int64_t count;
   int64_t stride;  // from column to column
 
-  // Finds the rows that the taps of the outer axes meet, from column 0 on. False if there are none, or more than three.
-  bool find(const Axis* axes, const Taps* taps, int inner, const T* x) {
-    int64_t count = 1;
+  // Finds the rows that the taps of the outer axes meet, from column 0 on. False if there are more than three.
+  bool find(const PoolState& state, const Taps* taps, int inner, const T* x) {
     Taps outer[kMaxRank];
+    count = 1;
     for (int axis = 0; axis < inner; ++axis) {
       outer[axis] = taps[axis];
       count = std::min<int64_t>(count * taps[axis].count, 4);
     }
-    if (count < 1 || count > 3) return false;
+    if (count > 3) return false;
     outer[inner] = {0, 1};
     const T** next = at;
-    for_each_tap_row(axes, outer, inner, x, [&](const T* row) { *next++ = row; });
-    for (; next < at + 3; ++next) *next = at[count - 1];
-    stride = axes[inner].stride;
+    const auto add = [&](const T* row) { *next++ = row; };
+    if (state.ring_axis < 0) {
+      for_each_tap_row(state.axes, outer, inner, x, add);
+    } else {
+      const auto [first, in_ring] = taps[state.ring_axis];
+      for (int64_t k = 0; k < in_ring; ++k) {
+        outer[state.ring_axis] = {(first + k * state.axes[state.ring_axis].tap_step) % state.ring, 1};
+        for_each_tap_row(state.axes, outer, inner, x, add);
+      }
+    }
+    for (; count > 0 && next < at + 3; ++next) *next = at[count - 1];
+    stride = state.axes[inner].stride;
     return true;
   }
 };
 
-// Some vectors of channels of the windows of some positions, which begin `kStep` columns apart at column `first`. A single one may
-// have `count` columns only. Stores nothing and gives false where a result may be off.
+// Channels [begin, end) of the window that has columns [first, first + count) of x.
+template <class Op, class T>
+void pool_window(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place, int64_t begin,
+                 int64_t end) {
+  for (int64_t channel = begin; channel < end; channel += kLanes) {
+    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - channel));
+    typename Op::Vector total[1][1] = {{broadcast(Op::identity())}};
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const T* const row = rows.at[i] + first * rows.stride + channel;
+      for (int64_t k = 0; k < count; ++k) total[0][0] = Op::apply(total[0][0], load_partial(row + k * rows.stride, lanes));
+    }
+    store_finished(
+        total, place, channel, [lanes](const float* from, int) { return load_partial(from, lanes); },
+        [lanes](auto* to, auto v) { store_partial(to, v, lanes); });
+  }
+}
+
+// Some vectors of channels of the windows of some positions, which begin `kStep` columns apart at column `first`. A single one
+// may have `count` columns only. Stores nothing and gives false where a result may be off.
 template <class Op, int kPositions, int kStep, int kVectors, class T>
 ASPEN_INLINE bool pool_threes(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place,
                               int64_t channel) {
@@ -234,13 +266,15 @@ ASPEN_INLINE bool pool_threes(const ThreeRows<T>& rows, int64_t first, int64_t c
   constexpr int kColumns = (kPositions - 1) * kStep + 3;
   Vector total[kPositions][kVectors];
   Ints off = {};
+  const int64_t begin = first * rows.stride + channel;
+  const T *const a = rows.at[0] + begin, *const b = rows.at[1] + begin, *const c = rows.at[2] + begin;
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; ++v) {
     Vector columns[kColumns];
 #pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-      const int64_t at = (first + (kPositions == 1 ? std::min<int64_t>(c, count - 1) : c)) * rows.stride + channel + v * kLanes;
-      columns[c] = Op::apply(load(rows.at[0] + at), load(rows.at[1] + at), load(rows.at[2] + at));
+    for (int i = 0; i < kColumns; ++i) {
+      const int64_t at = (kPositions == 1 ? std::min<int64_t>(i, count - 1) : i) * rows.stride + v * kLanes;
+      columns[i] = Op::apply(load(a + at), load(b + at), load(c + at));
     }
 #pragma GCC unroll 16
     for (int p = 0; p < kPositions; ++p) {
@@ -265,40 +299,50 @@ void pool_positions(const Axis* axes, const Taps* taps, int inner, const T* x, c
   }
 }
 
-// The same where `takes_threes`, of one position too, whose window has `taps[inner].count` columns within x.
+// Some positions, as above, with all channels.
 template <class Op, int kPositions, int kStep, class T>
-void pool_positions_in_threes(const ThreeRows<T>& rows, const Axis* axes, const Taps* taps, int inner, const T* x,
-                              const Place<Wide<T>>& place, int64_t cols) {
-  const int64_t first = taps[inner].first, count = taps[inner].count;
+ASPEN_INLINE void pool_windows(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place,
+                               int64_t channels) {
   const auto one_by_one = [&](int64_t begin, int64_t end) {
-    for (int p = 0; p < kPositions; ++p) {
-      pool_channels<Op>(axes, taps, inner, x + p * kStep * rows.stride, place.behind(p), begin, end);
-    }
+    for (int p = 0; p < kPositions; ++p) pool_window<Op>(rows, first + p * kStep, count, place.behind(p), begin, end);
   };
-  int64_t col = 0;
-  for (; col + 2 * kLanes <= cols; col += 2 * kLanes) {
-    if (!pool_threes<Op, kPositions, kStep, 2>(rows, first, count, place, col)) one_by_one(col, col + 2 * kLanes);
+  int64_t channel = 0;
+  for (; channel + 2 * kLanes <= channels; channel += 2 * kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 2>(rows, first, count, place, channel)) one_by_one(channel, channel + 2 * kLanes);
   }
-  for (; col + kLanes <= cols; col += kLanes) {
-    if (!pool_threes<Op, kPositions, kStep, 1>(rows, first, count, place, col)) one_by_one(col, col + kLanes);
+  for (; channel + kLanes <= channels; channel += kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 1>(rows, first, count, place, channel)) one_by_one(channel, channel + kLanes);
   }
-  if (col < cols) one_by_one(col, cols);
+  if (channel < channels) one_by_one(channel, channels);
 }
 
-// Some positions from `position` on, of the `left` that a row still has, and how many these are.
+// The positions [begin, end) along `axis`, where `takes_threes`.
 template <class Op, int kStep, class T>
-int64_t pool_in_threes(const PoolState& state, const ThreeRows<T>& rows, const Taps* taps, int inner, int64_t position,
-                       int64_t left, const T* x, const Place<Wide<T>>& place, int64_t cols) {
-  if (left >= 4 && state.are_alike(inner, position, 4)) {
-    pool_positions_in_threes<Op, 4, kStep>(rows, state.axes, taps, inner, x, place, cols);
-    return 4;
+void pool_row(const ThreeRows<T>& of_row, const Axis& axis, int64_t begin, int64_t end, const Place<Wide<T>>& place,
+              int64_t channels) {
+  const ThreeRows<T> rows = of_row;
+  const auto lie_within = [&](int64_t position, int count) {
+    const int64_t first = position * kStep - axis.lo;
+    return first >= 0 && position + count <= end && first + (count - 1) * kStep + 3 <= axis.extent;
+  };
+  for (int64_t position = begin, count; position < end; position += count) {
+    const Place<Wide<T>> here = place.behind(position - begin);
+    const int64_t first = position * kStep - axis.lo, inside = std::max<int64_t>(first, 0);
+    const int64_t columns = std::min(first + 3, axis.extent) - inside;
+    if (rows.count == 0 || columns <= 0) {
+      pool_window<Op>(rows, inside, 0, here, 0, channels);
+      count = 1;
+    } else if (lie_within(position, 4)) {
+      pool_windows<Op, 4, kStep>(rows, first, 3, here, channels);
+      count = 4;
+    } else if (lie_within(position, 2)) {
+      pool_windows<Op, 2, kStep>(rows, first, 3, here, channels);
+      count = 2;
+    } else {
+      pool_windows<Op, 1, kStep>(rows, inside, columns, here, channels);
+      count = 1;
+    }
   }
-  if (left >= 2 && state.are_alike(inner, position, 2)) {
-    pool_positions_in_threes<Op, 2, kStep>(rows, state.axes, taps, inner, x, place, cols);
-    return 2;
-  }
-  pool_positions_in_threes<Op, 1, kStep>(rows, state.axes, taps, inner, x, place, cols);
-  return 1;
 }
 
 template <class Op, class T>
@@ -366,15 +410,18 @@ const char* run_pool(const TileArgs& args) noexcept {
         const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
         ThreeRows<T> three;
         const bool in_threes = state.over_channels && takes_threes<Op>(state.axes[row_axis]) &&
-                               three.find(state.axes, taps, row_axis, x + args.lo[last] + col);
-        for (int64_t r = row; r < row_end; ++r) {
+                               three.find(state, taps, row_axis, x + args.lo[last] + col);
+        if (in_threes) {
+          const Axis& across = state.axes[row_axis];
+          const auto pool = across.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
+          const int64_t first = args.lo[row_axis];
+          pool(three, across, first + row, first + row_end, {acc, acc_stride, &finish, 0}, col_end - col);
+        }
+        for (int64_t r = in_threes ? row_end : row; r < row_end; ++r) {
           Sum* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
           const Place<Sum> place = {out, acc_stride, &finish, r - row};
-          if (in_threes && taps[row_axis].count > 0) {
-            const auto pool = state.axes[row_axis].step == 1 ? pool_in_threes<Op, 1, T> : pool_in_threes<Op, 2, T>;
-            r += pool(state, three, taps, row_axis, args.lo[row_axis] + r, row_end - r, x + args.lo[last] + col, place, col_end - col) - 1;
-          } else if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
+          if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
             pool_positions<Op, 4>(state.axes, taps, row_axis, x + args.lo[last] + col, place, col_end - col);
             r += 3;
           } else if (state.over_channels) {
@@ -427,9 +474,7 @@ Box reads_of_pool(const OpState& op, const Box& box) noexcept {
   return read;
 }
 
-}  // namespace
-
-PreparedOp prepare_pool(const OpSpec& spec) {
+PreparedOp prepare(const OpSpec& spec, int ring_axis, int64_t ring) {
   SpecReader reader(spec);
   const TensorView& x = reader.input(0, "x", {.rank = {1, kMaxRank}, .dtypes = kPooled});
   const TensorView& output = reader.output({.rank = x.rank});
@@ -478,9 +523,24 @@ PreparedOp prepare_pool(const OpSpec& spec) {
   const size_t line_bytes = state->over_channels ? 0 : kTapColumns * sizeof(Taps) + kLineElements * sizeof(float);
   const size_t scratch_bytes =
       (state->epilogue.fits_output() ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
+  if (ring_axis >= 0) {
+    int64_t rows = 1;
+    for (int axis = 0; axis < last - 1; ++axis) rows = std::min<int64_t>(rows * state->axes[axis].window, 4);
+    const bool in_threes = visit_combination_of(x.dtype, state->kind, [&]<class T, class Op>(T, Op) {
+      return state->over_channels && ring_axis < last - 1 && rows <= 3 && takes_threes<Op>(state->axes[last - 1]);
+    });
+    if (!in_threes) return {};
+    state->ring_axis = ring_axis;
+    state->ring = ring;
+  }
   const RunTile run =
       visit_combination_of(x.dtype, state->kind, []<class T, class Op>(T, Op) -> RunTile { return run_pool<T, Op>; });
   return {std::move(state), run, scratch_bytes, reads_of_pool};
 }
+
+}  // namespace
+
+PreparedOp prepare_pool(const OpSpec& spec) { return prepare(spec, -1, 0); }
+PreparedOp prepare_pool_of_ring(const OpSpec& spec, int axis, int64_t ring) { return prepare(spec, axis, ring); }
 
 }  // namespace aspen::cpu::ASPEN_TARGET
