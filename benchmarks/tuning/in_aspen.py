@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from aspen_jax import aspen
+from aspen_jax.lowering.tuning import Tuning
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from benchmarks.child import serve
@@ -22,8 +23,9 @@ def _measure(folder: str, name: str, size: str, threads: str) -> dict[str, Any]:
     share_cores(int(threads))
     prepared = Prepared(Path(folder), name, Size(**json.loads(size)))
     params, inputs = jax.tree.map(jax.numpy.asarray, (prepared.params, prepared.inputs))
-    function = aspen(functools.partial(in_jax(prepared.network), params))
+    function = aspen(functools.partial(in_jax(prepared.network), params), device="cpu")
     found = function.tune(*inputs)
+    assert isinstance(found, Tuning)  # it is for a CPU
     outputs = tuple(jax.tree.leaves(jax.jit(function)(*inputs)))
     return {
         "tasks": found.ops,
