@@ -41,6 +41,7 @@ from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
 from benchmarks.stacks.command import stacks
+from benchmarks.tuning.command import tuning
 
 COMMANDS = {
     "models": whole_models.models,
@@ -67,6 +68,7 @@ COMMANDS = {
     "paper": paper.paper,
     "stacks": stacks,
     "chains": chains,
+    "tuning": tuning,
     "codesign": codesign,
     "lab": lab.lab,
     "graphs": lab.graphs,

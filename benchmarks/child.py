@@ -18,7 +18,11 @@ _LONGEST_MESSAGE = 300
 
 
 def measure_in_child(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float | None = None
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    python: Path | None = None,
 ) -> Any:
     """Run a module that ends in `serve`, and give what it measured.
 
@@ -27,11 +31,12 @@ def measure_in_child(
         arguments: words on its command line.
         environment: variables to add.
         timeout: seconds that it may take.
+        python: the interpreter; this process's own by default.
 
     Raises:
         AspenError: what the child raised, or that it ended otherwise, or was ended.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [str(python or sys.executable), "-m", module, *arguments]
     variables = {**os.environ, **(environment or {})}
     try:
         child = subprocess.run(command, cwd=_ROOT, env=variables, stdout=subprocess.PIPE, check=False, timeout=timeout)

@@ -18,6 +18,18 @@ enum class Combination { kSum = 0, kMax = 1, kMin = 2, kProduct = 3, kAnd = 4, k
 template <class T>
 using VectorOf = std::conditional_t<std::is_same_v<T, float>, Floats, Ints>;
 
+// `otherwise`, but NaN where a or b is.
+ASPEN_INLINE Floats nan_where_unordered(Floats a, Floats b, Floats otherwise) {
+#if defined(__AVX512F__)
+  const Floats nan = broadcast(std::numeric_limits<float>::quiet_NaN());
+  return _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), nan);
+#elif defined(__AVX2__)
+  return _mm256_or_ps(otherwise, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+#else
+  return as_floats(as_ints(otherwise) | (a != a) | (b != b));
+#endif
+}
+
 // T is float or int32_t; integers wrap.
 template <class T, Combination kCombination>
 struct Combine {
@@ -44,6 +56,22 @@ struct Combine {
       const auto [a, b] = std::pair(reinterpret_cast<Uints>(sum), reinterpret_cast<Uints>(x));
       if constexpr (kKind == Combination::kSum) return reinterpret_cast<Ints>(a + b);
       if constexpr (kKind == Combination::kProduct) return reinterpret_cast<Ints>(a * b);
+    }
+  }
+  // Of three at once. A maximum of floats may be a -0 where +0 is among them: `may_be_off` says where.
+  static ASPEN_INLINE Vector apply(Vector a, Vector b, Vector c) {
+    if constexpr (kKind == Combination::kMax && std::is_same_v<T, float>) {
+      // A NaN passes on as the second operand, so that only those of a and c are put in.
+      return nan_where_unordered(a, c, larger_or_second(c, larger_or_second(a, b)));
+    } else {
+      return apply(apply(a, b), c);
+    }
+  }
+  static ASPEN_INLINE Ints may_be_off(Vector of_three) {
+    if constexpr (kKind == Combination::kMax && std::is_same_v<T, float>) {
+      return as_ints(of_three) == std::numeric_limits<int32_t>::min();
+    } else {
+      return Ints{};
     }
   }
   static ASPEN_INLINE T apply(T sum, T x) {

@@ -4,6 +4,8 @@
 // stay in registers while the window is walked. Where the window covers adjacent elements (NCHW), its other axes are combined
 // first, for a whole line of x, by the same code. Otherwise each output element is computed by itself. Floats of 16 bits are
 // widened when they are read.
+#include "pool.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -71,6 +73,9 @@ struct PoolState final : OpState {
   int64_t row_stride;  // of the output, along the axis before the last
   bool over_channels;
   bool over_lines;  // else, if neither, element by element
+  // Index i of this axis of x lies at i modulo `ring`.
+  int ring_axis = -1;
+  int64_t ring = 0;
   Epilogue epilogue;
 
   // Whether the windows of `count` positions from `first` on lie within x, each a step behind the one before.
@@ -127,6 +132,8 @@ struct Place {
   int64_t apart;
   const Finish* finish;
   int64_t row;  // of the first position in the block that `finish` is for
+
+  Place behind(int64_t positions) const { return {out + positions * apart, apart, finish, row + positions}; }
 };
 
 // Stores what vectors of channels from `column` on, of some positions, have become after the steps of `finish`.
@@ -191,25 +198,94 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, co
       [tail](auto* to, auto v) { store_partial(to, v, tail); });
 }
 
-// Extremes whose windows, of kTaps taps next to each other, are kStep apart: all columns that the positions read are combined
-// once, then those of each window. Extremes may be combined in any order.
-template <class Op, int kPositions, int kStep, int kTaps, class T>
-ASPEN_INLINE void pool_extremes(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place,
-                                int64_t column) {
-  using Vector = typename Op::Vector;
-  constexpr int kColumns = (kPositions - 1) * kStep + kTaps;
-  Vector columns[kColumns];
-  for (Vector& v : columns) v = broadcast(Op::identity());
-  const int64_t stride = axes[inner].stride;
-  for_each_tap_row(axes, taps, inner, x + column, [&](const T* row) {
-    for (int c = 0; c < kColumns; ++c) columns[c] = Op::apply(columns[c], load(row + c * stride));
-  });
-  Vector total[kPositions][1];
-  for (int p = 0; p < kPositions; ++p) {
-    total[p][0] = columns[p * kStep];
-    for (int k = 1; k < kTaps; ++k) total[p][0] = Op::apply(total[p][0], columns[p * kStep + k]);
+// Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in
+// any order, so that windows side by side share the combinations of their columns.
+template <class Op>
+bool takes_threes(const Axis& axis) {
+  constexpr bool kIsExtreme = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
+  return kIsExtreme && axis.window == 3 && axis.dilation == 1 && axis.base == 1 && (axis.step == 1 || axis.step == 2);
+}
+
+// A row of windows of three columns and of up to three rows of x.
+template <class T>
+struct ThreeRows {
+  const T* at[3];  // where there are fewer, some are the same
+  int64_t count;
+  int64_t stride;  // from column to column
+
+  // Finds the rows that the taps of the outer axes meet, from column 0 on. False if there are more than three.
+  bool find(const PoolState& state, const Taps* taps, int inner, const T* x) {
+    Taps outer[kMaxRank];
+    count = 1;
+    for (int axis = 0; axis < inner; ++axis) {
+      outer[axis] = taps[axis];
+      count = std::min<int64_t>(count * taps[axis].count, 4);
+    }
+    if (count > 3) return false;
+    outer[inner] = {0, 1};
+    const T** next = at;
+    const auto add = [&](const T* row) { *next++ = row; };
+    if (state.ring_axis < 0) {
+      for_each_tap_row(state.axes, outer, inner, x, add);
+    } else {
+      const auto [first, in_ring] = taps[state.ring_axis];
+      for (int64_t k = 0; k < in_ring; ++k) {
+        outer[state.ring_axis] = {(first + k * state.axes[state.ring_axis].tap_step) % state.ring, 1};
+        for_each_tap_row(state.axes, outer, inner, x, add);
+      }
+    }
+    for (; count > 0 && next < at + 3; ++next) *next = at[count - 1];
+    stride = state.axes[inner].stride;
+    return true;
   }
-  store_finished(total, place, column);
+};
+
+// Channels [begin, end) of the window that has columns [first, first + count) of x.
+template <class Op, class T>
+void pool_window(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place, int64_t begin,
+                 int64_t end) {
+  for (int64_t channel = begin; channel < end; channel += kLanes) {
+    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - channel));
+    typename Op::Vector total[1][1] = {{broadcast(Op::identity())}};
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const T* const row = rows.at[i] + first * rows.stride + channel;
+      for (int64_t k = 0; k < count; ++k) total[0][0] = Op::apply(total[0][0], load_partial(row + k * rows.stride, lanes));
+    }
+    store_finished(
+        total, place, channel, [lanes](const float* from, int) { return load_partial(from, lanes); },
+        [lanes](auto* to, auto v) { store_partial(to, v, lanes); });
+  }
+}
+
+// Some vectors of channels of the windows of some positions, which begin `kStep` columns apart at column `first`. A single one
+// may have `count` columns only. Stores nothing and gives false where a result may be off.
+template <class Op, int kPositions, int kStep, int kVectors, class T>
+ASPEN_INLINE bool pool_threes(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place,
+                              int64_t channel) {
+  using Vector = typename Op::Vector;
+  constexpr int kColumns = (kPositions - 1) * kStep + 3;
+  Vector total[kPositions][kVectors];
+  Ints off = {};
+  const int64_t begin = first * rows.stride + channel;
+  const T *const a = rows.at[0] + begin, *const b = rows.at[1] + begin, *const c = rows.at[2] + begin;
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    Vector columns[kColumns];
+#pragma GCC unroll 16
+    for (int i = 0; i < kColumns; ++i) {
+      const int64_t at = (kPositions == 1 ? std::min<int64_t>(i, count - 1) : i) * rows.stride + v * kLanes;
+      columns[i] = Op::apply(load(a + at), load(b + at), load(c + at));
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kPositions; ++p) {
+      const Vector* const own = columns + p * kStep;
+      total[p][v] = Op::apply(own[0], own[1], own[2]);
+      off |= Op::may_be_off(total[p][v]);
+    }
+  }
+  if (any(off)) return false;
+  store_finished(total, place, channel);
+  return true;
 }
 
 // Several output positions side by side along `inner`, whose windows lie within x; channels [0, cols).
@@ -217,20 +293,55 @@ template <class Op, int kPositions, class T>
 void pool_positions(const Axis* axes, const Taps* taps, int inner, const T* x, const Place<Wide<T>>& place, int64_t cols) {
   const int64_t apart = axes[inner].step * axes[inner].stride;
   const int64_t whole = cols / kLanes * kLanes;
-  constexpr bool kExtremes = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
-  const bool in_threes = kExtremes && axes[inner].window == 3 && axes[inner].dilation == 1;
-  for (int64_t col = 0; col < whole; col += kLanes) {
-    if (in_threes && axes[inner].step == 1) {
-      pool_extremes<Op, kPositions, 1, 3>(axes, taps, inner, x, place, col);
-    } else if (in_threes && axes[inner].step == 2) {
-      pool_extremes<Op, kPositions, 2, 3>(axes, taps, inner, x, place, col);
-    } else {
-      pool_vectors<Op, kPositions, 1>(axes, taps, inner, x, apart, place, col);
-    }
-  }
+  for (int64_t col = 0; col < whole; col += kLanes) pool_vectors<Op, kPositions, 1>(axes, taps, inner, x, apart, place, col);
   for (int p = 0; whole < cols && p < kPositions; ++p) {
-    const Place<Wide<T>> here = {place.out + p * place.apart, place.apart, place.finish, place.row + p};
-    pool_channels<Op>(axes, taps, inner, x + p * apart, here, whole, cols);
+    pool_channels<Op>(axes, taps, inner, x + p * apart, place.behind(p), whole, cols);
+  }
+}
+
+// Some positions, as above, with all channels.
+template <class Op, int kPositions, int kStep, class T>
+ASPEN_INLINE void pool_windows(const ThreeRows<T>& rows, int64_t first, int64_t count, const Place<Wide<T>>& place,
+                               int64_t channels) {
+  const auto one_by_one = [&](int64_t begin, int64_t end) {
+    for (int p = 0; p < kPositions; ++p) pool_window<Op>(rows, first + p * kStep, count, place.behind(p), begin, end);
+  };
+  int64_t channel = 0;
+  for (; channel + 2 * kLanes <= channels; channel += 2 * kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 2>(rows, first, count, place, channel)) one_by_one(channel, channel + 2 * kLanes);
+  }
+  for (; channel + kLanes <= channels; channel += kLanes) {
+    if (!pool_threes<Op, kPositions, kStep, 1>(rows, first, count, place, channel)) one_by_one(channel, channel + kLanes);
+  }
+  if (channel < channels) one_by_one(channel, channels);
+}
+
+// The positions [begin, end) along `axis`, where `takes_threes`.
+template <class Op, int kStep, class T>
+void pool_row(const ThreeRows<T>& of_row, const Axis& axis, int64_t begin, int64_t end, const Place<Wide<T>>& place,
+              int64_t channels) {
+  const ThreeRows<T> rows = of_row;
+  const auto lie_within = [&](int64_t position, int count) {
+    const int64_t first = position * kStep - axis.lo;
+    return first >= 0 && position + count <= end && first + (count - 1) * kStep + 3 <= axis.extent;
+  };
+  for (int64_t position = begin, count; position < end; position += count) {
+    const Place<Wide<T>> here = place.behind(position - begin);
+    const int64_t first = position * kStep - axis.lo, inside = std::max<int64_t>(first, 0);
+    const int64_t columns = std::min(first + 3, axis.extent) - inside;
+    if (rows.count == 0 || columns <= 0) {
+      pool_window<Op>(rows, inside, 0, here, 0, channels);
+      count = 1;
+    } else if (lie_within(position, 4)) {
+      pool_windows<Op, 4, kStep>(rows, first, 3, here, channels);
+      count = 4;
+    } else if (lie_within(position, 2)) {
+      pool_windows<Op, 2, kStep>(rows, first, 3, here, channels);
+      count = 2;
+    } else {
+      pool_windows<Op, 1, kStep>(rows, inside, columns, here, channels);
+      count = 1;
+    }
   }
 }
 
@@ -297,7 +408,16 @@ const char* run_pool(const TileArgs& args) noexcept {
                               state.epilogue.begins_in_registers();
         if (finishes) state.epilogue.finish(args, at, row_axis, finish);
         const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
-        for (int64_t r = row; r < row_end; ++r) {
+        ThreeRows<T> three;
+        const bool in_threes = state.over_channels && takes_threes<Op>(state.axes[row_axis]) &&
+                               three.find(state, taps, row_axis, x + args.lo[last] + col);
+        if (in_threes) {
+          const Axis& across = state.axes[row_axis];
+          const auto pool = across.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
+          const int64_t first = args.lo[row_axis];
+          pool(three, across, first + row, first + row_end, {acc, acc_stride, &finish, 0}, col_end - col);
+        }
+        for (int64_t r = in_threes ? row_end : row; r < row_end; ++r) {
           Sum* const out = acc + (r - row) * acc_stride;
           if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
           const Place<Sum> place = {out, acc_stride, &finish, r - row};
@@ -354,9 +474,7 @@ Box reads_of_pool(const OpState& op, const Box& box) noexcept {
   return read;
 }
 
-}  // namespace
-
-PreparedOp prepare_pool(const OpSpec& spec) {
+PreparedOp prepare(const OpSpec& spec, int ring_axis, int64_t ring) {
   SpecReader reader(spec);
   const TensorView& x = reader.input(0, "x", {.rank = {1, kMaxRank}, .dtypes = kPooled});
   const TensorView& output = reader.output({.rank = x.rank});
@@ -405,9 +523,24 @@ PreparedOp prepare_pool(const OpSpec& spec) {
   const size_t line_bytes = state->over_channels ? 0 : kTapColumns * sizeof(Taps) + kLineElements * sizeof(float);
   const size_t scratch_bytes =
       (state->epilogue.fits_output() ? 0 : kBlockElements * sizeof(float)) + state->epilogue.scratch_bytes() + line_bytes;
+  if (ring_axis >= 0) {
+    int64_t rows = 1;
+    for (int axis = 0; axis < last - 1; ++axis) rows = std::min<int64_t>(rows * state->axes[axis].window, 4);
+    const bool in_threes = visit_combination_of(x.dtype, state->kind, [&]<class T, class Op>(T, Op) {
+      return state->over_channels && ring_axis < last - 1 && rows <= 3 && takes_threes<Op>(state->axes[last - 1]);
+    });
+    if (!in_threes) return {};
+    state->ring_axis = ring_axis;
+    state->ring = ring;
+  }
   const RunTile run =
       visit_combination_of(x.dtype, state->kind, []<class T, class Op>(T, Op) -> RunTile { return run_pool<T, Op>; });
   return {std::move(state), run, scratch_bytes, reads_of_pool};
 }
+
+}  // namespace
+
+PreparedOp prepare_pool(const OpSpec& spec) { return prepare(spec, -1, 0); }
+PreparedOp prepare_pool_of_ring(const OpSpec& spec, int axis, int64_t ring) { return prepare(spec, axis, ring); }
 
 }  // namespace aspen::cpu::ASPEN_TARGET

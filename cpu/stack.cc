@@ -1,5 +1,6 @@
 // stack: ops one behind the other, whose values between exist only in scratch memory, some rows at a time (BrainSlug, section
-// 4.1). Rows that the next strip needs too are kept, so that none is computed twice in a tile.
+// 4.1). Rows that the next strip needs too are kept, so that none is computed twice in a tile. Where the part that reads them
+// can, they stay where they are: the buffer is a ring.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "pool.h"
 #include "shapes.h"
 #include "spec_reader.h"
 
@@ -32,7 +34,8 @@ struct Part {
   int64_t strides[kMaxRank];  // in bytes
   int64_t rows;               // that the buffer has room for, as it has for `extents` on each axis behind
   int64_t extents[kMaxRank];
-  size_t offset;  // in scratch
+  size_t offset;         // in scratch
+  bool is_ring = false;  // row i lies at i modulo `rows`
 };
 
 struct Stack final : OpState {
@@ -81,12 +84,12 @@ class UnitRun {
     return false;
   }
 
-  // Where element 0 of the result of part `i` would be.
-  std::byte* origin(size_t i) const {
+  // Where element 0 of the result of part `i` would be, if that lay in its buffer from row `first` on.
+  std::byte* origin(size_t i, int32_t first) const {
     if (i == last_) return output_;
     const Part& part = stack_.parts[i];
     auto origin = reinterpret_cast<uintptr_t>(scratch_ + part.offset);
-    origin -= static_cast<uintptr_t>(held_[i].begin * part.strides[stack_.axis]);
+    origin -= static_cast<uintptr_t>(first * part.strides[stack_.axis]);
     for (int d = stack_.axis + 1; d < stack_.rank; ++d) origin -= static_cast<uintptr_t>(boxes_[i].lo[d] * part.strides[d]);
     return reinterpret_cast<std::byte*>(origin);
   }
@@ -99,6 +102,8 @@ class UnitRun {
     if (end <= held.end) return nullptr;
     if (begin >= held.end) {
       held = {begin, begin};  // what lies between is read by none
+    } else if (end - held.begin > part.rows && part.is_ring) {
+      held.begin = end - static_cast<int32_t>(part.rows);
     } else if (end - held.begin > part.rows) {
       const int64_t row_bytes = part.strides[stack_.axis];
       std::byte* const buffer = scratch_ + part.offset;
@@ -117,6 +122,11 @@ class UnitRun {
     Box box = boxes_[i];
     for (box.lo[axis] = begin; box.lo[axis] < end; box.lo[axis] = box.hi[axis]) {
       box.hi[axis] = static_cast<int32_t>(std::min<int64_t>(box.lo[axis] + stack_.strip, end));
+      int32_t first = i == last_ ? 0 : held_[i].begin;
+      if (part.is_ring) {  // as far as its end
+        first = box.lo[axis] - static_cast<int32_t>(box.lo[axis] % part.rows);
+        box.hi[axis] = static_cast<int32_t>(std::min<int64_t>(box.hi[axis], first + part.rows));
+      }
       if (i > 0) {
         const Box read = reads(i, box);
         if (!is_empty(read)) {
@@ -124,9 +134,9 @@ class UnitRun {
         }
       }
       size_t count = 0;
-      if (i > 0) own_[count++] = origin(i - 1);
+      if (i > 0) own_[count++] = origin(i - 1, stack_.parts[i - 1].is_ring ? 0 : held_[i - 1].begin);
       for (size_t k = 0; k < part.num_inputs; ++k) own_[count++] = inputs_[part.first_input + k];
-      const TileArgs args = {part.op.state.get(), own_, origin(i), box.lo, box.hi, scratch_ + stack_.between_bytes};
+      const TileArgs args = {part.op.state.get(), own_, origin(i, first), box.lo, box.hi, scratch_ + stack_.between_bytes};
       if (const char* const error = part.op.run(args)) return error;
     }
     return nullptr;
@@ -276,6 +286,11 @@ PreparedOp prepare_stack(const OpSpec& spec) {
     part.op = prepare_part(what.c_str(), kernel.prepare, {inputs, result, words});
     if (i > 0 && (part.op.reads == nullptr || inputs[0].rank != result.rank)) {
       throw GraphError(what + " cannot follow another one in a stack");
+    }
+    if (i > 0 && kernel.name == std::string_view("pool")) {
+      PreparedOp of_ring = prepare_pool_of_ring({inputs, result, words}, stack->axis, stack->parts[i - 1].rows);
+      stack->parts[i - 1].is_ring = of_ring.run != nullptr;
+      if (of_ring.run != nullptr) part.op = std::move(of_ring);
     }
     scratch_bytes = std::max(scratch_bytes, part.op.scratch_bytes);
     before = result;

@@ -190,6 +190,41 @@ def test_nan_and_infinities_pass_as_without_a_stack():
     np.testing.assert_array_equal(ours, expected)
 
 
+def largest_of_windows(x, step):
+    """Maxima of 3x3 windows, "SAME", by keys whose order is that of floats: -0 below +0, and NaN above all."""
+    bits = np.where(np.isnan(x), np.float32(np.nan), x).view(np.int32)
+    keys = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    missing = [max((-(-size // step) - 1) * step + 3 - size, 0) for size in x.shape[1:3]]
+    pads = [(0, 0), *((all_ // 2, all_ - all_ // 2) for all_ in missing), (0, 0)]
+    keys = np.pad(keys, pads, constant_values=np.iinfo(np.int32).min)
+    found = np.lib.stride_tricks.sliding_window_view(keys, (3, 3), (1, 2))[:, ::step, ::step].max(axis=(-2, -1))
+    return np.where(found < 0, found ^ np.int32(0x7FFFFFFF), found).astype(np.int32).view(np.float32)
+
+
+@pytest.mark.parametrize("machine", [TINY_TILES, Machine(), Machine(tiles_per_worker=1, cache_bytes=20_000)])
+@pytest.mark.parametrize(("shape", "step"), [((1, 23, 19, 21), 1), ((2, 18, 27, 40), 2), ((1, 1, 2, 9), 1), ((1, 31, 1, 16), 1)])
+def test_maxima_keep_nan_and_the_sign_of_zeros(shape, step, machine):
+    rng = np.random.default_rng(np.random.SeedSequence().entropy)
+    special = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], np.float32)
+    x = np.where(rng.random(shape) < 0.2, normal(*shape), rng.choice(special, shape, p=[0.1, 0.7, 0.01, 0.01, 0.01, 0.17]))
+    x = x.astype(np.float32)
+    scale = np.ones(shape[3], np.float32)
+
+    def function(x):
+        for _ in range(3):
+            x = lax.reduce_window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, step, step, 1), "SAME") * scale
+        return x
+
+    expected = x
+    for _ in range(3):
+        expected = largest_of_windows(expected, step)
+    for disabled in ((), ("stacks",)):
+        ours = run_on(machine, function, (x,), disabled)
+        np.testing.assert_array_equal(ours, expected)
+        numbers = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.signbit(ours)[numbers], np.signbit(expected)[numbers])
+
+
 def test_element_wise_work_before_a_pool_joins_its_step():
     def function(x, y):
         z = jnp.tanh(x) * y

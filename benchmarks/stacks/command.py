@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from tqdm import tqdm
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.cost.timing import aligned, check_rounds
@@ -144,16 +146,15 @@ def _networks(names: tuple[str, ...], batches: tuple[int, ...], image_size: int 
     head = "batch", "no stacks, ms", "stacks, ms", "times as fast", "optimisable", "in stacks", "optimisable, paper"
     rows: list[tuple[str, ...]] = [("", *head)]
     results = []
-    for name in names:
-        for batch in batches:
-            row = networks.measure(name, Size(batch, image_size), rounds)
-            times = (
-                f"{row.timings[side].minimum * 1e3:.1f}" if side in row.timings else "the same"
-                for side in (networks.ALONE, networks.JOINED)
-            )
-            ratio = "" if row.speedup is None else f"{row.speedup:.3f}"
-            shares = f"{row.optimisable:.1%}", f"{row.in_stacks:.1%}", f"{PAPER[name].share:.1f}%"
-            rows.append((name, str(batch), *times, ratio, *shares))
-            results.append(row.to_json())
+    for name, batch in tqdm(list(itertools.product(names, batches)), desc="networks", dynamic_ncols=True):
+        row = networks.measure(name, Size(batch, image_size), rounds)
+        times = (
+            f"{row.timings[side].minimum * 1e3:.1f}" if side in row.timings else "the same"
+            for side in (networks.ALONE, networks.JOINED)
+        )
+        ratio = "" if row.speedup is None else f"{row.speedup:.3f}"
+        shares = f"{row.optimisable:.1%}", f"{row.in_stacks:.1%}", f"{PAPER[name].share:.1f}%"
+        rows.append((name, str(batch), *times, ratio, *shares))
+        results.append(row.to_json())
     print("\n".join([*aligned(rows), ""]), flush=True)
     return results

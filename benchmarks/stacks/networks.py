@@ -70,7 +70,9 @@ def measure(name: str, size: Size, rounds: int) -> Row:
     timed = {ALONE: graphs[ALONE]} if graphs[ALONE] == graphs[JOINED] else graphs
     timings = interleaved({side: lambda graph=graph: graph.run(*inputs) for side, graph in timed.items()}, rounds)
     optimisable = _share(graphs[ALONE], inputs, rounds, [is_optimisable(op) for op in graphs[ALONE].program().ops])
-    in_stacks = _share(graphs[JOINED], inputs, rounds, [op.family is STACK for op in graphs[JOINED].program().ops])
+    in_stacks = 0.0
+    if JOINED in timed:
+        in_stacks = _share(graphs[JOINED], inputs, rounds, [op.family is STACK for op in graphs[JOINED].program().ops])
     return Row(name, size.batch, timings, optimisable, in_stacks)
 
 
