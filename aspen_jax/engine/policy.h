@@ -41,6 +41,9 @@ extern const Policy kChildCacheOf4;
 extern const Policy kChildCacheOf16;
 extern const Policy kImportantFirst;
 
+// Deep tiles first, so that the first results come early: for runs whose results are sent on as they come.
+extern const Policy kDeepFirst;
+
 // To measure what the paper's gives: all children through the Ready Pool, tiles in the order in which they became ready, and a
 // single queue for all.
 extern const Policy kAllThroughPool;
