@@ -1,5 +1,6 @@
 #include "policy.h"
 
+#include <stdexcept>
 #include <utility>
 
 #include "traversal.h"
@@ -43,6 +44,11 @@ const Policy* policy_named(std::string_view name) {
     if (known == name) return policy;
   }
   return nullptr;
+}
+
+const Policy& policy_called(std::string_view name) {
+  if (const Policy* const policy = policy_named(name)) return *policy;
+  throw std::invalid_argument("there is no order '" + std::string(name) + "'; there are: " + policy_names());
 }
 
 std::string policy_names() {

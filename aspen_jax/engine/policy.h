@@ -52,6 +52,8 @@ extern const Policy kSingleQueue;
 
 // By their names in the scheduling lab; null if there is none.
 const Policy* policy_named(std::string_view name);
+// Likewise; throws std::invalid_argument, with all names, if there is none.
+const Policy& policy_called(std::string_view name);
 // All of these names, for messages.
 std::string policy_names();
 
