@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,9 @@ class Network:
             InputError: a number is negative or not finite.
         """
         if not (nbytes >= 0 and 0 <= seconds < math.inf and math.isfinite(now)):
-            raise InputError(f"a message of {nbytes} bytes that took {seconds} s at {now} s is none. Use finite numbers, 0 or more")
+            raise InputError(
+                f"a message of {nbytes} bytes that took {seconds} s at {now} s is none. Use finite numbers, 0 or more"
+            )
         last, fast = self.fast.get(kind, (-math.inf, _Average()))
         slow = self.slow.get(kind, _Average())
         if now - last > self.WINDOW:
@@ -154,7 +156,7 @@ class Times:
         Raises:
             InputError: the text is something else.
         """
-        return cls(_vector(_loaded(text), "before"))
+        return cls(_array(_loaded(text), "before"))
 
 
 def share_out(op_seconds: Sequence[float], op_equations: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
@@ -218,7 +220,9 @@ class Profile:
         for name in ("nbytes", "pack_seconds", "accuracy"):
             array = getattr(self, name)
             if array is not None and np.shape(array) != (cuts, len(self.bits)):
-                raise InputError(f"{name} has the shape {np.shape(array)}. Pass one of shape {(cuts, len(self.bits))}, [cuts, bits]")
+                raise InputError(
+                    f"{name} has the shape {np.shape(array)}. Pass one of shape {(cuts, len(self.bits))}, [cuts, bits]"
+                )
         for name in ("nbytes", "pack_seconds", "result_bytes", "device_load", "server_load"):
             value = np.asarray(getattr(self, name))
             if not (np.isfinite(value).all() and (value >= 0).all()):
@@ -241,7 +245,8 @@ class Profile:
         """
         self._check_cut(cut)
         loads = {}
-        for name, times, seconds in (("device_load", self.device.before, device_seconds), ("server_load", self.server.behind, server_seconds)):
+        sides = ("device_load", self.device.before, device_seconds), ("server_load", self.server.behind, server_seconds)
+        for name, times, seconds in sides:
             if not 0 <= seconds < math.inf:
                 raise InputError(f"a run of {seconds} s is none. Pass the seconds that each side computed for")
             if times[cut] >= _LEAST_SECONDS:
@@ -251,7 +256,7 @@ class Profile:
     def metrics(self, link: Link) -> Metrics:
         """What each configuration is predicted to do over a link, under the present loads.
 
-        Where an accuracy map is known, cuts and bits without any known accuracy are left out. At the last cut the device has the
+        Where accuracies are known, cuts that lack any are left out. At the last cut the device has the
         result, so that nothing is packed, sent or computed elsewhere.
 
         Stages run side by side (the paper's pipelining), so that throughput is one request in the time of the slowest of them:
@@ -267,15 +272,13 @@ class Profile:
         with np.errstate(divide="ignore"):
             throughput = 1 / stages.max(axis=0)
         values = {"latency": stages.sum(axis=0), "throughput": throughput, "server_cost": server, "device_cost": device + pack}
-        cuts, bits = np.arange(len(self.device.before)), np.asarray(self.bits)
-        if self.accuracy is None:
-            return Metrics(cuts, bits, values)
-        values["accuracy"] = self.accuracy
-        known = ~np.isnan(self.accuracy)
-        rows, columns = known.all(axis=1), slice(None)
-        if not rows.any():
-            raise InputError("the accuracy of no cut is known for all numbers of bits. Measure it by accuracy_map")
-        return Metrics(cuts[rows], bits[columns], {name: array[rows] for name, array in values.items()})
+        cuts = np.arange(len(self.device.before))
+        if self.accuracy is not None:
+            values["accuracy"] = self.accuracy
+            cuts = cuts[~np.isnan(self.accuracy).any(axis=1)]
+            if not len(cuts):
+                raise InputError("the accuracy of no cut is known for all numbers of bits. Measure it by accuracy_map")
+        return Metrics(cuts, np.asarray(self.bits), {name: array[cuts] for name, array in values.items()})
 
     def to_json(self) -> str:
         """As text, to be kept in a file."""
@@ -296,11 +299,14 @@ class Profile:
             InputError: the text is something else.
         """
         fields = _loaded(text)
-        sides = {name: Times(_vector(fields, name)) for name in ("device", "server")}
-        arrays = {name: _array(fields, name) for name in _ARRAYS if name != "accuracy" or name in fields}
-        numbers = {name: float(_array(fields, name)) for name in _NUMBERS}
-        arrays["bits"] = arrays["bits"].astype(np.int64)
-        return cls(**sides, **arrays, **numbers | {"result_bytes": int(numbers["result_bytes"])})
+        device, server = (Times(_array(fields, name)) for name in ("device", "server"))
+        bits, nbytes, pack_seconds = (_array(fields, name) for name in ("bits", "nbytes", "pack_seconds"))
+        accuracy = _array(fields, "accuracy") if "accuracy" in fields else None
+        result_bytes, device_load, server_load = (float(_array(fields, name, 0)) for name in _NUMBERS)
+        if not (np.isfinite(bits).all() and 0 <= result_bytes < math.inf):
+            raise InputError("bits or result_bytes of a profile are no numbers. Pass what to_json gave")
+        whole = bits.astype(np.int64)
+        return cls(device, server, whole, nbytes, pack_seconds, int(result_bytes), accuracy, device_load, server_load)
 
     def _check_cut(self, cut: int) -> None:
         if not 0 <= cut < len(self.device.before):
@@ -323,12 +329,11 @@ def _loaded(text: str) -> dict[str, Any]:
     return found
 
 
-def _array(fields: dict[str, Any], name: str) -> np.ndarray:
+def _array(fields: dict[str, Any], name: str, rank: int | None = None) -> np.ndarray:
     try:
-        return np.array(fields[name], np.float64)
+        found = np.array(fields[name], np.float64)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name} of a profile is missing or no array ({error!r}). Pass what to_json gave") from None
-
-
-def _vector(fields: dict[str, Any], name: str) -> np.ndarray:
-    return _array(fields, name)
+    if rank is not None and found.ndim != rank:
+        raise InputError(f"{name} of a profile has the shape {found.shape}. Pass what to_json gave")
+    return found
