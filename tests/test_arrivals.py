@@ -1,6 +1,7 @@
 """Runs that begin before their inputs are complete: any order of pieces gives the bits of a plain run, and parts come early."""
 
 import gc
+import itertools
 import os
 import threading
 
@@ -82,7 +83,7 @@ def test_any_order_of_pieces_gives_the_bits_of_a_plain_run(number, workers):
         threads = [threading.Thread(target=bring, args=(to_come[i::2],)) for i in range(2)]
         for thread in threads:
             thread.start()
-        for part, values in run.parts(SECONDS):
+        for part, values in itertools.chain.from_iterable(run.parts(SECONDS)):
             box = arrivals.parts[part.result][part.part]
             assert values.tobytes() == cut_out(plain[part.result], box).tobytes()
             there = cut_out(seen[part.result], box)
@@ -105,7 +106,7 @@ def test_parts_come_before_the_last_piece():
     run = arrivals.start(None, inputs[1])
     for row in range(height - 1):
         run.put(0, row, inputs[0][:, row : row + 1])
-    parts = run.parts(SECONDS)
+    parts = itertools.chain.from_iterable(run.parts(SECONDS))
     early = [next(parts) for _ in range(3)]  # none of these waits for the last row
     with pytest.raises(EngineError, match=r"within 0\.01 seconds"):
         run.results(0.01)

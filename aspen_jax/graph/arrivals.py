@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from aspen_jax import runtime
@@ -126,6 +128,16 @@ class ArrivingRun:
         self._lock = threading.Lock()
         self._brought: set[int] = set()
 
+    @property
+    def pieces(self) -> Mapping[int, np.ndarray]:
+        """`Arrivals.pieces`."""
+        return self._arrivals.pieces
+
+    def kind_of_piece(self, index: int, piece: int) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a piece of an input."""
+        low, high = self.pieces[index][piece].T
+        return jax.ShapeDtypeStruct(tuple((high - low).tolist()), self._operands[index].dtype)
+
     def put(self, index: int, piece: int, values: np.ndarray) -> None:
         """Bring a piece of an input.
 
@@ -159,28 +171,27 @@ class ArrivingRun:
         """End the run with an error, unless all pieces have arrived. Does not wait."""
         self._run.cancel(why)
 
-    def parts(self, seconds: float | None = None) -> Iterator[tuple[Part, np.ndarray]]:
-        """The parts of results that became final, each with its values, until the run is over.
+    def parts(self, seconds: float | None = None) -> Iterator[list[tuple[Part, np.ndarray]]]:
+        """The parts of results as they become final, until the run is over.
 
         Args:
-            seconds: how long to wait for the next part.
+            seconds: how long to wait for the next parts; forever if None.
 
         Yields:
-            The part, and its values, which are a view of the result. Several parts may come from one look at the engine.
+            All parts that have become final since the last look, at least one, each with its values, a view of the result.
 
         Raises:
             EngineError: the run failed, or no part came in time. It goes on then.
         """
-        while True:
-            tiles = self._next_tiles(seconds)
-            for tile in tiles:
-                for part in self._arrivals._parts_of[tile]:
-                    self._tiles_left[part] -= 1
-                    if self._tiles_left[part] == 0:
-                        yield part, self._results[part.result][_slices(self._arrivals.parts[part.result][part.part])]
-            if not tiles:
-                self._check()
-                return
+        while tiles := self._next_tiles(seconds):
+            found = []
+            for part in itertools.chain.from_iterable(self._arrivals._parts_of[tile] for tile in tiles):
+                self._tiles_left[part] -= 1
+                if self._tiles_left[part] == 0:
+                    found.append((part, self._results[part.result][_slices(self._arrivals.parts[part.result][part.part])]))
+            if found:
+                yield found
+        self._check()
 
     def results(self, seconds: float | None = None) -> list[np.ndarray]:
         """Wait until the run is over.

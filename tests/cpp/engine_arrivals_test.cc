@@ -98,6 +98,25 @@ std::vector<size_t> shuffled(std::mt19937_64& random, size_t count) {
   return order;
 }
 
+// First in the file: a worker that leaves may still walk a path.
+TEST(deep_tiles_go_first_where_the_run_says_so) {
+  runtime().set_num_workers(1);
+  // Four chains of three tasks: deep first ends a chain before it begins the next.
+  Dag dag;
+  for (int i = 0; i < 12; ++i) dag.add(i / 4, i < 4 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 4});
+  const auto plan = reading_plan(dag, kInPool);
+  const Reads reads{std::vector<std::vector<size_t>>(dag.size()), 0};
+  for (const Policy* policy : {&kDeepFirst, &kAllThroughPool}) {
+    Bytes bytes(dag, reads);
+    const auto ended = std::make_shared<EndedTiles>(std::vector<uint8_t>(dag.size(), 1));
+    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const std::string& error) { ended->close(error); }, ended, policy);
+    CHECK_EQ(ended->error(std::nullopt).value(), "");
+    const auto order = ended->take(std::nullopt);
+    CHECK_EQ(order.size(), dag.size());
+    CHECK_EQ(order[2], policy == &kDeepFirst ? 8 : 2);
+  }
+}
+
 TEST(pieces_in_any_order_from_many_threads_run_each_tile_once_after_what_it_reads) {
   std::mt19937_64 random(1);
   for (int round = 0; round < kRounds; ++round) {
@@ -326,24 +345,6 @@ TEST(runs_that_wait_for_pieces_keep_no_other_run_from_the_pool) {
     if (i % 7 != 0) bytes[order[i]]->recording.check();
   }
   run_and_check(ordinary_plan, ordinary);
-}
-
-TEST(deep_tiles_go_first_where_the_run_says_so) {
-  runtime().set_num_workers(1);
-  // Four chains of three tasks: deep first ends a chain before it begins the next.
-  Dag dag;
-  for (int i = 0; i < 12; ++i) dag.add(i / 4, i < 4 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 4});
-  const auto plan = reading_plan(dag, kInPool);
-  const Reads reads{std::vector<std::vector<size_t>>(dag.size()), 0};
-  for (const Policy* policy : {&kDeepFirst, &kAllThroughPool}) {
-    Bytes bytes(dag, reads);
-    const auto ended = std::make_shared<EndedTiles>(std::vector<uint8_t>(dag.size(), 1));
-    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const std::string& error) { ended->close(error); }, ended, policy);
-    CHECK_EQ(ended->error(std::nullopt).value(), "");
-    const auto order = ended->take(std::nullopt);
-    CHECK_EQ(order.size(), dag.size());
-    CHECK_EQ(order[2], policy == &kDeepFirst ? 8 : 2);
-  }
 }
 
 }  // namespace
