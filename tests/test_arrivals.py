@@ -31,14 +31,13 @@ def workers(request):
 def random_pieces(rng, shape):
     """The cells of a random grid, in random order."""
     cuts = [np.union1d(np.flatnonzero(rng.random(max(extent, 1)) < 0.4), (0, extent)) for extent in shape]
-    edges = [np.stack([cut[:-1], cut[1:]], axis=1) for cut in cuts]
-    index = np.indices([len(edge) for edge in edges]).reshape(len(shape), -1).T
-    boxes = np.array([[edges[d][i] for d, i in enumerate(cell)] for cell in index], np.int64)
-    return rng.permutation(boxes.reshape(-1, len(shape), 2))
+    edges = [np.stack([cut[:-1], cut[1:]], axis=1).tolist() for cut in cuts]
+    cells = list(itertools.product(*edges))
+    return rng.permutation(np.array(cells, np.int64).reshape(len(cells), len(shape), 2))
 
 
 def cut_out(array, box):
-    return array[tuple(slice(low, high) for low, high in box)]
+    return array[(*(slice(low, high) for low, high in box), ...)]
 
 
 def random_inputs(rng, graph):

@@ -102,11 +102,11 @@ nb::object dtype_object(DType dtype) {
 }
 
 // The arrays, or copies of those that kernels could not read.
-nb::list required(nb::sequence arrays) {
+nb::sequence required(nb::sequence arrays) {
   const nb::object require = nb::module_::import_("numpy").attr("require"), requirements = nb::make_tuple("C", "A");
   nb::list result;
   for (const nb::handle array : arrays) result.append(require(array, nb::none(), requirements));
-  return result;
+  return nb::borrow<nb::sequence>(result);
 }
 
 nb::list signature(const Plan& plan, size_t count, const Value& (Plan::*value)(size_t) const) {
@@ -170,7 +170,7 @@ class PyPlan {
                   const std::string& order) const {
     if (arrivals.arrivals->plan() != plan_) throw std::invalid_argument("the arrivals are those of another plan");
     // The run reads arrays until it is over. They are brought into shape here, so that the run can be told to hold them.
-    const nb::list held = required(arrays);
+    const nb::sequence held = required(arrays);
     std::shared_ptr<PyArrivingRun> run;
     const nb::list results = with_arrays(
         held, [&](const auto& operands, const auto& taken) { run = start_run(arrivals, operands, taken, run_key, order); });
@@ -196,7 +196,7 @@ class PyPlan {
     if (nb::len(arrays) != plan_->num_operands()) {
       throw std::invalid_argument(count_mismatch("operand", nb::len(arrays), plan_->num_operands()));
     }
-    const nb::list held = required(arrays);  // until the run has ended
+    const nb::sequence held = required(arrays);  // until the run has ended
     for (const nb::handle array : held) {
       const size_t index = operands.size();
       const TensorView& wanted = plan_->operand(index).dense;

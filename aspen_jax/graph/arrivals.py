@@ -152,7 +152,7 @@ class ArrivingRun:
         boxes = self._arrivals.pieces.get(index)
         if boxes is None or not 0 <= piece < len(boxes):
             raise InputError(f"the run waits for no piece {piece} of input {index}")
-        into = self._operands[index][_slices(boxes[piece])]
+        into = _view(self._operands[index], boxes[piece])
         if values.shape != into.shape or values.dtype != into.dtype:
             raise InputError(
                 f"piece {piece} of input {index} is {values.dtype}{list(values.shape)}, and the run waits for "
@@ -188,7 +188,7 @@ class ArrivingRun:
             for part in itertools.chain.from_iterable(self._arrivals._parts_of[tile] for tile in tiles):
                 self._tiles_left[part] -= 1
                 if self._tiles_left[part] == 0:
-                    found.append((part, self._results[part.result][_slices(self._arrivals.parts[part.result][part.part])]))
+                    found.append((part, _view(self._results[part.result], self._arrivals.parts[part.result][part.part])))
             if found:
                 yield found
         self._check()
@@ -239,8 +239,8 @@ def _waits(seconds: float | None, what: str) -> Iterator[float]:
     raise EngineError(f"{what} within {seconds} seconds; cancel the run, or wait longer")
 
 
-def _slices(box: np.ndarray) -> tuple[slice, ...]:
-    return tuple(slice(low, high) for low, high in box.tolist())
+def _view(array: np.ndarray, box: np.ndarray) -> np.ndarray:
+    return array[(*(slice(low, high) for low, high in box.tolist()), ...)]  # of a scalar too
 
 
 def _checked(boxes: Any, what: str, rank: int) -> np.ndarray:
