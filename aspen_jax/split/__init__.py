@@ -3,3 +3,7 @@
 It knows the public face of aspen_jax, `errors` and the cache's folder, and is never imported by aspen_jax itself.
 Begin at `cut` in cut.py, or with the tutorial docs/tutorials/split.md.
 """
+
+from aspen_jax.split.cut import Crossing, ScanStep, crossing, crossings, cut, num_cuts
+
+__all__ = ["Crossing", "ScanStep", "crossing", "crossings", "cut", "num_cuts"]
