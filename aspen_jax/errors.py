@@ -27,7 +27,8 @@ class LinkError(AspenError, ConnectionError):
     """The other side of a split run is lost, late, or refuses a request.
 
     Attributes:
-        reason: the name of a refusal, such as "BUSY" (aspen_jax/split/split.proto), or of a status of gRPC, such as "UNAVAILABLE".
+        reason: the name of a refusal, such as "BUSY" (aspen_jax/split/split.proto), or of a status of gRPC, such as
+            "UNAVAILABLE".
     """
 
     def __init__(self, message: str, reason: str = ""):

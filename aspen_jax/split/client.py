@@ -261,8 +261,11 @@ class Client:
             call.computed = time.perf_counter()
             if call.plan.is_local:
                 assert isinstance(self._halves, Halves)
-                self._finish(call, self._halves.tail(call.plan.cut)(*crossing), Record(
-                    call.plan.cut, call.plan.bits, call.computed - call.begun, 0, 0, 0, 0, 0, 0))
+                self._finish(
+                    call,
+                    self._halves.tail(call.plan.cut)(*crossing),
+                    Record(call.plan.cut, call.plan.bits, call.computed - call.begun, 0, 0, 0, 0, 0, 0),
+                )
                 return
             self._packing.submit(self._pack, call, crossing)
         except Exception as error:
@@ -272,9 +275,7 @@ class Client:
         try:
             plan = call.plan
             tensors = codec.pack(crossing, plan.bits, plan.codec, bandwidth=plan.bandwidth)
-            call.request = split_pb2.Request(
-                id=call.id, model=self._halves.fingerprint, cut=plan.cut, tensors=tensors
-            )
+            call.request = split_pb2.Request(id=call.id, model=self._halves.fingerprint, cut=plan.cut, tensors=tensors)
             call.packed = time.perf_counter()
             self._send(call)
         except Exception as error:
@@ -290,7 +291,8 @@ class Client:
                 longest = most_bytes(self._halves.results) + _BYTES_OF_A_MESSAGE
                 channel = open_channel(self._address, self._tls, longest)
                 self._stream = Stream(self._address, channel, self._token, self._deadline, self._ended)
-                self._stream.send(call)
+                if not self._stream.send(call):  # it has failed already
+                    raise self._stream.reason or self._unasked()
 
     def _answered(self, call: _Call, answer: Any) -> None:
         if not answer.HasField("tensors"):
@@ -324,10 +326,13 @@ class Client:
         for call in left:
             try:
                 if error is not None or call.tries >= _MOST_TRIES:
-                    raise error or LinkError(f"the server at {self._address} ends its streams unasked; is it shutting down?")
+                    raise error or self._unasked()
                 self._send(call)
             except Exception as failure:
                 self._fail(call, failure)
+
+    def _unasked(self) -> LinkError:
+        return LinkError(f"the server at {self._address} ends its streams unasked; see whether it is shutting down")
 
     def _finish(self, call: _Call, result: Any, record: Record) -> None:
         if self._calls.pop(call.id, None) is not None:

@@ -77,10 +77,12 @@ def _add_value(state: Any, value: Any) -> None:
         _add_closed(state, value)
     elif isinstance(value, core.Jaxpr):
         _add_jaxpr(state, value)
+    elif isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        state.update(str(value.dtype).encode())
+        _add_value(state, jax.random.key_data(value))
     elif isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value)
         state.update(f"{value.dtype}{value.shape}".encode())
-        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     elif isinstance(value, Mapping):
         _add_value(state, sorted(value.items(), key=repr))
     elif isinstance(value, list | tuple):

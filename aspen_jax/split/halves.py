@@ -80,7 +80,8 @@ class Halves:
 
     def _made(self, number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         self.check(number)
-        return cut(self._function, number, *self.args)
+        head, tail = cut(self._function, number, *self.args)
+        return head, tail
 
 
 def most_bytes(structs: Sequence[jax.ShapeDtypeStruct]) -> int:

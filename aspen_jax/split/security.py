@@ -15,8 +15,8 @@ from aspen_jax.errors import InputError
 class Tls:
     """Certificates of one side, PEM.
 
-    A server needs `certificate` and `key`. With `roots` it admits only clients whose certificate these have signed. A client needs
-    `roots`, or trusts the system's, and `certificate` and `key` where the server asks for them.
+    A server needs `certificate` and `key`. With `roots` it admits only clients whose certificate these have signed. A client
+    needs `roots`, or trusts the system's, and `certificate` and `key` where the server asks for them.
 
     Attributes:
         certificate: own certificate, and those that lead from it to a root.
@@ -71,20 +71,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def read_token(path: Path | None) -> str | None:
-    """The token in a file, without white space around it.
-
-    Raises:
-        InputError: the file cannot be read, or is empty.
-    """
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error}; name a file with the token") from error
-    if not token:
-        raise InputError(f"{str(path)!r} is empty; write a long random token into it")
-    return token

@@ -51,9 +51,7 @@ class Server:
             servicer.close()
             raise InputError(f"nothing can listen at {name}:{port}: {error}; take another host or port") from error
 
-    async def _main(
-        self, where: str, limits: PeerLimits, credentials: grpc.ServerCredentials | None, bound: Future[int]
-    ) -> None:
+    async def _main(self, where: str, limits: PeerLimits, credentials: grpc.ServerCredentials | None, bound: Future[int]) -> None:
         try:
             service = _service(self._servicer, limits)
             port = service.add_insecure_port(where) if credentials is None else service.add_secure_port(where, credentials)

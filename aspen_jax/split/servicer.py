@@ -20,6 +20,7 @@ import numpy as np
 from jax import export
 
 from aspen_jax.errors import InputError
+from aspen_jax.runtime import CUSTOM_CALL_TARGET
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
 
@@ -66,9 +67,23 @@ class Offer:
 
 
 class _Refused(Exception):
+    """One request is refused."""
+
     def __init__(self, reason: Any, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+class _Denied(Exception):
+    """A whole stream is refused."""
+
+    def __init__(self, code: grpc.StatusCode, details: str):
+        super().__init__(details)
+        self.code, self.details = code, details
+
+    def tell(self, context: Any) -> None:
+        context.set_code(self.code)
+        context.set_details(self.details)
 
 
 class _Offered:
@@ -137,52 +152,53 @@ class Servicer(split_pb2_grpc.SplitServicer):
 
     # --- The two calls. Ray Serve passes the context to a parameter of this name alone. ---
 
-    async def Run(self, request_iterator: Any, grpc_context: Any = None) -> AsyncIterator[Any]:  # noqa: N802
+    async def Run(self, request_iterator: Any, grpc_context: Any = None) -> AsyncIterator[Any]:
         """Answers the requests of a stream, several of them in work at once. See split.proto."""
-        with self._admitted(grpc_context) as refusal:
-            if refusal is not None:
-                grpc_context.set_code(refusal[0])
-                grpc_context.set_details(refusal[1])
-                return
-            async for answer in self._answers(request_iterator):
-                with self._impatience():
-                    yield answer
+        try:
+            with self._admitted(grpc_context):
+                async for answer in self._answers(request_iterator):
+                    with self._impatience():
+                        yield answer
+        except _Denied as denied:
+            denied.tell(grpc_context)
 
-    async def Describe(self, request: Any, grpc_context: Any = None) -> Any:  # noqa: N802
+    async def Describe(self, request: Any, grpc_context: Any = None) -> Any:
         """Describes a function, and hands out a head. See split.proto."""
-        with self._admitted(grpc_context) as refusal:
-            offered = self._offered.get(request.name)
-            if refusal is None and offered is None:
-                refusal = grpc.StatusCode.NOT_FOUND, "the server's table has no function of this name"
-            elif refusal is None and request.HasField("cut") and not (offered.hands_out_heads and request.cut in offered.cuts):
-                refusal = grpc.StatusCode.PERMISSION_DENIED, "the server does not hand out this head"
-            if refusal is not None:
-                grpc_context.set_code(refusal[0])
-                grpc_context.set_details(refusal[1])
-                return split_pb2.Description()
-            halves = offered.halves
-            description = split_pb2.Description(model=halves.fingerprint, cuts=halves.num_cuts, offered=offered.cuts)
-            if request.HasField("cut"):
-                loop = asyncio.get_running_loop()
-                description.head = await loop.run_in_executor(self._computing, _exported_head, halves, request.cut)
-                description.sha256 = hashlib.sha256(description.head).digest()
-            return description
+        try:
+            with self._admitted(grpc_context):
+                return await self._described(request)
+        except _Denied as denied:
+            denied.tell(grpc_context)
+            return split_pb2.Description()
+
+    async def _described(self, request: Any) -> Any:
+        offered = self._offered.get(request.name)
+        if offered is None:
+            raise _Denied(grpc.StatusCode.NOT_FOUND, "the server's table has no function of this name")
+        asks = request.HasField("cut")
+        if asks and not (offered.hands_out_heads and request.cut in offered.cuts):
+            raise _Denied(grpc.StatusCode.PERMISSION_DENIED, "the server does not hand out this head")
+        halves, run = offered.halves, asyncio.get_running_loop().run_in_executor
+        description = split_pb2.Description(model=halves.fingerprint, cuts=halves.num_cuts, offered=offered.cuts)
+        description.results = await run(self._computing, _exported_results, halves)
+        if asks:
+            description.head = await run(self._computing, _exported_head, halves, request.cut)
+            description.sha256 = hashlib.sha256(description.head).digest()
+        return description
 
     # --- One stream ---
 
     @contextlib.contextmanager
-    def _admitted(self, context: Any) -> Iterator[tuple[grpc.StatusCode, str] | None]:
-        """Counts a call from one host while it lasts; gives a status if it is refused."""
+    def _admitted(self, context: Any) -> Iterator[None]:
+        """Counts a call from one host while it lasts."""
         if not self._authorised(context):
-            yield grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong"
-            return
+            raise _Denied(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
         host = _host(context)
         if self._streams[host] >= self._limits.streams_of_a_host or self._streams.total() >= self._limits.streams:
-            yield grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams at once"
-            return
+            raise _Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams at once")
         self._streams[host] += 1
         try:
-            yield None
+            yield
         finally:
             self._streams[host] -= 1
             self._streams += collections.Counter()  # hosts without streams are forgotten
@@ -291,9 +307,15 @@ def _run(halves: Halves, cut: int, arrays: list[np.ndarray]) -> tuple[list[np.nd
     return results, time.perf_counter_ns() - begin
 
 
-def _exported_head(halves: Halves, cut: int) -> bytearray | bytes:
-    """The head, which XLA's portable StableHLO describes, so that a client runs no Python of ours."""
-    return bytes(export.export(jax.jit(halves.head(cut)))(*halves.args).serialize())
+def _exported_head(halves: Halves, cut: int) -> bytes:
+    """The head, which StableHLO describes, so that a client runs no Python of ours."""
+    checks = [export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)]
+    return bytes(export.export(jax.jit(halves.head(cut)), disabled_checks=checks)(*halves.args).serialize())
+
+
+def _exported_results(halves: Halves) -> bytes:
+    """A function from the leaves of the results to the results: it says shapes, dtypes and tree."""
+    return bytes(export.export(jax.jit(lambda *leaves: jax.tree.unflatten(halves.tree, leaves)))(*halves.results).serialize())
 
 
 def _host(context: Any) -> str:

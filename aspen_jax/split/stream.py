@@ -70,7 +70,10 @@ class Stream:
     """A stream that lives until either side ends it.
 
     The oldest call that waits is answered within `deadline` seconds of its sending, or of the last answer if that came later;
-    else the stream is given up, and all its calls end with an error. Memory order: every field below is under one lock.
+    else the stream is given up, and all its calls end with an error.
+
+    Attributes:
+        reason: why it has ended; None while it lives, and where the server has ended it in order.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Stream:
         self._waiting: dict[int, tuple[float, Any]] = {}
         self._last_answer = 0.0
         self._has_ended = False
-        self._reason: LinkError | None = None
+        self.reason: LinkError | None = None
         self._answers = split_pb2_grpc.SplitStub(channel).Run(iter(self._outbox.get, None), metadata=metadata(token))
         self._threads = [
             threading.Thread(target=target, name=f"aspen-split-{name}", daemon=True)
@@ -119,13 +122,14 @@ class Stream:
     def give_up(self, reason: LinkError) -> None:
         """End the stream; its calls end with this reason."""
         with self._changed:
-            self._reason = self._reason or reason
+            self.reason = self.reason or reason
         self._answers.cancel()
 
     def join(self) -> None:
         """Wait until the stream has ended."""
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # a future's callback may close the client
+                thread.join()
 
     def _receive(self) -> None:
         try:
@@ -142,12 +146,13 @@ class Stream:
             error = link_error(self._address, raised)
         with self._changed:
             self._has_ended = True
+            self.reason = self.reason or error
             left = [call for _, call in self._waiting.values()]
             self._waiting.clear()
             self._changed.notify()
         self._outbox.put(None)  # ends gRPC's thread that sends
         self._channel.close()
-        self._on_end(left, self._reason or error)
+        self._on_end(left, self.reason)
 
     def _watch(self) -> None:
         with self._changed:
