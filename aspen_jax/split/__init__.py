@@ -14,6 +14,7 @@ from aspen_jax.split.cut import Crossing, ScanStep, crossing, crossings, cut, nu
 
 if TYPE_CHECKING:
     from aspen_jax.split.client import Client, Record
+    from aspen_jax.split.halves import Halves
     from aspen_jax.split.security import Tls
     from aspen_jax.split.server import Server, serve
     from aspen_jax.split.servicer import Offer, PeerLimits, Servicer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Crossing",
+    "Halves",
     "Offer",
     "PeerLimits",
     "Record",
@@ -38,6 +40,7 @@ __all__ = [
 # What needs gRPC is imported when it is first asked for: cutting needs no network.
 _BY_GRPC = {
     "Client": "client",
+    "Halves": "halves",
     "Offer": "servicer",
     "PeerLimits": "servicer",
     "Record": "client",

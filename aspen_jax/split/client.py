@@ -126,7 +126,7 @@ class Client:
     def __init__(
         self,
         address: str,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | Halves | str,
         args: Sequence[Any] = (),
         *,
         cut: int = 0,
@@ -143,9 +143,9 @@ class Client:
 
         Args:
             address: HOST:PORT of a server.
-            function: the function that the server has too, with its weights closed over. A text is a name in the server's table:
-                the server then hands out the head.
-            args: arguments to trace it for; arrays, `jax.ShapeDtypeStruct`, or trees of them. None for a name.
+            function: the function that the server has too, with its weights closed over; or its `Halves`, which clients of
+                several servers may share. A text is a name in the server's table: the server then hands out the head.
+            args: arguments to trace it for; arrays, `jax.ShapeDtypeStruct`, or trees of them. None for `Halves` or a name.
             cut: 0 runs all on the server, the last cut (`num_cuts` - 1) all here.
             bits: of a float on the link, 1 to 16; None sends floats as they are.
             codec: as `pack` takes it.
@@ -169,7 +169,10 @@ class Client:
             check_plain_text(host, plain_text)
         self._address, self._token, self._tls, self._deadline, self._depth = address, token, tls, deadline, depth
         self._halves: Halves | _FromServer
-        self._halves = _FromServer(function, self._ask) if isinstance(function, str) else Halves(function, args)
+        if isinstance(function, str):
+            self._halves = _FromServer(function, self._ask)
+        else:
+            self._halves = function if isinstance(function, Halves) else Halves(function, args)
         self.records: collections.deque[Record] = collections.deque(maxlen=_RECORDS_KEPT)
         self._numbers = itertools.count(1)
         self._slots = threading.Semaphore(depth)
