@@ -280,6 +280,13 @@ class Client:
             tensors = codec.pack(crossing, plan.bits, plan.codec, bandwidth=plan.bandwidth)
             call.request = split_pb2.Request(id=call.id, model=self._halves.fingerprint, cut=plan.cut, tensors=tensors)
             call.packed = time.perf_counter()
+        except Exception as error:
+            self._fail(call, error)
+        else:
+            self._try_to_send(call)
+
+    def _try_to_send(self, call: _Call) -> None:
+        try:
             self._send(call)
         except Exception as error:
             self._fail(call, error)
@@ -327,12 +334,12 @@ class Client:
     def _ended(self, left: Sequence[_Call], error: LinkError | None) -> None:
         """A stream ended before these calls were answered. If it ended in order, the server has not read them."""
         for call in left:
-            try:
-                if error is not None or call.tries >= _MOST_TRIES:
-                    raise error or self._unasked()
-                self._send(call)
-            except Exception as failure:
-                self._fail(call, failure)
+            if error is not None:  # one for each: callers raise them
+                self._fail(call, LinkError(str(error), error.reason))
+            elif call.tries >= _MOST_TRIES:
+                self._fail(call, self._unasked())
+            else:
+                self._try_to_send(call)
 
     def _unasked(self) -> LinkError:
         return LinkError(f"the server at {self._address} ends its streams unasked; see whether it is shutting down")

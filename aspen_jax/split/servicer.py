@@ -230,16 +230,21 @@ class Servicer(split_pb2_grpc.SplitServicer):
                     left.cancel()
 
     async def _read(self, requests: AsyncIterator[Any], waiting: asyncio.Queue[asyncio.Task[Any] | None]) -> None:
-        """Begins work on each request as it comes, until the peer has no more or is silent for too long."""
+        """Begins work on each request as it comes, until the peer has no more, is gone, or is silent for too long.
+
+        Raises:
+            _Denied: what came is no request.
+        """
         try:
             while True:
                 request = await asyncio.wait_for(anext(requests), self._limits.seconds)
                 await waiting.put(asyncio.create_task(self._answer(request, time.perf_counter_ns())))
-        except (StopAsyncIteration, TimeoutError):
+        except (StopAsyncIteration, TimeoutError, grpc.RpcError):
             pass
-        except grpc.RpcError:  # the peer is gone
-            pass
-        await waiting.put(None)
+        except Exception as error:  # gRPC hands on what the parser raises
+            raise _Denied(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no Request ({type(error).__name__})") from None
+        finally:
+            await waiting.put(None)
 
     @contextlib.contextmanager
     def _impatience(self) -> Iterator[None]:
