@@ -21,7 +21,7 @@ from aspen_jax.errors import AspenError, InputError, LinkError
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
 from aspen_jax.split.quantise import checked_bits
-from aspen_jax.split.security import Tls, check_plain_text
+from aspen_jax.split.security import Tls, check_plain_text, check_token
 from aspen_jax.split.stream import Stream, link_error, metadata, open_channel
 
 # How often a request is sent again because the server had ended its stream in order before it read it.
@@ -165,6 +165,7 @@ class Client:
         host, _, port = address.rpartition(":")
         if not (host and port.isdecimal()):
             raise InputError(f"{address!r} is no address; write HOST:PORT")
+        check_token(token)
         if tls is None:
             check_plain_text(host, plain_text)
         self._address, self._token, self._tls, self._deadline, self._depth = address, token, tls, deadline, depth

@@ -71,3 +71,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_token(token: str | None) -> None:
+    """See that a token can be sent.
+
+    Raises:
+        InputError: it is empty, or has characters that gRPC cannot send.
+    """
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise InputError("the token must be printable ASCII without spaces; take a long random text, or None to admit all")

@@ -23,6 +23,7 @@ from aspen_jax.errors import InputError
 from aspen_jax.runtime import CUSTOM_CALL_TARGET
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
+from aspen_jax.split.security import check_token
 
 _LOG = logging.getLogger("aspen_jax.split")
 _LONGEST_MESSAGE = 500
@@ -127,10 +128,9 @@ class Servicer(split_pb2_grpc.SplitServicer):
             threads: tails that run at once. Each uses all workers of the engine, so that one is enough for large ones.
 
         Raises:
-            InputError: an offer names a cut that its function does not have, or the token is empty.
+            InputError: an offer names a cut that its function does not have, or the token cannot be sent.
         """
-        if token is not None and not token.strip():
-            raise InputError("the token is empty, and would admit all; pass None for that, or a long random text")
+        check_token(token)
         self._offered = {name: _Offered(offer) for name, offer in functions.items()}
         self._by_fingerprint = {offered.halves.fingerprint: offered for offered in self._offered.values()}
         self._token = token
