@@ -41,6 +41,7 @@ from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
+from benchmarks.split.command import split
 from benchmarks.stacks.command import stacks
 
 COMMANDS = {
@@ -70,6 +71,7 @@ COMMANDS = {
     "stacks": stacks,
     "chains": chains,
     "codesign": codesign,
+    "split": split,
     "lab": lab.lab,
     "graphs": lab.graphs,
     "simgrid": beside_simgrid.simgrid,
