@@ -62,7 +62,7 @@ def in_two_threads(sending, receiving, bits, **options):
         ours.settimeout(SECONDS)
         theirs.settimeout(SECONDS)
         run = sending.start(X)
-        thread = threading.Thread(target=send, args=(run, ours.sendall, bits), kwargs=options)
+        thread = threading.Thread(target=send, args=(run.parts(), ours.sendall, bits), kwargs=options)
         thread.start()
         results = receive(receiving.start(*[None] * len(sending.parts)), reader(theirs))
         thread.join()
@@ -111,7 +111,7 @@ def test_two_processes():
     with ours:
         ours.settimeout(SECONDS)
         for _ in range(3):
-            send(sending.start(X), ours.sendall)
+            send(sending.start(X).parts(), ours.sendall)
             assert reader(ours)(expected.nbytes) == expected.tobytes()
     server.join(SECONDS)
     assert server.exitcode == 0
@@ -120,7 +120,7 @@ def test_two_processes():
 def messages(sending):
     """What the head writes."""
     written = []
-    send(sending.start(X), written.append)
+    send(sending.start(X).parts(), written.append)
     return b"".join(written)
 
 
@@ -172,4 +172,4 @@ def test_a_head_that_fails_ends_what_is_sent():
     run = Arrivals(head, {0: np.array([[(0, 1), (0, 32), (0, 32), (0, 16)]])}).start(None)
     run.cancel("no camera")
     with pytest.raises(EngineError, match="no camera"):
-        send(run, lambda data: None)
+        send(run.parts(), lambda data: None)

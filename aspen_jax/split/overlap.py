@@ -7,14 +7,14 @@ of the whole tensor.
     head, tail = cut(f, k, x)
     sending = Arrivals(head.graph(x), {})                                           # on the device
     receiving = Arrivals(tail.graph(*crossing), dict(enumerate(sending.parts)))     # on the server, which is told the parts
-    send(sending.start(x), socket.sendall, bits=8)
+    send(sending.start(x).parts(), socket.sendall, bits=8)
     results = receive(receiving.start(*crossing), read)
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ MESSAGE_BYTES = 1 << 16
 
 
 def send(
-    run: ArrivingRun,
+    parts: Iterable[Sequence[tuple[Part, np.ndarray]]],
     write: Callable[[bytes], Any],
     bits: int | None = None,
     codec: CodecName | Any = "auto",
@@ -39,10 +39,10 @@ def send(
     bandwidth: float = 12.5e6,
     message_bytes: int = MESSAGE_BYTES,
 ) -> int:
-    """Write the results of a run as they become final.
+    """Write the parts of what crosses.
 
     Args:
-        run: of the head. It may still be under way, or wait for pieces itself.
+        parts: such as `ArrivingRun.parts` of the head's run, which gives parts of its results as they become final.
         write: takes bytes, such as `socket.sendall`. Parts that end while it blocks go into the next message.
         bits: as `pack` takes it.
         codec: as `pack` takes it.
@@ -56,8 +56,8 @@ def send(
         EngineError: the run failed.
     """
     total = 0
-    for parts in run.parts():
-        for message in _grouped(parts, message_bytes):
+    for some in parts:
+        for message in _grouped(some, message_bytes):
             packed = pack([values for _, values in message], bits, codec, bandwidth=bandwidth)
             numbers = b"".join(_PART.pack(*part) for part, _ in message)
             frame = b"".join([_FRAME.pack(len(packed), len(message)), numbers, packed])
@@ -108,7 +108,7 @@ def receive(run: ArrivingRun, read: Callable[[int], bytes], limits: Limits | Non
     return run.results()
 
 
-def _grouped(parts: list[tuple[Part, np.ndarray]], message_bytes: int) -> Iterator[list[tuple[Part, np.ndarray]]]:
+def _grouped(parts: Sequence[tuple[Part, np.ndarray]], message_bytes: int) -> Iterator[list[tuple[Part, np.ndarray]]]:
     """The parts in their order, a list a message."""
     message, size = [], 0
     for part, values in parts:

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from aspen_jax.split.measure import measure
 
 from aspen_jax import aspen
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.split import Client, Halves
+from aspen_jax.split.measure import measure
 from benchmarks.split.networks import encoded, network, photographs
 
 _LEAST_CALLS = 4

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from aspen_jax.split.profile import Link, Profile
-from aspen_jax.split.schedule import Target, choose
 from tqdm import tqdm
 
 from aspen_jax.errors import AspenError, InputError
+from aspen_jax.split.profile import Link, Profile
 from aspen_jax.split.quantise import RAW
+from aspen_jax.split.schedule import Target, choose
 from benchmarks.split import bed
 
 # What the paper compares. Neurosurgeon is the same code with all bits, without compression, for latency alone.

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from aspen_jax import aspen, set_num_workers
 from aspen_jax.errors import AspenError
-from aspen_jax.graph.arrivals import Arrivals
+from aspen_jax.graph.arrivals import Arrivals, Part
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.difference import largest_difference
@@ -88,12 +88,31 @@ def _function(network: str) -> tuple[Callable[[Any], Any], np.ndarray]:
     return aspen(lambda x: model.apply(model.params, x)), np.asarray(x)
 
 
-def _halves(network: str, at: int) -> tuple[TileGraph, TileGraph, list[np.ndarray], np.ndarray]:
-    """Graphs of head and tail, an example of what crosses, and the input."""
-    function, x = _function(network)
-    head, tail = cut(function, at, x)
-    crossing = [np.asarray(value) for value in head(x)]
-    return head.graph(x), tail.graph(*crossing), crossing, x
+class _Head:
+    """The device's half of one cut. At cut 0 it has nothing to compute, and the input crosses in bands of rows."""
+
+    def __init__(self, function: Callable[[Any], Any], at: int, x: np.ndarray):
+        self.x = x
+        self.arrivals = Arrivals(_tiled(cut(function, at, x)[0], x), {}) if at else None
+        edges = np.linspace(0, x.shape[1], 9).astype(int)
+        bands = [[(0, x.shape[0]), band, *((0, extent) for extent in x.shape[2:])] for band in itertools.pairwise(edges)]
+        self.boxes = [np.array(bands)] if self.arrivals is None else self.arrivals.parts
+
+    def run(self) -> list[np.ndarray]:
+        return [self.x] if self.arrivals is None else self.arrivals.graph.run(self.x)
+
+    def parts(self) -> Iterable[list[tuple[Part, np.ndarray]]]:
+        if self.arrivals is not None:
+            return self.arrivals.start(self.x).parts()
+        return [[(Part(0, number), self.x[:, low:high]) for number, (low, high) in enumerate(self.boxes[0][:, 1].tolist())]]
+
+
+def _tiled(function: Any, *inputs: Any) -> TileGraph:
+    """Its graph with many tiles, though one worker will walk them."""
+    set_num_workers(_TILED_FOR)
+    graph = function.graph(*inputs)
+    set_num_workers(1)
+    return graph
 
 
 def _reader(connection: socket.socket) -> Callable[[int], bytes]:
@@ -113,9 +132,10 @@ def _reader(connection: socket.socket) -> Callable[[int], bytes]:
 def _serve(network: str, at: int, core: int, link: socket.socket, control: Any) -> None:
     """The server's process: the tail of one cut."""
     os.sched_setaffinity(0, {core})
-    set_num_workers(_TILED_FOR)
-    _, tail, crossing, _ = _halves(network, at)
-    set_num_workers(1)
+    function, x = _function(network)
+    head, tail = cut(function, at, x)
+    crossing = [np.asarray(value) for value in head(x)]
+    tail = _tiled(tail, *crossing)
     receiving = Arrivals(tail, dict(enumerate(control.recv())))
     read = _reader(link)
     control.send(_least(lambda: tail.run(*crossing), 5))
@@ -169,32 +189,27 @@ def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | Non
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise AspenError("overlap needs two cores, one for each side")
-    set_num_workers(_TILED_FOR)
     function, x = _function(network)
-    whole = function.graph(x)
+    whole = _tiled(function, x)
     os.sched_setaffinity(0, {cores[0]})
-    set_num_workers(1)
     expected = whole.run(x)
     alone = _least(lambda: whole.run(x), rounds)
     yield Row(DEVICE, -1, 0.0, alone, alone, 0.0, 0, 0)
     for at in tqdm(chosen_cuts(function, x, num_cuts), desc="cuts", disable=None):
-        set_num_workers(_TILED_FOR)
-        head, _, _, _ = _halves(network, at)
-        set_num_workers(1)
-        sending = Arrivals(head, {})
+        head = _Head(function, at, x)
         with _server(network, at, cores[1]) as (link, control):
-            control.send(sending.parts)
+            control.send(head.boxes)
             tail_seconds = control.recv()
-            head_seconds = _least(lambda head=head: head.run(x), 5)
+            head_seconds = _least(head.run, 5)
             for rate in mbps:
                 yield from _in_turns(
-                    head, sending, x, Paced(link, rate * 1e6 / 8), control, bits, rounds, expected,
-                    Row("", at, rate, 0.0, head_seconds, tail_seconds, 0, sum(map(len, sending.parts))),
+                    head, Paced(link, rate * 1e6 / 8), control, bits, rounds, expected,
+                    Row("", at, rate, 0.0, head_seconds, tail_seconds, 0, sum(map(len, head.boxes))),
                 )  # fmt: skip
 
 
 def _in_turns(
-    head: TileGraph, sending: Arrivals, x: np.ndarray, link: Paced, control: Any, bits: int | None, rounds: int,
+    head: _Head, link: Paced, control: Any, bits: int | None, rounds: int,
     expected: list[np.ndarray], row: Row,
 ) -> Iterator[Row]:  # fmt: skip
     def once(way: str) -> tuple[float, int, list[np.ndarray]]:
@@ -202,9 +217,9 @@ def _in_turns(
         control.send(way)
         begin = time.perf_counter()
         if way == OVERLAP:
-            send(sending.start(x), link.write, bits, "none" if bits is None else "auto")
+            send(head.parts(), link.write, bits, "none" if bits is None else "auto")
         else:
-            packed = pack(head.run(x), bits, "none" if bits is None else "auto")
+            packed = pack(head.run(), bits, "none" if bits is None else "auto")
             link.write(_LENGTH.pack(len(packed)) + packed)
         results = control.recv()
         return time.perf_counter() - begin, link.written - before, results
