@@ -90,6 +90,20 @@ def test_each_part_is_quantised_by_itself():
     assert 0 < np.abs(coarse - exact).max() < 0.05
 
 
+def test_the_virtual_clock_agrees_with_what_must_be():
+    from benchmarks.split import overlap_clock
+
+    head, tail = halves()
+    sending = Arrivals(head, {})
+    receiving = Arrivals(tail, dict(enumerate(sending.parts)))
+    sizes = np.concatenate([(boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * 4 for boxes in sending.parts])
+    compute = [graph.costs.sum() / 1e9 for graph in (head, tail)]
+    for rate in (1e6, 1e8, 1e12):
+        transfer = sizes.sum() / rate
+        latency = overlap_clock.seconds(sending, receiving, sizes, rate)
+        assert max(*compute, transfer) < latency < sum(compute) + transfer
+
+
 def serve(connection, parts):
     _, tail = halves()
     receiving = Arrivals(tail, dict(enumerate(parts)))

@@ -40,6 +40,8 @@ class Arrivals:
         graph: the graph.
         pieces: for each input that comes in pieces, by its number, their boxes: int64 [n, rank, 2], half-open.
         parts: for each result, the boxes of the parts in which it becomes final: int64 [n, rank, 2], half-open.
+        waiting: how many tiles wait for each piece, int64 [pieces]; and the tiles of the first piece, then of the second, int64.
+        parts_of: by tile, the parts that it writes. A part is final when all tiles that write it have ended.
     """
 
     def __init__(self, graph: TileGraph, pieces: Mapping[int, np.ndarray]):
@@ -64,21 +66,20 @@ class Arrivals:
             index: _checked(boxes, f"input {index}", len(graph.value(graph.operands[index])[0]))
             for index, boxes in pieces.items()
         }
-        counts, tiles = waiting_tiles(graph, self.pieces)
+        self.waiting = waiting_tiles(graph, self.pieces)
         self.parts: list[np.ndarray] = []
-        # By tile: the parts of which it is one of the last tiles; and by part how many tiles it takes.
-        self._parts_of: dict[int, list[Part]] = {}
+        self.parts_of: dict[int, list[Part]] = {}
         self._num_tiles: dict[Part, int] = {}
         for result, (writers, boxes) in enumerate(written_results(graph)):
             shape = graph.value(graph.results[result])[0]
             self.parts.append(whole_box(shape)[: len(writers)] if boxes is None else boxes)
             for index, tile in enumerate(writers.tolist()):
                 part = Part(result, 0 if boxes is None else index)
-                self._parts_of.setdefault(tile, []).append(part)
+                self.parts_of.setdefault(tile, []).append(part)
                 self._num_tiles[part] = self._num_tiles.get(part, 0) + 1
         wanted = np.zeros(graph.num_tiles, np.uint8)
-        wanted[list(self._parts_of)] = 1
-        self._engine = graph.plan.arrivals(counts, tiles, wanted)
+        wanted[list(self.parts_of)] = 1
+        self._engine = graph.plan.arrivals(*self.waiting, wanted)
 
     @functools.cached_property
     def _first_piece(self) -> dict[int, int]:
@@ -185,7 +186,7 @@ class ArrivingRun:
         """
         while tiles := self._next_tiles(seconds):
             found = []
-            for part in itertools.chain.from_iterable(self._arrivals._parts_of[tile] for tile in tiles):
+            for part in itertools.chain.from_iterable(self._arrivals.parts_of[tile] for tile in tiles):
                 self._tiles_left[part] -= 1
                 if self._tiles_left[part] == 0:
                     found.append((part, _view(self._results[part.result], self._arrivals.parts[part.result][part.part])))

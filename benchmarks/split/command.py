@@ -10,9 +10,10 @@ from aspen_jax.report.record import write_record
 from benchmarks.markdown import table
 from benchmarks.options import File, Names
 from benchmarks.picture import save_curves
-from benchmarks.split import bed, link
+from benchmarks.split import bed, link, overlap, overlap_clock
 
-PARTS = ("link",)
+PARTS = ("link", "overlap")
+_CUTS, _ROUNDS = 8, 20  # of overlap
 
 
 def split(
@@ -30,7 +31,7 @@ def split(
     """DynO's figures: latency and throughput over shaped links, beside device-only, server-only and Neurosurgeon.
 
     Args:
-        parts: link.
+        parts: link; overlap: latency of one request where head, link and tail overlap, at the links of --mbps.
         network: of the zoo; it may end in the image size, as resnet50_at_128.
         links: of the paper: 3G, 4G, WiFi.
         mbps: further links of so many Mbit/s both ways, without delay.
@@ -47,6 +48,17 @@ def split(
         raise InputError(f"there is no link {min(unknown)!r}; take {', '.join(bed.PROFILES)}, or --mbps")
     if namespaces and not bed.has_namespaces():
         raise InputError("network namespaces need root, ip and tc; leave out --namespaces")
+    if "overlap" in parts:
+        expected = list(overlap_clock.predicted(network, mbps, _CUTS))
+        overlap.printed(network, expected, "by the cost model on the lab's virtual clock")
+        taken = list(overlap.measured(network, mbps, _CUTS, None, _ROUNDS))
+        overlap.printed(network, taken, "measured with a core on each side")
+        if json is not None and "link" not in parts:
+            sides = {"expected": expected, "taken": taken}
+            record = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sides.items()}
+            write_record(json, {"network": network, "overlap": record})
+    if "link" not in parts:
+        return 0
     shapes = {f"{rate:g} Mbit/s": bed.Shape(rate * 1e6, rate * 1e6, 0.0) for rate in mbps}
     shapes |= {name: bed.PROFILES[name] for name in links}
     rows = []

@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import aspen, set_num_workers
+from aspen_jax.cost.timing import duration
 from aspen_jax.errors import AspenError
 from aspen_jax.graph.arrivals import Arrivals, Part
 from aspen_jax.graph.tilegraph import TileGraph
@@ -26,7 +27,8 @@ from aspen_jax.split.codec import pack, unpack
 from aspen_jax.split.cut import crossings, cut
 from aspen_jax.split.overlap import receive, send
 from benchmarks.agreement import Disagreement
-from benchmarks.models import zoo
+from benchmarks.markdown import table
+from benchmarks.split import networks
 
 DEVICE, SPLIT, OVERLAP = "device only", "split", "overlap"
 _CHUNK = 8192  # bytes that leave at once
@@ -82,32 +84,35 @@ class Paced:
         self.written += len(data)
 
 
-def _function(network: str) -> tuple[Callable[[Any], Any], np.ndarray]:
-    model = zoo.build(network)
-    (x,) = model.inputs
-    return aspen(lambda x: model.apply(model.params, x)), np.asarray(x)
+def function_of(network: str) -> tuple[Callable[[Any], Any], np.ndarray]:
+    """A decorated network with its parameters closed over, and its input."""
+    apply, (x,) = networks.network(network)
+    return aspen(apply), np.asarray(x)
 
 
-class _Head:
+class Head:
     """The device's half of one cut. At cut 0 it has nothing to compute, and the input crosses in bands of rows."""
 
     def __init__(self, function: Callable[[Any], Any], at: int, x: np.ndarray):
+        """Trace the half before cut `at`."""
         self.x = x
-        self.arrivals = Arrivals(_tiled(cut(function, at, x)[0], x), {}) if at else None
+        self.arrivals = Arrivals(tiled(cut(function, at, x)[0], x), {}) if at else None
         edges = np.linspace(0, x.shape[1], 9).astype(int)
         bands = [[(0, x.shape[0]), band, *((0, extent) for extent in x.shape[2:])] for band in itertools.pairwise(edges)]
         self.boxes = [np.array(bands)] if self.arrivals is None else self.arrivals.parts
 
     def run(self) -> list[np.ndarray]:
+        """What crosses, when all of it is there."""
         return [self.x] if self.arrivals is None else self.arrivals.graph.run(self.x)
 
     def parts(self) -> Iterable[list[tuple[Part, np.ndarray]]]:
+        """What crosses, as it comes."""
         if self.arrivals is not None:
             return self.arrivals.start(self.x).parts()
         return [[(Part(0, number), self.x[:, low:high]) for number, (low, high) in enumerate(self.boxes[0][:, 1].tolist())]]
 
 
-def _tiled(function: Any, *inputs: Any) -> TileGraph:
+def tiled(function: Any, *inputs: Any) -> TileGraph:
     """Its graph with many tiles, though one worker will walk them."""
     set_num_workers(_TILED_FOR)
     graph = function.graph(*inputs)
@@ -132,10 +137,10 @@ def _reader(connection: socket.socket) -> Callable[[int], bytes]:
 def _serve(network: str, at: int, core: int, link: socket.socket, control: Any) -> None:
     """The server's process: the tail of one cut."""
     os.sched_setaffinity(0, {core})
-    function, x = _function(network)
+    function, x = function_of(network)
     head, tail = cut(function, at, x)
     crossing = [np.asarray(value) for value in head(x)]
-    tail = _tiled(tail, *crossing)
+    tail = tiled(tail, *crossing)
     receiving = Arrivals(tail, dict(enumerate(control.recv())))
     read = _reader(link)
     control.send(_least(lambda: tail.run(*crossing), 5))
@@ -189,14 +194,14 @@ def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | Non
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise AspenError("overlap needs two cores, one for each side")
-    function, x = _function(network)
-    whole = _tiled(function, x)
-    os.sched_setaffinity(0, {cores[0]})
+    function, x = function_of(network)
+    whole = tiled(function, x)
+    os.sched_setaffinity(0, {cores[0]})  # of the worker too, which the first run starts
     expected = whole.run(x)
     alone = _least(lambda: whole.run(x), rounds)
     yield Row(DEVICE, -1, 0.0, alone, alone, 0.0, 0, 0)
     for at in tqdm(chosen_cuts(function, x, num_cuts), desc="cuts", disable=None):
-        head = _Head(function, at, x)
+        head = Head(function, at, x)
         with _server(network, at, cores[1]) as (link, control):
             control.send(head.boxes)
             tail_seconds = control.recv()
@@ -209,7 +214,7 @@ def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | Non
 
 
 def _in_turns(
-    head: _Head, link: Paced, control: Any, bits: int | None, rounds: int,
+    head: Head, link: Paced, control: Any, bits: int | None, rounds: int,
     expected: list[np.ndarray], row: Row,
 ) -> Iterator[Row]:  # fmt: skip
     def once(way: str) -> tuple[float, int, list[np.ndarray]]:
@@ -239,6 +244,23 @@ def chosen_cuts(function: Callable[..., Any], x: np.ndarray, count: int) -> list
     sizes = np.array([sum(item.nbytes for item in values) for values in crossings(function, x)])
     edges = np.linspace(1, len(sizes) - 1, count + 1).astype(int)
     return [0, *(int(low + sizes[low:high].argmin()) for low, high in itertools.pairwise(edges) if high > low)]
+
+
+def printed(network: str, rows: Sequence[Row], how: str) -> None:
+    """Tables of all rows, and of the best for each link; `how` says where the times are from."""
+    header = ["Mbit/s", "way", "cut", "latency", "head alone", "tail alone", "bytes"]
+    cells = [
+        [f"{row.mbps:g}", row.way, str(row.cut), duration(row.seconds), duration(row.head), duration(row.tail), str(row.nbytes)]
+        for row in rows
+    ]
+    print("\n".join(["", f"{network}, one request at a time, {how}.", "", *table(header, cells)]))
+    best = [
+        [f"{rate:g}", f"{alone.way}, cut {alone.cut}", duration(alone.seconds), str(overlap.cut), duration(overlap.seconds),
+         f"{overlap.seconds / alone.seconds:.2f}"]
+        for rate, (alone, overlap) in gains(rows).items()
+    ]  # fmt: skip
+    header = ["Mbit/s", "best without overlap", "latency", "cut with overlap", "latency", "ratio"]
+    print("\n".join(["", *table(header, best)]))
 
 
 def gains(rows: Sequence[Row]) -> dict[float, tuple[Row, Row]]:
