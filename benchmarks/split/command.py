@@ -24,6 +24,7 @@ def split(
     sides: Names = link.SIDES,
     bits: tuple[int, ...] = (8,),
     seconds: float = 3.0,
+    slower: float = 1.0,
     namespaces: bool = False,
     json: File = None,
     picture: File = None,
@@ -38,6 +39,7 @@ def split(
         sides: who takes part.
         bits: numbers of bits that ours may choose.
         seconds: for each measurement.
+        slower: how many times slower the device is in what overlap predicts.
         namespaces: shape links by the kernel, as root; there is no delay then.
         json: where to write the figures as well.
         picture: where to draw throughput against bandwidth.
@@ -46,10 +48,12 @@ def split(
         raise InputError(f"there is no part {min(unknown)!r}; take {', '.join(PARTS)}")
     if unknown := set(links) - set(bed.PROFILES):
         raise InputError(f"there is no link {min(unknown)!r}; take {', '.join(bed.PROFILES)}, or --mbps")
+    if not 0 < slower < float("inf"):
+        raise InputError(f"a device that is {slower} times slower; take 2, say")
     if namespaces and not bed.has_namespaces():
         raise InputError("network namespaces need root, ip and tc; leave out --namespaces")
     if "overlap" in parts:
-        expected = list(overlap_clock.predicted(network, mbps, _CUTS))
+        expected = list(overlap_clock.predicted(network, mbps, _CUTS, slower))
         overlap.printed(network, expected, "by the cost model on the lab's virtual clock")
         taken = list(overlap.measured(network, mbps, _CUTS, None, _ROUNDS))
         overlap.printed(network, taken, "measured with a core on each side")

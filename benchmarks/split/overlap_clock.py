@@ -15,16 +15,17 @@ from benchmarks.split.overlap import DEVICE, OVERLAP, SPLIT, Head, Row, chosen_c
 _NOTHING = np.zeros(0, np.int64)
 
 
-def predicted(network: str, mbps: Sequence[float], num_cuts: int) -> Iterator[Row]:
+def predicted(network: str, mbps: Sequence[float], num_cuts: int, slower: float) -> Iterator[Row]:
     """What `overlap.measured` would give if tiles took the times that the cost model expects, and nothing else took time.
 
     Args:
         network: of the zoo.
         mbps: links.
         num_cuts: how many cuts are tried, beside cut 0.
+        slower: how many times longer a tile takes on the device than on the server.
     """
     function, x = function_of(network)
-    whole = tiled(function, x).costs.sum() / 1e9
+    whole = slower * tiled(function, x).costs.sum() / 1e9
     yield Row(DEVICE, -1, 0.0, whole, whole, 0.0, 0, 0)
     for at in chosen_cuts(function, x, num_cuts):
         head = Head(function, at, x)
@@ -36,15 +37,19 @@ def predicted(network: str, mbps: Sequence[float], num_cuts: int) -> Iterator[Ro
             for boxes, item in zip(head.boxes, crossed, strict=True)
         ]
         piece_bytes = np.concatenate(sizes)
-        head_seconds = 0.0 if head.arrivals is None else head.arrivals.graph.costs.sum() / 1e9
+        head_seconds = 0.0 if head.arrivals is None else slower * head.arrivals.graph.costs.sum() / 1e9
         tail_seconds = receiving.graph.costs.sum() / 1e9
         for rate in mbps:
             row = Row(SPLIT, at, rate, 0.0, head_seconds, tail_seconds, int(piece_bytes.sum()), len(piece_bytes))
             yield dataclasses.replace(row, seconds=head_seconds + row.nbytes / (rate * 1e6 / 8) + tail_seconds)
-            yield dataclasses.replace(row, way=OVERLAP, seconds=seconds(head.arrivals, receiving, piece_bytes, rate * 1e6 / 8))
+            yield dataclasses.replace(
+                row, way=OVERLAP, seconds=seconds(head.arrivals, receiving, piece_bytes, rate * 1e6 / 8, slower)
+            )
 
 
-def seconds(sending: Arrivals | None, receiving: Arrivals, piece_bytes: np.ndarray, bytes_per_second: float) -> float:
+def seconds(
+    sending: Arrivals | None, receiving: Arrivals, piece_bytes: np.ndarray, bytes_per_second: float, slower: float = 1.0
+) -> float:
     """The latency of a request by the estimated costs of tiles, with one worker on each side.
 
     Args:
@@ -52,6 +57,7 @@ def seconds(sending: Arrivals | None, receiving: Arrivals, piece_bytes: np.ndarr
         receiving: the tail's, whose pieces are the head's parts.
         piece_bytes: of each piece.
         bytes_per_second: of the link, which carries pieces in the order in which they become final.
+        slower: as for `predicted`.
     """
     tail = receiving.graph
     num_head, num_pieces = 0 if sending is None else sending.graph.num_tiles, len(piece_bytes)
@@ -62,7 +68,7 @@ def seconds(sending: Arrivals | None, receiving: Arrivals, piece_bytes: np.ndarr
     depths, costs = _NOTHING, _NOTHING
     if sending is not None:
         head = sending.graph
-        depths, costs = head.ops[head.tile_ops, 4], head.costs
+        depths, costs = head.ops[head.tile_ops, 4], (slower * head.costs).astype(np.int64)
         first = np.cumsum([0, *map(len, sending.parts)])
         written = [
             (tile, num_head + first[part.result] + part.part) for tile, parts in sending.parts_of.items() for part in parts
