@@ -58,8 +58,8 @@ def split(
         taken = list(overlap.measured(network, mbps, _CUTS, None, _ROUNDS))
         overlap.printed(network, taken, "measured with a core on each side")
         if json is not None and "link" not in parts:
-            sides = {"expected": expected, "taken": taken}
-            record = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sides.items()}
+            both = {"expected": expected, "taken": taken}
+            record = {name: [dataclasses.asdict(row) for row in found] for name, found in both.items()}
             write_record(json, {"network": network, "overlap": record})
     if "link" not in parts:
         return 0

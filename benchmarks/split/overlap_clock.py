@@ -27,6 +27,7 @@ def predicted(network: str, mbps: Sequence[float], num_cuts: int, slower: float)
     function, x = function_of(network)
     whole = slower * tiled(function, x).costs.sum() / 1e9
     yield Row(DEVICE, -1, 0.0, whole, whole, 0.0, 0, 0)
+    rates = {rate: rate * 1e6 / 8 for rate in mbps}
     for at in chosen_cuts(function, x, num_cuts):
         head = Head(function, at, x)
         crossed = crossing(function, at, x)
@@ -39,12 +40,11 @@ def predicted(network: str, mbps: Sequence[float], num_cuts: int, slower: float)
         piece_bytes = np.concatenate(sizes)
         head_seconds = 0.0 if head.arrivals is None else slower * head.arrivals.graph.costs.sum() / 1e9
         tail_seconds = receiving.graph.costs.sum() / 1e9
-        for rate in mbps:
+        for rate, bytes_per_second in rates.items():
             row = Row(SPLIT, at, rate, 0.0, head_seconds, tail_seconds, int(piece_bytes.sum()), len(piece_bytes))
-            yield dataclasses.replace(row, seconds=head_seconds + row.nbytes / (rate * 1e6 / 8) + tail_seconds)
-            yield dataclasses.replace(
-                row, way=OVERLAP, seconds=seconds(head.arrivals, receiving, piece_bytes, rate * 1e6 / 8, slower)
-            )
+            yield dataclasses.replace(row, seconds=head_seconds + row.nbytes / bytes_per_second + tail_seconds)
+            overlapped = seconds(head.arrivals, receiving, piece_bytes, bytes_per_second, slower)
+            yield dataclasses.replace(row, way=OVERLAP, seconds=overlapped)
 
 
 def seconds(
@@ -63,8 +63,10 @@ def seconds(
     num_head, num_pieces = 0 if sending is None else sending.graph.num_tiles, len(piece_bytes)
     first_tail = num_head + num_pieces
     counts, waiting = receiving.waiting
-    arrows = [(num_head + np.repeat(np.arange(num_pieces), counts), first_tail + waiting)]
-    arrows.append(tuple(first_tail + side for side in tail.dag.edges()))
+    arrows: list[tuple[np.ndarray, np.ndarray]] = []
+    arrows.append((num_head + np.repeat(np.arange(num_pieces), counts), first_tail + waiting))
+    before, after = tail.dag.edges()
+    arrows.append((first_tail + before, first_tail + after))
     depths, costs = _NOTHING, _NOTHING
     if sending is not None:
         head = sending.graph
@@ -73,7 +75,7 @@ def seconds(
         written = [
             (tile, num_head + first[part.result] + part.part) for tile, parts in sending.parts_of.items() for part in parts
         ]
-        arrows += [head.dag.edges(), tuple(np.array(written).T)]
+        arrows += [head.dag.edges(), (np.array(written)[:, 0], np.array(written)[:, 1])]
     parents, children = (np.concatenate(side) for side in zip(*arrows, strict=True))
     order = np.argsort(parents, kind="stable")
     num_tiles = first_tail + tail.num_tiles
