@@ -101,6 +101,38 @@ class Plan:
             steady clock.
         """
 
+    def arrivals(self, counts: np.ndarray, tiles: np.ndarray, wanted: np.ndarray) -> Arrivals:
+        """Say which tiles wait for which pieces of operands; for any number of runs.
+
+        Args:
+            counts: int64 [pieces], how many tiles wait for each piece.
+            tiles: int64, those of the first piece, then of the second.
+            wanted: uint8 [T], whether the end of each tile is announced.
+
+        Raises:
+            InputError: the arrays do not fit together, or the graph has no such tile.
+        """
+
+    def start(
+        self, operands: Sequence[Any], arrivals: Arrivals, run_key: int | None, order: str
+    ) -> tuple[list[np.ndarray], ArrivingRun]:
+        """Start a run that waits for pieces of its operands (engine/arrivals.h).
+
+        Args:
+            operands: as `run` takes them. Those of which pieces are to come must be C-contiguous and aligned, or the run reads a
+                copy. They are written into until the piece that holds the place has arrived.
+            arrivals: which tiles wait for which pieces.
+            run_key: as for `run`.
+            order: the name of one of the engine's policies (engine/policy.h).
+
+        Returns:
+            The results, of which a part is valid once the tiles that write it have been announced; and the run.
+
+        Raises:
+            InputError: something does not fit.
+            EngineError: memory is short, or no worker can be started.
+        """
+
     def run_placed(
         self,
         operands: Sequence[Any],
@@ -155,6 +187,35 @@ class Plan:
     @property
     def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each result."""
+
+class Arrivals:
+    """Which tiles wait for which pieces of operands, and whose end is announced; see `Plan.arrivals`."""
+
+    @property
+    def num_pieces(self) -> int: ...
+
+class ArrivingRun:
+    """A run that waits for pieces. Where it is dropped, it is cancelled, and waited for."""
+
+    def arrived(self, piece: int) -> None:
+        """Say that the bytes of a piece are in the operand. Does nothing after `cancel`.
+
+        Raises:
+            InputError: there is no such piece, it has arrived already, or this process is a fork of the run's.
+        """
+
+    def cancel(self, why: str) -> None:
+        """End the run with this error. Does nothing if all pieces have arrived."""
+
+    def ended(self, seconds: float | None) -> list[int]:
+        """The announced tiles that have ended since the last call, in that order.
+
+        Args:
+            seconds: how long to wait until there is one, or the run is over; forever if None.
+        """
+
+    def error(self, seconds: float | None) -> str | None:
+        """The run's error, empty if it has succeeded; None if it was not over within so many seconds."""
 
 NEVER: int
 """Nanoseconds that stand for never: what a resource without a kernel for a tile takes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments; those of the process if None.
     """
     commands = {"demo": demo, "info": info, "explain": explain, "bench": bench, "tune": tune, "trace": trace, "lab": lab}
+    commands |= {"serve": serve, "split": split}
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
     except AspenError as error:
@@ -239,6 +242,137 @@ def lab(
     if output is not None:
         schedules[0].trace(output)
     return 0
+
+
+def serve(
+    function: Function,
+    /,
+    shape: Shapes = (),
+    args: Maker = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token_file: File = None,
+    tls_cert: File = None,
+    tls_key: File = None,
+    tls_roots: File = None,
+    plain_text: bool = False,
+    cuts: tuple[int, ...] = (),
+    hand_out_heads: bool = False,
+    threads: int = 1,
+    workers: int | None = None,
+) -> int:
+    """Run tails of your function for devices that run its heads, until interrupted; `aspen split` is the other side.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function.
+
+    Args:
+        function: what to serve; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3].
+        args: a callable that returns the arguments: a tuple, or a single argument.
+        host: the address to listen at; others than this machine's own need TLS, or --plain-text.
+        port: 0 takes a free one.
+        token_file: a file with the token that clients must show.
+        tls_cert: a file with the server's certificate, PEM.
+        tls_key: a file with its private key, PEM.
+        tls_roots: a file with certificates that must have signed those of clients, PEM.
+        plain_text: let plain text leave this machine.
+        cuts: cuts whose tails are run; all by default.
+        hand_out_heads: give clients without the model the head of a cut, with the weights in it.
+        threads: tails that run at once.
+        workers: cores to use; all usable ones by default.
+    """
+    from aspen_jax import split as room
+    from aspen_jax.report.cores import share_cores
+
+    share_cores(workers)
+    tls = None if tls_cert is tls_key is tls_roots is None else room.Tls.load(tls_cert, tls_key, tls_roots)
+    found, positional = _split_function(function, shape, args)
+    name = function.rpartition(":")[2]
+    offer = room.Offer(found, positional, cuts or None, hand_out_heads)
+    token = _token(token_file)
+    with room.serve({name: offer}, host=host, port=port, token=token, tls=tls, plain_text=plain_text, threads=threads) as server:
+        print(f"serving {name} at {server.address}, fingerprint {server.fingerprints[name].hex()[:16]}", flush=True)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves `with`, which stops the server
+        server.wait()
+    return 0
+
+
+def split(
+    function: Function,
+    /,
+    shape: Shapes = (),
+    args: Maker = None,
+    server: str | None = None,
+    cut: int = 0,
+    bits: int | None = None,
+    token_file: File = None,
+    tls: bool = False,
+    tls_roots: File = None,
+    tls_cert: File = None,
+    tls_key: File = None,
+    plain_text: bool = False,
+    rounds: int = 20,
+    tolerance: float = 1e-4,
+    workers: int | None = None,
+) -> int:
+    """Run the head of your function here and its tail on a server; without --server list the cuts and what crosses them.
+
+    The arguments come from --shape, --args, or a callable FUNCTION_args beside the function.
+
+    Args:
+        function: what to split; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
+        shape: a positional argument, such as f32[1,224,224,3], filled with seeded random numbers.
+        args: a callable that returns the arguments: a tuple, or a single argument.
+        server: HOST:PORT of `aspen serve` with the same function.
+        cut: 0 runs all of it on the server, the last cut all of it here.
+        bits: of a float on the link, 1 to 16; all of them by default.
+        token_file: a file with the token that the server wants.
+        tls: encrypt, and trust the system's roots; --tls-roots does too, and trusts others.
+        tls_roots: a file with the certificates that are trusted, PEM.
+        tls_cert: a file with the client's certificate, if the server asks for one, PEM.
+        tls_key: a file with its private key, PEM.
+        plain_text: let plain text leave this machine.
+        rounds: calls, one behind the other, and again as many at once.
+        tolerance: largest difference allowed where all bits are sent, as a share of the largest output.
+        workers: cores to use; all usable ones by default.
+    """
+    from aspen_jax import split as room
+    from aspen_jax.api.user_function import filled
+    from aspen_jax.report.cores import share_cores
+    from aspen_jax.report.split_calls import cuts_table, split_calls
+
+    share_cores(workers)
+    found, positional = _split_function(function, shape, args)
+    if server is None:
+        print(cuts_table(found, positional))
+        return 0
+    is_encrypted = tls or not (tls_roots is tls_cert is tls_key is None)
+    certificates = room.Tls.load(tls_cert, tls_key, tls_roots) if is_encrypted else None
+    positional, _ = filled((positional, {}))
+    token = _token(token_file)
+    with room.Client(
+        server, found, positional, cut=cut, bits=bits, token=token, tls=certificates, plain_text=plain_text
+    ) as client:
+        calls = split_calls(client, found, positional, rounds)
+    print(calls)
+    return 0 if bits is not None or calls.difference <= tolerance else 1
+
+
+def _split_function(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...]]:
+    """The function named on the command line, decorated, and positional arguments for it."""
+    decorated, positional, keywords = _decorated(function, shape, args)
+    if keywords:
+        raise InputError(f"the arguments of {function} are keywords; a split function takes positional ones, return a tuple")
+    return decorated, positional
+
+
+def _token(path: Path | None) -> str | None:
+    """The token in a file, without white space around it."""
+    try:
+        return None if path is None else path.read_text().strip()
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error}; name a file with the token") from error
 
 
 def _decorated(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -21,3 +21,16 @@ class InputError(AspenError, ValueError):
 
 class EngineError(AspenError, RuntimeError):
     """A run ended with an error in the engine, such as a failed tile or a lack of memory."""
+
+
+class LinkError(AspenError, ConnectionError):
+    """The other side of a split run is lost, late, or refuses a request.
+
+    Attributes:
+        reason: the name of a refusal, such as "BUSY" (aspen_jax/split/split.proto), or of a status of gRPC, such as
+            "UNAVAILABLE".
+    """
+
+    def __init__(self, message: str, reason: str = ""):
+        super().__init__(message)
+        self.reason = reason

@@ -26,6 +26,7 @@ from benchmarks import (
     residuals,
     scaling,
     scheduler,
+    serving,
     sharing,
     tiles,
     together,
@@ -40,6 +41,7 @@ from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
+from benchmarks.split.command import split
 from benchmarks.stacks.command import stacks
 from benchmarks.tuning.command import tuning
 
@@ -65,11 +67,13 @@ COMMANDS = {
     "unequal": unequal.unequal,
     "hybrid": hybrid.hybrid,
     "together": together.together,
+    "serving": serving.serving,
     "paper": paper.paper,
     "stacks": stacks,
     "chains": chains,
     "tuning": tuning,
     "codesign": codesign,
+    "split": split,
     "lab": lab.lab,
     "graphs": lab.graphs,
     "simgrid": beside_simgrid.simgrid,

@@ -23,7 +23,7 @@ from benchmarks.options import File, Models
 
 _IN_TURN, _AT_ONCE = "in turn", "at once"
 _QUEUE, _ARRIVAL, _PRIORITY = "one at a time, first come first served", "at once, in order of arrival", "at once, short first"
-_MOST_AT_ONCE = 48
+MOST_AT_ONCE = 48
 _TOLERANCE = 1e-3
 
 
@@ -53,10 +53,10 @@ def together(
     if not 0 <= seconds < float("inf"):
         raise InputError(f"{seconds} seconds is no time to measure for; take 15, say")
     share_cores()
-    first = _checked_call(models[0])
+    first = checked_call(models[0])
     pairs = []
     for name in (*models[1:], models[0]):
-        second = first if name == models[0] else _checked_call(name)
+        second = first if name == models[0] else checked_call(name)
         timings = _timed(first, second, rounds)
         ratio = timings[_AT_ONCE].minimum / timings[_IN_TURN].minimum
         rows = [(f"{models[0]} and {name}", "min", "median")]
@@ -113,7 +113,7 @@ def serve(
     return latencies, time.perf_counter() - start
 
 
-def _checked_call(name: str, **options: Any) -> Callable[[], Any]:
+def checked_call(name: str, **options: Any) -> Callable[[], Any]:
     """A call of a decorated model, whose results were compared with the undecorated one's."""
     model = zoo.build(name, Size()).calibrated()
     wanted = jax.jit(model.apply)(*model.arguments)
@@ -141,14 +141,14 @@ def _timed(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> 
 
 
 def _served(long: Callable[[], Any], short: str, load: float, seconds: float) -> dict[str, Any]:
-    by_arrival, ahead = _checked_call(short), _checked_call(short, priority=1)
+    by_arrival, ahead = checked_call(short), checked_call(short, priority=1)
     alone = interleaved({"short": by_arrival, "long": long}, 9)
     rates = {kind: load / 2 / timing.median for kind, timing in alone.items()}
     requests = arrivals(rates, seconds)
     servers = {
         _QUEUE: ({"short": by_arrival, "long": long}, 1),
-        _ARRIVAL: ({"short": by_arrival, "long": long}, _MOST_AT_ONCE),
-        _PRIORITY: ({"short": ahead, "long": long}, _MOST_AT_ONCE),
+        _ARRIVAL: ({"short": by_arrival, "long": long}, MOST_AT_ONCE),
+        _PRIORITY: ({"short": ahead, "long": long}, MOST_AT_ONCE),
     }
     rows: list[tuple[str, ...]] = [
         (f"load {load}, {len(requests)} requests", "short p50", "short p99", "long p50", "long p99", "a second")

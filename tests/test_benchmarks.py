@@ -169,6 +169,8 @@ oneTBB: absent; install it
         (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
         (["together", "--load", "1"], "a load of 1.0"),
         (["together", "--seconds", "-1"], "-1.0 seconds"),
+        (["serving", "--loads", "1"], "loads of (1.0,)"),
+        (["serving", "--requests", "0"], "0 requests"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
         (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
         (["peers", "--models", "bert-base:480"], "'bert-base:480' gives no size; write bert-base:B8"),

@@ -14,7 +14,7 @@ import pytest
 
 import aspen_jax
 from aspen_jax import InputError, demo, runtime
-from aspen_jax.api.user_function import filled, parse_shape
+from aspen_jax.api.user_function import filled, load, parse_shape
 from aspen_jax.cli import main
 from aspen_jax.cost.timing import Timing, duration, interleaved, speedup
 from aspen_jax.report import cores
@@ -267,6 +267,68 @@ def test_trace_takes_the_arrays_of_a_module(workplace, capsys):
 )
 def test_trace_refuses_with_a_message(workplace, capsys, arguments, message):
     assert main(["trace", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("aspen: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_split_lists_cuts(workplace, capsys):
+    assert main(["split", "mine:dense", "--shape", "f32[5,7]", "--shape", "f32[7,9]"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()[1:-1]]
+    assert rows[0][:2] == ["0", str(4 * (5 * 7 + 7 * 9))]
+    assert rows[-1][1] == str(4 * 5 * 9)
+    assert f"{len(rows)} cuts" in out
+
+
+def test_split_runs_through_a_server(workplace, capsys):
+    pytest.importorskip("grpc")
+    from aspen_jax import split
+
+    (workplace / "token").write_text(" right\n")
+    (workplace / "wrong").write_text("left")
+    shapes = ["--shape", "f32[5,7]", "--shape", "f32[7,9]"]
+    structs = tuple(map(parse_shape, shapes[1::2]))
+    dense = load("mine:dense")[1]
+    with split.serve({"dense": (dense, structs)}, token="right") as server:
+        call = ["split", "mine:dense", *shapes, "--server", server.address, "--rounds", "3", "--token-file"]
+        assert main([*call, "token", "--cut", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "cut 1, all bits" in out
+        assert "pipelined" in out
+        assert main([*call, "token", "--cut", "0", "--bits", "2"]) == 0
+        assert "cut 0, 2 bits" in capsys.readouterr().out
+        assert main([*call, "token", "--cut", "77"]) == 2
+        assert "there is no cut 77" in capsys.readouterr().err
+        assert main([*call, "mine.py", "--cut", "0"]) == 2
+        assert "must be printable ASCII" in capsys.readouterr().err
+        assert main([*call, "wrong", "--cut", "0"]) == 2
+        assert "refused the token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "mine:powers"], "are keywords"),
+        (["serve", "mine:dense", "--args", "pair", "--host", "192.0.2.1"], "is not this machine"),
+        (["serve", "mine:dense", "--args", "pair", "--tls-cert", "mine.py"], "needs a certificate and its key"),
+        (["serve", "mine:dense", "--args", "pair", "--tls-cert", "nothing"], "'nothing' cannot be read"),
+        (["serve", "mine:dense", "--args", "pair", "--token-file", "nothing"], "'nothing' cannot be read"),
+        (["serve", "mine:dense", "--args", "pair", "--token-file", "empty"], "must be printable ASCII"),
+        (["serve", "mine:dense", "--args", "pair", "--cuts", "99"], "there is no cut 99"),
+        (["split", "mine:powers", "--server", "127.0.0.1:1"], "are keywords"),
+        (["split", "mine:dense", "--args", "pair", "--server", "here"], "'here' is no address"),
+        (["split", "mine:dense", "--args", "pair", "--server", "192.0.2.1:1"], "is not this machine"),
+        (["split", "mine:dense", "--args", "pair", "--server", "127.0.0.1:1", "--rounds", "0"], "the number of rounds is 0"),
+        (["split", "mine:dense", "--args", "pair", "--server", "127.0.0.1:1"], "is lost or not there"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_serve_and_split_refuse_with_a_message(workplace, capsys, arguments, message):
+    pytest.importorskip("grpc")
+    (workplace / "empty").write_text("\n")
+    assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("aspen: ")
     assert message in err

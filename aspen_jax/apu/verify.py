@@ -46,11 +46,20 @@ def verify(graph: TileGraph) -> None:
     check_reuse(graph, program, tiles, reads)
 
 
-def carries_data(graph: TileGraph) -> np.ndarray:
-    """Of each edge, in the order of `TileGraph.children`, whether the child reads what its parent writes, bool [E]."""
+def reads_of_graph(graph: TileGraph) -> tuple[Program, list[tuple[np.ndarray, np.ndarray]], list[list[Read]]]:
+    """The program of a graph; of each op its tiles and their boxes; and what they read, an entry an input.
+
+    Raises:
+        GraphFormatError: what an op reads cannot be told.
+    """
     program = graph.program()
     tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
-    reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
+    return program, tiles, [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
+
+
+def carries_data(graph: TileGraph) -> np.ndarray:
+    """Of each edge, in the order of `TileGraph.children`, whether the child reads what its parent writes, bool [E]."""
+    program, tiles, reads = reads_of_graph(graph)
     parents, children = _data_edges(program, tiles, reads)
     before, after = graph.dag.edges()
     return np.isin(before * graph.num_tiles + after, parents * graph.num_tiles + children)
@@ -61,7 +70,7 @@ def _data_edges(
 ) -> tuple[np.ndarray, np.ndarray]:
     grids: dict[Value, Grid] = {}
     for number, op in enumerate(program.ops):
-        grids.update(dict.fromkeys(op.outputs, _grid(f"op {number} ({op.name})", op.output, *tiles[number])))
+        grids.update(dict.fromkeys(op.outputs, tile_grid(f"op {number} ({op.name})", op.output, *tiles[number])))
     return data_edges([read for op_reads in reads for read in op_reads], grids)
 
 
@@ -147,8 +156,12 @@ def _check_view(where: str, view: View, size: int) -> None:
             refuse(f"{where} has a view that leaves its value: from {start} to {start + reach.get(axis, 0)} of {extent}")
 
 
-def _grid(where: str, value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Grid:
-    """The tile of each cell, once it is known that the boxes cover the value exactly once."""
+def tile_grid(where: str, value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Grid:
+    """The tile of each cell, once it is known that the boxes cover the value exactly once.
+
+    Raises:
+        GraphFormatError: they do not; `where` says which they are.
+    """
     shape = np.array(value.shape, np.int64)
     wrong = np.flatnonzero(((boxes[:, :, 0] < 0) | (boxes[:, :, 0] >= boxes[:, :, 1]) | (boxes[:, :, 1] > shape)).any(axis=1))
     if wrong.size:

@@ -19,7 +19,7 @@ void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept {
   const char* const message =
       op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, dse.scratch.data(), op.further});
   if (observer != nullptr) [[unlikely]] {
-    observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns()});
+    observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns(), message != nullptr});
   }
   if (message != nullptr) [[unlikely]]
     run.fail([&] { return run.plan().describe_tile(tile) + " failed: " + message; });

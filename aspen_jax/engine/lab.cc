@@ -47,10 +47,7 @@ nb::object rows_of(size_t count, const Fill& fill) {
 // By its name, or by the address of one that a policy has compiled.
 const Policy& order_of(const nb::object& order) {
   if (nb::isinstance<nb::int_>(order)) return *reinterpret_cast<const Policy*>(nb::cast<uintptr_t>(order));
-  const auto name = nb::cast<std::string>(order);
-  const Policy* const policy = policy_named(name);
-  if (policy == nullptr) throw std::invalid_argument("there is no order '" + name + "'; there are: " + policy_names());
-  return *policy;
+  return policy_called(nb::cast<std::string>(order));
 }
 
 VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,

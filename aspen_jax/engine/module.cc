@@ -1,8 +1,9 @@
-// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc, python_recorder.cc and
-// cuda/python.cc include nanobind.
+// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc,
+// python_arrivals.cc, python_recorder.cc and cuda/python.cc include nanobind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -28,6 +29,7 @@
 #include "placed_run.h"
 #include "plan.h"
 #include "plan_cache.h"
+#include "python_arrivals.h"
 #include "python_recorder.h"
 #include "runtime.h"
 #include "signature.h"
@@ -99,6 +101,14 @@ nb::object dtype_object(DType dtype) {
   return nb::module_::import_("aspen_jax.ir.dtypes").attr("DTYPES")[static_cast<int>(dtype)];
 }
 
+// The arrays, or copies of those that kernels could not read.
+nb::sequence required(nb::sequence arrays) {
+  const nb::object require = nb::module_::import_("numpy").attr("require"), requirements = nb::make_tuple("C", "A");
+  nb::list result;
+  for (const nb::handle array : arrays) result.append(require(array, nb::none(), requirements));
+  return nb::borrow<nb::sequence>(result);
+}
+
 nb::list signature(const Plan& plan, size_t count, const Value& (Plan::*value)(size_t) const) {
   nb::list tensors;
   for (size_t i = 0; i < count; ++i) {
@@ -156,6 +166,20 @@ class PyPlan {
     return rows;
   }
 
+  nb::tuple start(nb::sequence arrays, const PyArrivals& arrivals, std::optional<int64_t> run_key,
+                  const std::string& order) const {
+    if (arrivals.arrivals->plan() != plan_) throw std::invalid_argument("the arrivals are those of another plan");
+    // The run reads arrays until it is over. They are brought into shape here, so that the run can be told to hold them.
+    const nb::sequence held = required(arrays);
+    std::shared_ptr<PyArrivingRun> run;
+    const nb::list results = with_arrays(
+        held, [&](const auto& operands, const auto& taken) { run = start_run(arrivals, operands, taken, run_key, order); });
+    run->held = nb::make_tuple(held, results);
+    return nb::make_tuple(results, run);
+  }
+
+  const std::shared_ptr<const Plan>& shared() const { return plan_; }
+
   nb::tuple run_placed(nb::sequence arrays, nb::args lab) const {
     nb::tuple ran;
     const nb::list results =
@@ -168,23 +192,20 @@ class PyPlan {
   template <typename Run>
   nb::list with_arrays(nb::sequence arrays, const Run& run) const {
     const nb::object numpy = nb::module_::import_("numpy");
-    const nb::object requirements = nb::make_tuple("C", "A");
-    std::vector<nb::object> keep;  // the arrays that are read, until the run has ended
     std::vector<const void*> operands;
     if (nb::len(arrays) != plan_->num_operands()) {
       throw std::invalid_argument(count_mismatch("operand", nb::len(arrays), plan_->num_operands()));
     }
-    for (const nb::handle given : arrays) {
+    const nb::sequence held = required(arrays);  // until the run has ended
+    for (const nb::handle array : held) {
       const size_t index = operands.size();
       const TensorView& wanted = plan_->operand(index).dense;
-      nb::object array = numpy.attr("require")(given, nb::none(), requirements);
       const std::vector<int64_t> shape = shape_of(array);
       const nb::object dtype = array.attr("dtype");
       if (!dtype.equal(dtype_object(wanted.dtype)) || !matches(wanted, wanted.dtype, shape)) {
         throw std::invalid_argument(mismatch("operand", index, describe(nb::str(dtype).c_str(), shape), wanted));
       }
       operands.push_back(data_of(array));
-      keep.push_back(std::move(array));
     }
     nb::list arrays_out;
     std::vector<void*> results;
@@ -235,6 +256,7 @@ NB_MODULE(_engine, module) {
   module.def("block_opcodes", &block_opcodes);
   cuda::define(module);
   define_lab(module);
+  define_arrivals(module);
   define_recorder(module);
 
   module.def(
@@ -244,6 +266,13 @@ NB_MODULE(_engine, module) {
       .def(nb::init<nb::bytes>(), nb::arg("graph"))
       .def("run", &PyPlan::run, nb::arg("operands"), nb::arg("run_key").none() = nb::none())
       .def("timeline", &PyPlan::timeline, nb::arg("operands"))
+      .def(
+          "arrivals",
+          [](const PyPlan& plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted) {
+            return make_arrivals(plan.shared(), counts, tiles, wanted);
+          },
+          nb::arg("counts"), nb::arg("tiles"), nb::arg("wanted"))
+      .def("start", &PyPlan::start, nb::arg("operands"), nb::arg("arrivals"), nb::arg("run_key").none(), nb::arg("order"))
       .def("run_placed", &PyPlan::run_placed)
       .def_prop_ro("num_tiles", [](const PyPlan& plan) { return (*plan).num_tiles(); })
       .def_prop_ro("num_ops", [](const PyPlan& plan) { return (*plan).graph().ops.size(); })

@@ -14,6 +14,7 @@ struct TileEvent {
   int worker;        // the DSE's row in the Ready Pool, or kCallerThread
   int64_t begin_ns;  // steady clock
   int64_t end_ns;
+  bool has_failed = false;
 };
 
 inline constexpr int kCallerThread = -1;

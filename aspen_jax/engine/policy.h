@@ -41,6 +41,9 @@ extern const Policy kChildCacheOf4;
 extern const Policy kChildCacheOf16;
 extern const Policy kImportantFirst;
 
+// Deep tiles first, so that the first results come early: for runs whose results are sent on as they come.
+extern const Policy kDeepFirst;
+
 // To measure what the paper's gives: all children through the Ready Pool, tiles in the order in which they became ready, and a
 // single queue for all.
 extern const Policy kAllThroughPool;
@@ -49,6 +52,8 @@ extern const Policy kSingleQueue;
 
 // By their names in the scheduling lab; null if there is none.
 const Policy* policy_named(std::string_view name);
+// Likewise; throws std::invalid_argument, with all names, if there is none.
+const Policy& policy_called(std::string_view name);
 // All of these names, for messages.
 std::string policy_names();
 

@@ -48,10 +48,14 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
     if (std::ranges::find(operands, results[result]) != operands.end()) continue;
     std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
   }
-  restart(*call.policy, graph.parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
+  const Arrivals* const arrivals = call.arrivals.get();
+  restart(
+      *call.policy, arrivals == nullptr ? std::span(graph.parents) : arrivals->parents(),
+      [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
   call_ = std::move(call);
   failed_.store(false, std::memory_order_relaxed);
-  tiles_left_.store(static_cast<int64_t>(plan_.num_tiles()), std::memory_order_relaxed);
+  const size_t pieces = arrivals == nullptr ? 0 : arrivals->num_pieces() + 1;  // and the entry
+  tiles_left_.store(static_cast<int64_t>(plan_.num_tiles() + pieces), std::memory_order_relaxed);
 }
 
 RunStateCache::~RunStateCache() {

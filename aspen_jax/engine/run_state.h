@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "arrivals.h"
 #include "kernel.h"
 #include "observer.h"
 #include "plan.h"
@@ -43,7 +44,8 @@ class RunState final : public Traversal {
     std::shared_ptr<Observer> observer;
     const Policy* policy = nullptr;
     uint64_t id = 0;
-    int64_t due = 0;  // run_order.h
+    int64_t due = 0;                                     // run_order.h
+    std::shared_ptr<const Arrivals> arrivals = nullptr;  // null where all operands are there
   };
 
   // Resets the counters and resolves addresses; allocates nothing.
@@ -53,6 +55,7 @@ class RunState final : public Traversal {
   Observer* observer() const { return call_.observer.get(); }
   uint64_t id() const { return call_.id; }
   int64_t due() const { return call_.due; }
+  const Arrivals* arrivals() const { return call_.arrivals.get(); }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -71,7 +74,7 @@ class RunState final : public Traversal {
     }
   }
 
-  // Counts tiles as walked through; true for the one caller who counted the last.
+  // Counts tiles, and pieces that have arrived, as walked through; true for the one caller who counted the last.
   bool finish(int64_t tiles) {
     // acq_rel: whoever counts the last tile sees the results, and the error, of all who counted before.
     return tiles_left_.fetch_sub(tiles, std::memory_order_acq_rel) == tiles;

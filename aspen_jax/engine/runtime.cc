@@ -72,6 +72,13 @@ void complete(RunState* run) noexcept {
   call.done(error);
 }
 
+void check_counts(const Plan& plan, size_t num_operands, size_t num_results) {
+  if (num_operands == plan.num_operands() && num_results == plan.num_results()) return;
+  throw std::invalid_argument("the graph has " + std::to_string(plan.num_operands()) + " operands and " +
+                              std::to_string(plan.num_results()) + " results, the call has " + std::to_string(num_operands) +
+                              " and " + std::to_string(num_results));
+}
+
 std::unique_ptr<RunState> take_state(const Plan& plan) {
   try {
     return plan.run_states().take(plan);
@@ -90,6 +97,9 @@ class Runtime::Impl {
   // Takes the call along only if it does not throw.
   void submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
               std::optional<int64_t> run_key);
+
+  std::shared_ptr<ArrivingRun> start(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
+                                     std::optional<int64_t> run_key);
 
   int num_workers() {
     if (const int count = configured_.load(std::memory_order_relaxed)) return count;
@@ -137,9 +147,15 @@ class Runtime::Impl {
   void work(int self) noexcept;
   Node* search(int self) noexcept;
   bool leave(int self) noexcept;
+  std::unique_ptr<RunState> begin(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
+                                  std::optional<int64_t> run_key);
   void admit(RunState& run) noexcept;
-  void release_slot(int slot) noexcept;
+  bool may_enter(const RunState& run) const noexcept;
+  int enter(const RunState& run) noexcept;
+  void end(RunState* run) noexcept;
+  void release_slot(const RunState& run) noexcept;
   void spread(RunState& run) noexcept;
+  void arrive(RunState& run, size_t piece) noexcept;
   static void run_alone(RunState* run) noexcept;
 
   void handle_process_events();
@@ -162,6 +178,7 @@ class Runtime::Impl {
   std::array<bool, kMaxWorkers> alive_{};
   std::atomic<int> num_alive_{0};
   RunState* waiting_ = nullptr;  // for a slot of the pool; what is due first comes first
+  int num_arriving_ = 0;         // runs with a slot that wait for pieces
   bool handles_process_events_ = false;
   std::shared_ptr<Observer> observer_;
 
@@ -247,9 +264,7 @@ void Runtime::Impl::work(int self) noexcept {
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
     placement_.end_walk(self);
-    if (finished == nullptr) continue;
-    release_slot(finished->slot());
-    complete(finished);
+    if (finished != nullptr) end(finished);
   }
 }
 
@@ -300,26 +315,29 @@ bool Runtime::Impl::leave(int self) noexcept {
   return true;
 }
 
-void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
-                           std::optional<int64_t> run_key) {
+std::unique_ptr<RunState> Runtime::Impl::begin(RunState::Call& call, std::span<const void* const> operands,
+                                               std::span<void* const> results, std::optional<int64_t> run_key) {
   const Plan& plan = *call.plan;
-  if (operands.size() != plan.num_operands() || results.size() != plan.num_results()) {
-    throw std::invalid_argument("the graph has " + std::to_string(plan.num_operands()) + " operands and " +
-                                std::to_string(plan.num_results()) + " results, the call has " + std::to_string(operands.size()) +
-                                " and " + std::to_string(results.size()));
-  }
-  const bool is_small = plan.total_cost() < kWakeUpNs;
-  if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
-  const bool alone = is_small || !ensure_workers();
   if (call.observer == nullptr && observed_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     call.observer = observer_;
   }
-  call.policy = policy_.load(std::memory_order_acquire);
+  if (call.policy == nullptr) call.policy = policy_.load(std::memory_order_acquire);
   call.id = num_runs_.fetch_add(1, std::memory_order_relaxed);
   call.due = now_ns() + std::clamp(run_key.value_or(plan.graph().run_key), -kMostRunKey, kMostRunKey);
   auto run = take_state(plan);
   run->start(std::move(call), operands, results);
+  return run;
+}
+
+void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
+                           std::optional<int64_t> run_key) {
+  const Plan& plan = *call.plan;
+  check_counts(plan, operands.size(), results.size());
+  const bool is_small = plan.total_cost() < kWakeUpNs;
+  if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
+  const bool alone = is_small || !ensure_workers();
+  auto run = begin(call, operands, results, run_key);
   if (plan.num_tiles() == 0) {
     complete(run.release());
   } else if (alone) {
@@ -329,11 +347,36 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   }
 }
 
+std::shared_ptr<ArrivingRun> Runtime::Impl::start(RunState::Call& call, std::span<const void* const> operands,
+                                                  std::span<void* const> results, std::optional<int64_t> run_key) {
+  check_counts(*call.plan, operands.size(), results.size());
+  if (!ensure_workers()) throw std::runtime_error("no worker can be started; raise the limit on threads");
+  const size_t num_pieces = call.arrivals->num_pieces();
+  auto owned = begin(call, operands, results, run_key);
+  RunState& run = *owned;
+  auto arriving = std::make_shared<ArrivingRun>(
+      num_pieces, ArrivingRun::Run{.arrive = [this, &run](size_t piece) { arrive(run, piece); },
+                                   .fail = [&run](const std::string& why) { run.fail([&] { return why; }); }});
+  admit(*owned.release());
+  return arriving;
+}
+
+bool Runtime::Impl::may_enter(const RunState& run) const noexcept {
+  return run.arrivals() == nullptr || num_arriving_ < kMostArriving;
+}
+
+// A slot, which there may be none of. The caller holds the lock.
+int Runtime::Impl::enter(const RunState& run) noexcept {
+  const int slot = may_enter(run) ? pool_.order().enter(run.due()) : RunOrder::kNoSlot;
+  if (slot != RunOrder::kNoSlot && run.arrivals() != nullptr) ++num_arriving_;
+  return slot;
+}
+
 // Into the pool, or behind those who wait for a slot there and are due earlier.
 void Runtime::Impl::admit(RunState& run) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    const int slot = pool_.order().enter(run.due());
+    const int slot = enter(run);
     if (slot == RunOrder::kNoSlot) {
       RunState** place = &waiting_;
       while (*place != nullptr && (*place)->due() <= run.due()) place = &(*place)->next_waiting;
@@ -345,16 +388,26 @@ void Runtime::Impl::admit(RunState& run) noexcept {
   spread(run);
 }
 
-// After the last tile of a run; hands the slot to whoever waits for it.
-void Runtime::Impl::release_slot(int slot) noexcept {
+// After the last tile of a run in the pool, and the last of its pieces.
+void Runtime::Impl::end(RunState* run) noexcept {
+  release_slot(*run);
+  complete(run);
+}
+
+// Hands the slot to whoever waits for it. Where slots are free only runs that wait for pieces are outside, and as many as may be
+// are in the pool. So there is never a second one to let in.
+void Runtime::Impl::release_slot(const RunState& run) noexcept {
   RunState* next = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    pool_.order().leave(slot);
-    next = waiting_;
+    pool_.order().leave(run.slot());
+    if (run.arrivals() != nullptr) --num_arriving_;
+    RunState** place = &waiting_;
+    while (*place != nullptr && !may_enter(**place)) place = &(*place)->next_waiting;
+    next = *place;
     if (next == nullptr) return;
-    waiting_ = next->next_waiting;
-    next->set_slot(pool_.order().enter(next->due()));
+    *place = next->next_waiting;
+    next->set_slot(enter(*next));
   }
   spread(*next);
 }
@@ -375,8 +428,31 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   complete(finished);
 }
 
+// Counts down what waits for a piece, and pushes what has become ready. The run does not end meanwhile: the piece is counted
+// last.
+void Runtime::Impl::arrive(RunState& run, size_t piece) noexcept {
+  const auto tiles = run.arrivals()->tiles_of(piece);
+  const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
+  const size_t parts = std::min(rows, tiles.size());
+  size_t next = 0;
+  for (size_t part = 0; part < parts; ++part) {
+    Batch ready;
+    for (; next < tiles.size() * (part + 1) / parts; ++next) {
+      if (is_last_parent_of_shared(run.parents_left(tiles[next]))) ready.add(&run.node(tiles[next]));
+    }
+    if (ready.size == 0) continue;
+    pool_.row(run.policy().row_of(static_cast<int>((run.id() + piece + part) % rows))).push(ready);
+    parking_.wake(ready.size);
+  }
+  if (run.finish(1)) end(&run);
+}
+
 // Small runs begin at different rows. The run may end, and its plan with it, as soon as its last root is pushed.
 void Runtime::Impl::spread(RunState& run) noexcept {
+  if (const Arrivals* const arrivals = run.arrivals()) {
+    arrive(run, arrivals->entry());
+    return;
+  }
   // acquire, with the store in start_workers: these rows exist. It is 0 when the process exits.
   const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
   const auto& roots = run.plan().roots();
@@ -402,6 +478,7 @@ void Runtime::Impl::handle_process_events() {
                    impl.placement_.reset();
                    impl.pool_.reset();
                    impl.waiting_ = nullptr;
+                   impl.num_arriving_ = 0;
                    impl.mutex_.unlock();
                  });
 }
@@ -436,6 +513,14 @@ void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* con
     error = exception.what();
   }
   call.done(error);
+}
+
+std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arrivals, std::span<const void* const> operands,
+                                            std::span<void* const> results, Done done, std::shared_ptr<Observer> observer,
+                                            std::optional<int64_t> run_key, const Policy* policy) {
+  RunState::Call call{.plan = arrivals->plan(), .done = std::move(done), .observer = std::move(observer), .policy = policy};
+  call.arrivals = std::move(arrivals);
+  return impl_->start(call, operands, results, run_key);
 }
 
 int Runtime::num_workers() { return impl_->num_workers(); }

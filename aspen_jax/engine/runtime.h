@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "arrivals.h"
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
@@ -22,6 +23,8 @@ inline constexpr int64_t kWakeUpNs = 30'000;
 
 inline constexpr int kMaxWorkers = 1024;
 
+inline constexpr int kMostArriving = 31;
+
 class Runtime {
  public:
   // Starts a run. `operands` and `results` are the buffers of the call, in order, of the sizes the plan says; they must stay
@@ -32,6 +35,17 @@ class Runtime {
   // (run_order.h). Where none is given it is the graph's own. Larger ones than kMostRunKey count as that.
   void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
               std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt) noexcept;
+
+  // Starts a run whose operands are not complete (arrivals.h). Likewise, but what is missing of the operands may be written until
+  // the piece that holds it has arrived, and errors before the run begins are thrown: std::invalid_argument, std::bad_alloc,
+  // std::runtime_error where no worker can be started. `done` is called by a worker or by who brings the last piece. A tile that
+  // fails does not end the run before all pieces have arrived or it is cancelled. `policy` is the process's own if null.
+  //
+  // While it waits for pieces it has a slot in the Ready Pool. At most kMostArriving such runs have one, so that peers who send
+  // nothing keep no other run from it; the rest wait outside.
+  std::shared_ptr<ArrivingRun> start(std::shared_ptr<const Arrivals> arrivals, std::span<const void* const> operands,
+                                     std::span<void* const> results, Done done, std::shared_ptr<Observer> observer = nullptr,
+                                     std::optional<int64_t> run_key = std::nullopt, const Policy* policy = nullptr);
 
   // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
   // number of workers.

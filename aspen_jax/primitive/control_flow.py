@@ -56,12 +56,16 @@ def _num_constants(equation: core.JaxprEqn, body: str) -> int:
     params = equation.params
     if equation.primitive.name == "while":
         return params[_NUM_CONSTANTS[body]]
-    if equation.primitive.name != "scan":
-        return 0
+    return scan_arguments(equation)[0] if equation.primitive.name == "scan" else 0
+
+
+def scan_arguments(equation: core.JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's first arguments are the same in each step, and how many of the next ones are carried."""
+    params = equation.params
     if "num_consts" in params:
-        return params["num_consts"]
-    constants, _, _ = params["ft_in"].unpack()  # JAX 0.12
-    return len(constants)
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # JAX 0.12
+    return len(constants), len(carry)
 
 
 def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:

@@ -21,6 +21,7 @@ Order = Literal[
     "all through pool",
     "first ready first",
     "single queue",
+    "deep first",
 ]
 
 

@@ -1,0 +1,123 @@
+"""A call of a decorated function as a jaxpr over flat arrays, for rooms that take functions apart."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend import core
+
+from aspen_jax.api import arguments, nnx_state
+from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction, aspen
+from aspen_jax.api.weights import restore
+from aspen_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatCall:
+    """A call of a function, traced.
+
+    Attributes:
+        function: the function, decorated.
+        structure: what of the arguments is not traced.
+        jaxpr: the call.
+        leaves: what was given for each input of the jaxpr: an array, a number or a `jax.ShapeDtypeStruct`.
+        names: of the inputs, as in "params.dense.kernel".
+        weights: which inputs belong to arguments marked as weights.
+        result: a `jax.ShapeDtypeStruct` for each array of the result, in the result's tree.
+    """
+
+    function: AspenFunction[..., Any]
+    structure: arguments.Structure
+    jaxpr: core.ClosedJaxpr
+    leaves: tuple[Any, ...]
+    names: tuple[str, ...]
+    weights: frozenset[int]
+    result: Any
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
+        """Traces a call.
+
+        Args:
+            fun: a function, decorated or not. The object of a method counts as constants.
+            args: as it takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            kwargs: likewise.
+
+        Raises:
+            InputError: an argument or the result holds an object of nnx, or the function closes over a traced value.
+        """
+        function = fun if isinstance(fun, AspenFunction | BoundAspenFunction) else aspen(fun)
+        if isinstance(function, BoundAspenFunction):
+            function = function._with_object()
+        args, kwargs = restore(args), restore(kwargs)
+        objects = list(filter(nnx_state.is_object, jax.tree.leaves((args, kwargs), is_leaf=nnx_state.is_object)))
+
+        def traced(structure: arguments.Structure, leaves: list[Any]) -> Any:
+            return structure, leaves, function._jitted.trace(structure, leaves)
+
+        name = function.__name__
+        if objects:
+            raise InputError(
+                f"{name}: an argument holds a {type(objects[0]).__name__} of flax.nnx, which a call may change; close over it, or "
+                "take it apart by nnx.split and pass its state"
+            )
+        structure, leaves, trace = function._on_arguments(traced, args, kwargs, shapes_traced=True)
+        if isinstance(trace.out_info, nnx_state.Outcome):
+            raise InputError(f"{name} returns objects of flax.nnx; take them apart by nnx.split and return their state")
+        if any(isinstance(const, Tracer) for const in trace.jaxpr.consts):
+            raise InputError(f"{name} closes over a value that is being traced; make it an argument")
+        static = {index for index, _ in structure.static}
+        names = arguments.names(function.__wrapped__, args, kwargs)
+        kept = [index for index in range(len(names)) if index not in static]
+        marked = set(function._layouts._positions(args, kwargs))
+        return cls(
+            function=function,
+            structure=structure,
+            jaxpr=trace.jaxpr,
+            leaves=tuple(leaves),
+            names=tuple(names[index] for index in kept),
+            weights=frozenset(position for position, index in enumerate(kept) if index in marked),
+            result=trace.out_info,
+        )
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The inputs of the jaxpr from arguments of another call.
+
+        Raises:
+            InputError: a static argument, a shape or a dtype is another one than in the call that was traced.
+        """
+        name = self.function.__name__
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.structure.tree:
+            raise InputError(f"{name} was cut for arguments of the structure {self.structure.tree}, not {tree}; cut it anew")
+        for index, value in reversed(self.structure.static):
+            given = leaves.pop(index)
+            if not (given is value or given == value):
+                raise InputError(f"{name} was cut for the static argument {value!r}, not {given!r}; cut it anew")
+        for leaf, aval, where in zip(leaves, self.jaxpr.in_avals, self.names, strict=True):
+            check_type(name, where, leaf, aval)
+        return leaves
+
+    def decorated(self, fun: Callable[..., Any], name: str, *, takes_arguments: bool) -> AspenFunction[..., Any]:
+        """`fun` decorated as the function is; its weights are the function's where it takes the same arguments."""
+        fun.__name__ = fun.__qualname__ = name
+        if not takes_arguments:
+            return AspenFunction(fun, weights=(), choices=self.function._choices)
+        with contextlib.suppress(TypeError, ValueError):  # some callables tell nothing about themselves
+            vars(fun)["__signature__"] = inspect.signature(self.function.__wrapped__)
+        return AspenFunction(fun, weights=self.function._weights, choices=self.function._choices)
+
+
+def check_type(name: str, where: str, given: Any, wanted: Any) -> None:
+    """Refuses what has another shape or dtype than an abstract value."""
+    found = jax.typeof(given)
+    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+        raise InputError(
+            f"{name} was cut for {wanted.str_short()} as {where}, not {found.str_short()}; cut it anew for other shapes or dtypes"
+        )

@@ -1,0 +1,75 @@
+// What Python sees of runs that begin before their operands are complete. Documented in _engine.pyi.
+#include "python_arrivals.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "placed_run.h"
+#include "policy.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+
+namespace aspen {
+
+PyArrivingRun::~PyArrivingRun() {
+  const nb::gil_scoped_release release;
+  // A fork has none of the workers that would end the run, and none of them reads the arrays there.
+  if (!run_->is_of_this_process()) return;
+  run_->cancel("the run was given up");
+  ended_->error(std::nullopt);
+}
+
+PyArrivals make_arrivals(std::shared_ptr<const Plan> plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted) {
+  if (wanted.size() != plan->num_tiles()) {
+    throw std::invalid_argument("the graph has " + std::to_string(plan->num_tiles()) + " tiles, and " +
+                                std::to_string(wanted.size()) + " flags say which are announced");
+  }
+  return {std::make_shared<const Arrivals>(std::move(plan), std::span(counts.data(), counts.size()),
+                                           std::span(tiles.data(), tiles.size())),
+          {wanted.data(), wanted.data() + wanted.size()}};
+}
+
+std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<const void* const> operands,
+                                         std::span<void* const> results, std::optional<int64_t> run_key,
+                                         const std::string& order) {
+  const Policy& policy = policy_called(order);
+  const auto ended = std::make_shared<EndedTiles>(arrivals.wanted);
+  std::shared_ptr<ArrivingRun> run;
+  try {
+    const nb::gil_scoped_release release;
+    run = runtime().start(
+        arrivals.arrivals, operands, results, [ended](const std::string& error) { ended->close(error); }, ended, run_key,
+        &policy);
+  } catch (const std::runtime_error& error) {
+    throw RunError(error.what());
+  }
+  return std::make_shared<PyArrivingRun>(std::move(run), ended);
+}
+
+void define_arrivals(nb::module_& module) {
+  nb::class_<PyArrivals>(module, "Arrivals").def_prop_ro("num_pieces", [](const PyArrivals& self) {
+    return self.arrivals->num_pieces();
+  });
+  // All let other threads of Python go on: one of them may hold what a tile, or the last piece, waits for.
+  nb::class_<PyArrivingRun>(module, "ArrivingRun")
+      .def(
+          "arrived", [](PyArrivingRun& self, size_t piece) { self.run().arrived(piece); }, nb::arg("piece"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "cancel", [](PyArrivingRun& self, const std::string& why) { self.run().cancel(why); }, nb::arg("why"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "ended", [](PyArrivingRun& self, std::optional<double> seconds) { return self.ended().take(seconds); },
+          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "error", [](PyArrivingRun& self, std::optional<double> seconds) { return self.ended().error(seconds); },
+          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace aspen

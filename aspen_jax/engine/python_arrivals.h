@@ -1,0 +1,52 @@
+// What Python sees of runs that begin before their operands are complete: `_engine.Arrivals` and `_engine.ArrivingRun`.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "arrivals.h"
+
+namespace aspen {
+
+using Numbers = nanobind::ndarray<const int64_t, nanobind::numpy, nanobind::c_contig, nanobind::device::cpu>;
+using Flags = nanobind::ndarray<const uint8_t, nanobind::numpy, nanobind::c_contig, nanobind::device::cpu>;
+
+struct PyArrivals {
+  std::shared_ptr<const Arrivals> arrivals;
+  std::vector<uint8_t> wanted;  // whether the end of each tile is announced
+};
+
+// A run, and the arrays that it uses. Where Python drops it, the run is cancelled and waited for.
+class PyArrivingRun {
+ public:
+  PyArrivingRun(std::shared_ptr<ArrivingRun> run, std::shared_ptr<EndedTiles> ended)
+      : run_(std::move(run)), ended_(std::move(ended)) {}
+  ~PyArrivingRun();
+
+  ArrivingRun& run() const { return *run_; }
+  EndedTiles& ended() const { return *ended_; }
+
+  nanobind::object held;
+
+ private:
+  std::shared_ptr<ArrivingRun> run_;
+  std::shared_ptr<EndedTiles> ended_;
+};
+
+PyArrivals make_arrivals(std::shared_ptr<const Plan> plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted);
+
+// `order` is the name of a policy.
+std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<const void* const> operands,
+                                         std::span<void* const> results, std::optional<int64_t> run_key,
+                                         const std::string& order);
+
+void define_arrivals(nanobind::module_& module);
+
+}  // namespace aspen

@@ -1,0 +1,114 @@
+"""An inference server under open-loop load: requests enter the Ready Pool at once, beside one queue before the same functions.
+
+Arrival times are drawn beforehand. A latency counts from that time, however late the server takes the request up, so a slow
+answer hides none of those behind it (no coordinated omission).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from aspen_jax.cost.timing import aligned, duration, interleaved
+from aspen_jax.errors import InputError
+from aspen_jax.report.cores import share_cores
+from aspen_jax.report.record import write_record
+from benchmarks.options import File
+from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
+
+_QUEUE, _POOL = "one queue, first come first served", "Ready Pool at once"
+_EQUAL, _SHORT, _LONG = "equal", "short", "long"
+_QUANTILES = (0.5, 0.9, 0.99, 0.999)
+_SURE = 1.96  # standard deviations of a confidence of 95%
+
+
+def serving(
+    short: str = "squeezenet1_1",
+    long: str = "resnet50",
+    loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
+    shorts_to_a_long: int = 10,
+    requests: int = 1000,
+    json: File = None,
+) -> int:
+    """Latency of requests at several loads: equal ones, and short ones with priority beside long ones.
+
+    The load is a share of the capacity of one queue before the decorated functions. Both servers get the same requests at the
+    same times. Brackets hold 95% confidence intervals.
+
+    Args:
+        short: the model of equal requests, and of short ones.
+        long: the model of long requests.
+        loads: shares of the capacity.
+        shorts_to_a_long: how many short requests come to one long one.
+        requests: about how many come at each load.
+        json: where to write the figures as well.
+    """
+    if not loads or not all(0 < load < 1 for load in loads):
+        raise InputError(f"loads of {loads} are to be served; take some of more than 0 and less than 1")
+    if requests < 1 or shorts_to_a_long < 1:
+        raise InputError(f"{requests} requests and {shorts_to_a_long} short ones to a long one: take at least 1 of each")
+    share_cores()
+    calls = {_SHORT: checked_call(short), _LONG: checked_call(long)}
+    ahead = checked_call(short, priority=1)
+    seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
+    mixes = {
+        "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, {_EQUAL: calls[_SHORT]}, {_EQUAL: calls[_SHORT]}),
+        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, calls, {**calls, _SHORT: ahead}),
+    }
+    rows, record = [], []
+    for load in tqdm(loads, desc="loads", disable=None):
+        for mix, (shares, alone, queued, pooled) in mixes.items():
+            for server, (latencies, rate) in _both(shares, alone, load, requests, queued, pooled).items():
+                for kind, values in latencies.items():
+                    rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
+                record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
+    header = ("load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second")
+    print("\n".join(aligned([header, *rows])), flush=True)
+    if json is not None:
+        write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
+    return 0
+
+
+def _both(
+    shares: Mapping[str, int],
+    alone: Mapping[str, float],
+    load: float,
+    requests: int,
+    queued: Mapping[str, Callable[[], Any]],
+    pooled: Mapping[str, Callable[[], Any]],
+) -> dict[str, tuple[dict[str, list[float]], float]]:
+    """For both servers the latencies by kind, and how many requests they answered a second."""
+    round_seconds = sum(share * alone[kind] for kind, share in shares.items())
+    rates = {kind: load * share / round_seconds for kind, share in shares.items()}
+    stream = arrivals(rates, requests / sum(rates.values()))
+    result = {}
+    for server, calls, at_once in [(_QUEUE, queued, 1), (_POOL, pooled, MOST_AT_ONCE)]:
+        latencies, total = serve(stream, calls, at_once)
+        result[server] = latencies, len(stream) / total
+    return result
+
+
+def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Of each of p50, p90, p99 and p99.9 the value, and the ends of its 95% confidence interval by order statistics.
+
+    An end that lies beyond all values is infinite, so that few requests promise nothing of the tail.
+    """
+    values = np.sort(latencies)
+    count = len(values)
+    result = []
+    for q in _QUANTILES:
+        spread = _SURE * math.sqrt(count * q * (1 - q))
+        low, high = math.floor(count * q - spread), math.ceil(count * q + spread)
+        result.append(
+            (float(np.quantile(values, q)), float(values[max(low, 0)]), float(values[high]) if high < count else math.inf)
+        )
+    return result
+
+
+def _cell(value: tuple[float, float, float]) -> str:
+    middle, low, high = value
+    return f"{duration(middle)} [{duration(low)}, {duration(high) if high < math.inf else '?'}]"

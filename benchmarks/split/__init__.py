@@ -1,0 +1,1 @@
+"""DynO's figures: split execution over shaped links."""

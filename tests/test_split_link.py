@@ -1,0 +1,477 @@
+"""A device and a server: the same bits as in one process, nothing lost, and no peer harms another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from aspen_jax import InputError
+from aspen_jax.errors import LinkError
+from aspen_jax.split import cut, num_cuts
+from tests.split_functions import net, net_args
+
+grpc = pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
+
+from aspen_jax.split import Client, Halves, Offer, PeerLimits, Tls, codec, serve, split_pb2  # noqa: E402
+
+FILE = Path(__file__).parent / "split_functions.py"
+ROOT = FILE.parents[1]
+MAIN = "import sys; from aspen_jax.cli import main; sys.exit(main())"
+RANDOM = np.random.default_rng()
+# 100000 were sent once: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
+HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "1000"))
+LONG = 60  # seconds; only a hang lasts as long
+
+
+def fresh(count=None):
+    found = [RANDOM.normal(size=(16, 24)).astype(np.float32) for _ in range(count or 1)]
+    return found if count else found[0]
+
+
+def together(number, x, bits=None):
+    """Both halves in this process."""
+    head, tail = cut(net, number, net_args())
+    crossing = head(x)
+    return tail(*codec.unpack(codec.pack(crossing, bits), crossing))
+
+
+def assert_same_bits(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@contextlib.contextmanager
+def process(*options, port=0):
+    """`aspen serve` in another process; gives it and its address."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", MAIN, "serve", f"{FILE}:net", "--port", str(port), *options]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = child.stdout.readline()
+        assert line.startswith("serving net at "), line
+        yield child, line.split()[3].rstrip(",")
+    finally:
+        child.send_signal(signal.SIGCONT)
+        child.terminate()
+        status = child.wait(LONG)
+        child.stdout.close()
+    assert status in (0, -signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with process() as found:
+        yield found
+
+
+def threads():
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("aspen-split")}
+
+
+def test_results_are_those_of_the_halves_in_one_process(served):
+    last = num_cuts(net, net_args()) - 1
+    with Client(served[1], net, (net_args(),)) as client:
+        assert client.num_cuts == last + 1
+        for number in (0, *RANDOM.choice(range(1, last), 4, replace=False), last):
+            client.configure(int(number))
+            x = fresh()
+            assert_same_bits(client(x), together(int(number), x))
+        for bits in (1, 4, 16):
+            client.configure(3, bits)
+            x = fresh()
+            assert_same_bits(client(x), together(3, x, bits))
+        sent = [record.sent_bytes for record in client.records]
+        assert sent[-4] == 0, "the last cut needs no server"
+        assert 0 < sent[-3] < sent[-2] < sent[-1]
+
+
+def test_many_calls_from_two_threads_keep_their_order(served):
+    with Client(served[1], net, (net_args(),), cut=5, depth=4) as client:
+        found = {}
+
+        def call(name, inputs):
+            found[name] = list(client.map(iter(inputs)))
+
+        inputs = {name: fresh(30) for name in ("one", "two")}
+        callers = [threading.Thread(target=call, args=item) for item in inputs.items()]
+        for caller in callers:
+            caller.start()
+        for number in (0, 9, 5):  # calls on their way keep their cut
+            client.configure(number)
+            time.sleep(0.01)
+        for caller in callers:
+            caller.join(LONG)
+        head, tail = cut(net, 5, net_args())
+        for name, xs in inputs.items():
+            for x, result in zip(xs, found[name], strict=True):
+                np.testing.assert_allclose(result["y"], tail(*head(x))["y"], rtol=1e-4, atol=1e-5)
+        assert len(client.records) == 60
+
+
+def test_an_error_of_one_call_is_its_own(served):
+    with Client(served[1], net, (net_args(),), cut=4) as client:
+        x = fresh()
+        futures = [client.submit(x), client.submit(np.ones((2, 3), np.float32)), client.submit(x)]
+        with pytest.raises(InputError, match="was cut for"):
+            futures[1].result(LONG)
+        assert_same_bits(futures[0].result(LONG), futures[2].result(LONG))
+
+
+def test_a_lost_server_ends_all_calls_and_the_next_one_connects_anew():
+    with process() as (child, address), Client(address, net, (net_args(),), cut=2) as client:
+        x = fresh()
+        expected = client(x)
+        child.send_signal(signal.SIGSTOP)
+        futures = [client.submit(x) for _ in range(5)]
+        child.kill()
+        for future in futures:
+            with pytest.raises(LinkError, match="connects anew"):
+                future.result(LONG)
+        child.wait(LONG)
+        with pytest.raises(LinkError, match="connects anew"):
+            client(x)
+        with process(port=int(address.rpartition(":")[2])):
+            assert_same_bits(client(x), expected)
+
+
+def test_a_silent_server_is_given_up(served):
+    child, address = served
+    halves = Halves(net, (net_args(),))
+    with Client(address, halves, cut=2, deadline=LONG) as client:
+        x = fresh()
+        expected = client(x)
+        with Client(address, halves, cut=2, deadline=0.5) as hasty:
+            child.send_signal(signal.SIGSTOP)
+            with pytest.raises(LinkError, match=r"no answer for 0\.5 s") as caught:
+                hasty(x)
+            assert caught.value.reason == "LATE"
+            child.send_signal(signal.SIGCONT)
+        assert_same_bits(client(x), expected)
+
+
+def test_a_server_that_ends_idle_streams_is_not_noticed():
+    limits = PeerLimits(seconds=0.2)
+    with (
+        serve({"net": (net, (net_args(),))}, limits=limits) as server,
+        Client(server.address, net, (net_args(),), cut=2) as client,
+    ):
+        for pause in (0, 0.15, 0.2, 0.21, 0.5):
+            time.sleep(pause)
+            x = fresh()
+            assert_same_bits(client(x), together(2, x))
+
+
+def test_a_client_without_the_model_gets_its_half():
+    offer = Offer(net, (net_args(),), cuts=(2, 6), hands_out_heads=True)
+    with serve({"net": offer, "kept": (net, (net_args(),))}) as server:
+        with Client(server.address, "net", cut=6) as client:
+            x = fresh()
+            assert_same_bits(client(x), together(6, x))
+            client.configure(2, 8)
+            assert_same_bits(client(x), together(2, x, 8))
+            client.configure(3)
+            with pytest.raises(LinkError, match="does not hand out"):
+                client(x)
+        with pytest.raises(LinkError, match="no function of this name"):
+            Client(server.address, "nothing")
+        with Client(server.address, "kept") as client, pytest.raises(LinkError, match="does not hand out"):
+            client(x)
+
+
+def test_nothing_is_left_behind():
+    assert not threads()
+    server = serve({"net": (net, (net_args(),))})
+    client = Client(server.address, net, (net_args(),), cut=2)
+    client(fresh())
+    assert threads()
+    waiting = [client.submit(fresh()) for _ in range(8)]
+    client.close()
+    client.close()
+    for future in waiting:
+        with contextlib.suppress(LinkError):
+            future.result(LONG)
+    with pytest.raises(LinkError, match="closed"):
+        client.submit(fresh())
+    server.stop()
+    server.stop()
+    deadline = time.monotonic() + LONG
+    while threads() and time.monotonic() < deadline:  # gRPC's own thread lets go a moment later
+        time.sleep(0.01)
+    assert not threads()
+
+
+# --- Peers that nobody trusts ---
+
+
+def hostile(halves):
+    """A serialised request that is wrong in some way, or right."""
+    kind = RANDOM.integers(9)
+    number = int(RANDOM.integers(halves.num_cuts))
+    arrays = [RANDOM.normal(size=item.shape).astype(item.dtype) for item in halves.crossing(number)]
+    tensors = codec.pack(arrays, RANDOM.choice([None, 4]), RANDOM.choice(["none", "lz4", "shuffle-lz4"]))
+    request = split_pb2.Request(id=int(RANDOM.integers(2**63)), model=halves.fingerprint, cut=number, tensors=tensors)
+    if kind == 0:
+        request.model = RANDOM.bytes(int(RANDOM.integers(64)))
+    elif kind == 1:
+        request.cut = int(RANDOM.integers(2**32))
+    elif kind == 2:
+        request.tensors = tensors[: int(RANDOM.integers(len(tensors)))]
+    elif kind == 3:
+        request.tensors = tensors + RANDOM.bytes(int(RANDOM.integers(1, 50)))
+    elif kind == 4:
+        request.tensors = RANDOM.bytes(int(RANDOM.integers(200)))
+    message = bytearray(request.SerializeToString())
+    if kind in (5, 6):
+        for place in RANDOM.integers(min(len(message), 120 if kind == 5 else len(message)), size=RANDOM.integers(1, 6)):
+            message[place] ^= 1 << int(RANDOM.integers(8))
+    elif kind == 7:
+        message = bytearray(RANDOM.bytes(int(RANDOM.integers(300))))
+    return bytes(message)
+
+
+def resident(child):
+    """Bytes and threads of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+    return int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_hostile_messages_harm_nobody(served):
+    child, address = served
+    halves = Halves(net, (net_args(),))
+    with Client(address, net, (net_args(),), cut=5) as client, grpc.insecure_channel(address) as channel:
+        run = channel.stream_stream("/aspen_jax.split.Split/Run")
+        x = fresh()
+        expected = client(x)
+        for number in range(halves.num_cuts):  # compiles what hostile peers may ask for
+            client.configure(number)
+            client(x)
+        before = resident(child)
+        answers = refusals = sent = 0
+        statuses = []
+        while sent < HOSTILE_MESSAGES:
+            messages = [hostile(halves) for _ in range(20)]
+            sent += len(messages)
+            try:
+                for answer in map(split_pb2.Answer.FromString, run(iter(messages), timeout=LONG)):
+                    answers += answer.HasField("tensors")
+                    refusals += answer.HasField("refusal")
+            except grpc.RpcError as error:  # what is no message at all ends its stream
+                statuses.append(error.code())
+        assert min(answers, refusals, len(statuses)) > 0
+        assert set(statuses) <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}
+        client.configure(5)
+        assert_same_bits(client(x), expected)
+        after = resident(child)
+        assert after[0] < before[0] + 100e6
+        assert after[1] <= before[1] + 4
+
+
+def test_hostile_bytes_at_the_port_harm_nobody(served):
+    address = served[1]
+    host, _, port = address.rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    with Client(address, net, (net_args(),), cut=5) as client:
+        x = fresh()
+        expected = client(x)
+        left_open = []
+        for number in range(60):
+            peer = socket.create_connection((host, int(port)), timeout=LONG)
+            with contextlib.suppress(OSError):  # it may hang up at once
+                peer.sendall((b"", preface, preface + b"\0\0\0\4\0\0\0\0\0", b"GET / HTTP/1.1\r\n\r\n")[number % 4])
+                peer.sendall(RANDOM.bytes(int(RANDOM.integers(500))))
+            if number % 3:
+                peer.close()
+            else:
+                left_open.append(peer)  # half a message
+        assert_same_bits(client(x), expected)
+        for peer in left_open:
+            peer.close()
+        assert_same_bits(client(x), expected)
+
+
+def test_limits_refuse_what_is_too_much():
+    x = fresh()
+    args = (net_args(),)
+    with (
+        serve({"net": (net, args)}, limits=PeerLimits(streams_of_a_host=1, held_bytes=10)) as server,
+        Client(server.address, net, args, cut=2) as client,
+        Client(server.address, net, args, cut=2) as second,
+    ):
+        with pytest.raises(LinkError, match="holds as many bytes") as caught:
+            client(x)
+        assert caught.value.reason == "BUSY"
+        with pytest.raises(LinkError, match="too many streams") as caught:
+            second(x)
+        assert caught.value.reason == "RESOURCE_EXHAUSTED"
+        client.close()
+        deadline = time.monotonic() + LONG
+        while caught.value.reason == "RESOURCE_EXHAUSTED" and time.monotonic() < deadline:
+            with pytest.raises(LinkError) as caught:
+                second(x)
+        assert caught.value.reason == "BUSY", "the first client's stream is free again"
+    with serve({"net": Offer(net, args, cuts=(2,))}) as server, Client(server.address, net, args, cut=3) as client:
+        with pytest.raises(LinkError, match="cut 3 is not offered"):
+            client(x)
+        client.configure(2)
+        assert_same_bits(client(x), together(2, x))
+        with grpc.insecure_channel(server.address) as channel:
+            run = channel.stream_stream("/aspen_jax.split.Split/Run")
+            with pytest.raises(grpc.RpcError, match="larger than max"):
+                list(run(iter([bytes(10**6)]), timeout=LONG))
+
+
+def test_another_function_is_refused():
+    with serve({"net": (net, (net_args(),))}) as server:
+        for other, args in ((lambda x: net(x)["y"], (net_args(),)), (net, (jax.ShapeDtypeStruct((8, 24), np.float32),))):
+            with Client(server.address, other, args) as client, pytest.raises(LinkError, match="fingerprint") as caught:
+                client(np.zeros(args[0].shape, np.float32))
+            assert caught.value.reason == "MODEL"
+
+
+def test_weights_and_code_make_the_fingerprint():
+    def function(weights, scale):
+        return lambda x: x @ weights * scale
+
+    weights = RANDOM.normal(size=(3, 3)).astype(np.float32)
+    x = (np.ones((2, 3), np.float32),)
+    same, again = (Halves(function(weights.copy(), 2), x).fingerprint for _ in range(2))
+    changed = weights.copy()
+    changed[1, 2] = np.nextafter(changed[1, 2], 9)
+    others = {Halves(function(*item), x).fingerprint for item in ((changed, 2), (weights, 3), (weights.astype(np.float16), 2))}
+    assert same == again
+    assert len(others | {same}) == 4
+
+
+def test_tokens():
+    with serve({"net": (net, (net_args(),))}, token="right") as server:
+        x = fresh()
+        with Client(server.address, net, (net_args(),), cut=2, token="right") as client:
+            expected = client(x)
+            for token in (None, "righ", "rightt", "wrong"):
+                with Client(server.address, net, (net_args(),), cut=2, token=token) as other:
+                    with pytest.raises(LinkError, match="refused the token") as caught:
+                        other(x)
+                    assert caught.value.reason == "UNAUTHENTICATED"
+                with pytest.raises(LinkError, match="refused the token"):
+                    Client(server.address, "net", token=token)
+            assert_same_bits(client(x), expected)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A root, and a server's and a client's certificate signed by it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificates")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def run(*words):
+        subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True, timeout=LONG)
+
+    new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    run(*new, "-x509", "-subj", "/CN=root", "-keyout", "root.key", "-out", "root.pem")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    for name in ("server", "client"):
+        run(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ("x509", "-req", "-in", f"{name}.csr", "-CA", "root.pem", "-CAkey", "root.key", "-CAcreateserial", "-days", "2")
+        run(*signed, "-extfile", "names", "-out", f"{name}.pem")
+    return folder
+
+
+def test_certificates(certificates):
+    folder = certificates
+    server_side = Tls.load(folder / "server.pem", folder / "server.key")
+    x = fresh()
+    with serve({"net": (net, (net_args(),))}, tls=server_side, token="right") as server:
+        with Client(server.address, net, (net_args(),), cut=2, tls=Tls.load(roots=folder / "root.pem"), token="right") as client:
+            assert_same_bits(client(x), together(2, x))
+        for tls in (None, Tls()):  # plain text, and a root that did not sign
+            other = Client(server.address, net, (net_args(),), cut=2, tls=tls, token="right")
+            with other, pytest.raises(LinkError, match="is lost or not there"):
+                other(x)
+    mutual = Tls.load(folder / "server.pem", folder / "server.key", folder / "root.pem")
+    with serve({"net": (net, (net_args(),))}, tls=mutual) as server:
+        known = Tls.load(folder / "client.pem", folder / "client.key", folder / "root.pem")
+        with Client(server.address, net, (net_args(),), cut=2, tls=known) as client:
+            assert_same_bits(client(x), together(2, x))
+        unknown = Client(server.address, net, (net_args(),), cut=2, tls=Tls.load(roots=folder / "root.pem"))
+        with unknown, pytest.raises(LinkError, match="is lost or not there"):
+            unknown(x)
+
+
+# --- What is refused before anything is sent ---
+
+
+def test_what_cannot_be_served_is_refused(tmp_path):
+    table = {"net": (net, (net_args(),))}
+    with pytest.raises(InputError, match="is not this machine"):
+        serve(table, host="0.0.0.0")
+    for token in ("", " ", "two words", "line\n", "\u00e9"):
+        with pytest.raises(InputError, match="printable ASCII"):
+            serve(table, token=token)
+    with pytest.raises(InputError, match="needs a certificate"):
+        serve(table, tls=Tls())
+    with pytest.raises(InputError, match="there is no cut 1000"):
+        serve({"net": Offer(net, (net_args(),), cuts=(1000,))})
+    with pytest.raises(InputError, match="cannot be read"):
+        Tls.load(roots=tmp_path / "nothing.pem")
+    with serve(table) as server, pytest.raises(InputError, match="nothing can listen"):
+        serve(table, port=int(server.address.rpartition(":")[2]))
+    assert not threads()
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "message"),
+    [
+        ("here", {}, "is no address"),
+        ("127.0.0.1:", {}, "is no address"),
+        ("192.0.2.1:80", {}, "is not this machine"),
+        ("127.0.0.1:1", {"cut": 1000}, "there is no cut 1000"),
+        ("127.0.0.1:1", {"cut": -1}, "there is no cut -1"),
+        ("127.0.0.1:1", {"bits": 17}, "17"),
+        ("127.0.0.1:1", {"token": ""}, "printable ASCII"),
+        ("127.0.0.1:1", {"deadline": 0}, "must be positive"),
+        ("127.0.0.1:1", {"depth": 0}, "must be positive"),
+    ],
+)
+def test_what_a_client_cannot_do_is_refused(address, options, message):
+    with pytest.raises(InputError, match=message):
+        Client(address, net, (net_args(),), **options)
+    deadline = time.monotonic() + LONG
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_generated_code_is_that_of_the_proto(tmp_path):
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="pip install grpcio-tools to compare")
+    from google.protobuf import descriptor_pb2
+
+    out = tmp_path / "descriptors"
+    name = "aspen_jax/split/split.proto"
+    assert protoc.main(["protoc", f"-I{ROOT}", f"--descriptor_set_out={out}", str(ROOT / name)]) == 0
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
+    here = descriptor_pb2.FileDescriptorProto()
+    split_pb2.DESCRIPTOR.CopyToProto(here)
+    file.ClearField("source_code_info")
+    for message in file.message_type:  # names for JSON, which Python leaves out
+        for field in message.field:
+            field.ClearField("json_name")
+    for message in here.message_type:
+        for field in message.field:
+            field.ClearField("json_name")
+    assert file == here
