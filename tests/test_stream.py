@@ -92,7 +92,7 @@ def changes(random, inputs):
     yield list(inputs)
     yield one(lambda shape: np.abs(random.normal(size=shape)))
     yield one(lambda shape: np.full(shape, numbers[random.integers(len(numbers))]))
-    yield [np.abs(random.normal(size=item.shape)).astype(item.dtype) for item in inputs]
+    yield [np.asarray(np.abs(random.normal(size=item.shape))).astype(item.dtype) for item in inputs]
 
 
 def check(graph, inputs):
@@ -117,7 +117,7 @@ def test_random_programs(seed):
     seed = SEED % 100_000 + seed
     program = random_program(seed, rewrites=False)
     random = np.random.default_rng(seed)
-    inputs = [(3 * random.standard_normal(value.shape)).astype(value.dtype) for value in program.inputs]
+    inputs = [np.asarray(3 * random.standard_normal(value.shape)).astype(value.dtype) for value in program.inputs]
     check(build_with_random_tiles(program, seed, reuse=False), inputs)
 
 
