@@ -20,15 +20,15 @@ from aspen_jax.api.flat import FlatCall
 from aspen_jax.split import Crossing, ScanStep, crossing, crossings, cut, num_cuts
 from aspen_jax.split.equations import FlatJaxpr, flatten
 from tests import split_networks
-from tests.split_networks import SMALL, ZOO, build
+from tests.split_networks import SHALLOW, SMALL, ZOO, build
 
 SEED = time.time_ns() % (1 << 32)  # other inputs in each run; assertions name it
 PATIENCE = 300  # seconds, against a hang
 
-# Networks of the zoo are cut in turn, one a day at two cuts. "all" cuts every one at twelve.
+# One shallow network a day, at two cuts. ASPEN_SPLIT_NETWORKS=all cuts every one at twelve, or it names some.
 ASKED = os.environ.get("ASPEN_SPLIT_NETWORKS", "")
 CUTS = 12 if ASKED else 2
-OF_TODAY = [list(ZOO)[datetime.date.today().toordinal() % 5]]
+OF_TODAY = [list(SHALLOW)[datetime.date.today().toordinal() % len(SHALLOW)]]
 NETWORKS = list(ZOO) if ASKED == "all" else (ASKED.split(",") if ASKED else OF_TODAY)
 
 
@@ -206,15 +206,15 @@ def test_the_carry_of_a_scan_crosses(is_reversed):
     scans = [index for index, equation in enumerate(equations) if equation.primitive.name == "scan"]
     scan = next(index for index in scans if equations[index].params["reverse"] == is_reversed)
     random = np.random.default_rng(SEED)
-    for steps in ([0], [6], [1], [2, 3], [int(random.integers(1, 6))]):
+    for steps in ([0], [2, 6], [int(random.integers(1, 6))]):
         cuts = [ScanStep(scan, step) for step in steps]
         assert_like(run(cut(fun, cuts, *arguments), *arguments), expected)
     parts = cut(fun, (scan, ScanStep(scan, 4), scan + 1), *arguments)
     assert_like(run(parts, *arguments), expected)
     # Of what is scanned over, only the steps that are left cross, unless it is needed as a whole later.
     shapes = [item.shape for item in crossing(fun, ScanStep(scan, 4), *arguments)]
-    assert ((2, 8) if is_reversed else (4, 8)) in shapes
     assert ((2, 4) if is_reversed else (6, 4)) in shapes
+    assert ((6, 8) if is_reversed else (4, 8)) in shapes  # a result of it is read behind the scan back
 
 
 # What a user has in hand
@@ -282,9 +282,9 @@ def test_weak_types_static_arguments_and_literals():
 def test_keys_cross_as_their_data(kind):
     def fun(key, x):
         one, two = jax.random.split(key)
-        return x + jax.random.uniform(one, x.shape), jax.random.key_data(two)
+        return x + jax.random.bits(one, x.shape, np.uint32), jax.random.key_data(two)
 
-    arguments = jax.random.key(SEED, impl=kind), jnp.zeros(3)
+    arguments = jax.random.key(SEED, impl=kind), jnp.zeros(3, np.uint32)
     expected = fun(*arguments)
     for k in range(num_cuts(fun, *arguments)):
         head, tail = cut(fun, k, *arguments)

@@ -70,7 +70,8 @@ class FlatCall:
         structure, leaves, trace = function._on_arguments(traced, args, kwargs, shapes_traced=True)
         if isinstance(trace.out_info, nnx_state.Outcome):
             raise InputError(f"{name} returns objects of flax.nnx; take them apart by nnx.split and return their state")
-        if any(isinstance(const, Tracer) for const in trace.jaxpr.consts):
+        # Such a value is a constant of the jaxpr, or an input before those of the leaves.
+        if len(trace.jaxpr.in_avals) > len(leaves) or any(isinstance(const, Tracer) for const in trace.jaxpr.consts):
             raise InputError(f"{name} closes over a value that is being traced; make it an argument")
         static = {index for index, _ in structure.static}
         names = arguments.names(function.__wrapped__, args, kwargs)
