@@ -49,7 +49,7 @@ class RunState final : public Traversal {
     int64_t due = 0;  // run_order.h
     // Where the run's state comes from and goes back to before `done` is called; the plan's own cache if null.
     RunStateCache* states = nullptr;
-    std::shared_ptr<const Selection> selection;  // null: all tiles
+    std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
   };
 
   // Resets the counters and resolves addresses; allocates nothing.

@@ -27,7 +27,7 @@ inline constexpr int kMaxWorkers = 1024;
 // Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left.
 struct Continued {
   RunStateCache& states;  // the state's home, with room for it alone; one run at a time, and it outlives them
-  std::shared_ptr<const Selection> selection;  // null: all tiles
+  std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
 };
 
 class Runtime {
