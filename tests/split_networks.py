@@ -38,7 +38,7 @@ def branches(random: np.random.Generator) -> tuple[Callable[..., Any], tuple[Any
         for block in kernels:
             sides = [lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) for k in block]
             x = jax.nn.relu(jnp.concatenate(sides, -1))
-        return {"mean": x.mean((1, 2)), "largest": x.max()}
+        return {"sum": x.sum((1, 2)), "largest": x.max()}
 
     return aspen(fun), (normal(random, 2, 7, 9, 3),)
 
@@ -51,8 +51,8 @@ def skips(random: np.random.Generator) -> tuple[Callable[..., Any], tuple[Any, .
         kept = first = jnp.tanh(x @ params[0]["w"])
         for layer in params[1:]:
             _ = jnp.sin(kept)
-            kept = kept + jax.nn.gelu(kept @ layer["w"] + layer["b"])
-        return kept * scale + first, x, first.sum() * scale
+            kept = kept + jax.nn.relu(kept @ layer["w"] + layer["b"])
+        return kept + first, x, scale * first[0, 0]
 
     return aspen(fun, weights="params"), (params, normal(random, 5, 12), 0.75)
 

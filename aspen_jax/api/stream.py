@@ -103,8 +103,9 @@ class Stream:
             InputError: structure, a shape, a dtype or a static argument is another one than in the first call.
             EngineError: the run failed. The next call computes all.
         """
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            raise InputError(f"{self!r} holds the values of its last call, so it cannot be traced; call it outside of jax.jit")
+        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+        if any(issubclass(kind, Tracer | jax.ShapeDtypeStruct) for kind in kinds):
+            raise InputError(f"{self!r} computes with arrays, so it cannot be traced; call it with arrays, outside of jax.jit")
         inputs = self._call.inputs(args, kwargs)
         with self._lock:
             results, ran = self._incremental.run(inputs)
