@@ -84,12 +84,7 @@ class Stream:
 
     Call it as the function. Every bit is what a call that computes all of it gives. Several threads may call it; calls go one
     after the other. It holds all values of the function, each in memory of its own.
-
-    Attributes:
-        last: which tiles the last call ran.
     """
-
-    last: Reach
 
     def __init__(self, call: FlatCall, graph: TileGraph):
         self._call = call
@@ -110,8 +105,13 @@ class Stream:
         with self._lock:
             results, ran = self._incremental.run(inputs)
             copies = [jnp.array(result) for result in results]  # before the next run writes there
-            self.last = Reach.of(self._incremental.graph, ran)
+            self._ran = ran
         return jax.tree.unflatten(jax.tree.structure(self._call.result), copies)
+
+    @property
+    def last(self) -> Reach:
+        """Which tiles the last call ran."""
+        return Reach.of(self._incremental.graph, self._ran)
 
     def __repr__(self) -> str:
         return f"<stream of {self._call.function.__name__}>"
