@@ -24,7 +24,8 @@ inline constexpr int64_t kWakeUpNs = 30'000;
 
 inline constexpr int kMaxWorkers = 1024;
 
-// Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left.
+// Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left. What the other's
+// tiles wrote comes before: all were counted (RunState::finish) before its state was kept, and `keep` and `take` are a pair.
 struct Continued {
   RunStateCache& states;  // the state's home, with room for it alone; one run at a time, and it outlives them
   std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
