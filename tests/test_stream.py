@@ -248,6 +248,8 @@ def test_arrays_that_their_owner_changes():
     stream = f.stream(x, w)
     x[3, 4] = 100
     assert bits([stream(x, w)]) == bits([f.stream(x, w)(x, w)])
+    assert bits([stream(x.astype(np.float64), w)]) == bits([stream(x, w)])  # as jax.jit takes it
+    assert stream.last.tiles_run == 0
 
 
 def test_methods_and_alias_results():

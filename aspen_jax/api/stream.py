@@ -101,7 +101,12 @@ class Stream:
         kinds = set(map(type, jax.tree.leaves((args, kwargs))))
         if any(issubclass(kind, Tracer | jax.ShapeDtypeStruct) for kind in kinds):
             raise InputError(f"{self!r} computes with arrays, so it cannot be traced; call it with arrays, outside of jax.jit")
-        inputs = self._call.inputs(args, kwargs)
+        leaves = self._call.inputs(args, kwargs)
+        avals: list[Any] = self._call.jaxpr.in_avals
+        inputs = [  # numpy's float64 is float32 to JAX, unless jax_enable_x64 is set
+            leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, aval.dtype)
+            for leaf, aval in zip(leaves, avals, strict=True)
+        ]
         with self._lock:
             results, ran = self._incremental.run(inputs)
             copies = [jnp.array(result) for result in results]  # before the next run writes there
