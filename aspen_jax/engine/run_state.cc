@@ -43,19 +43,22 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
   for (size_t i = 0; i < further_.size(); ++i) further_[i] = writable(plan_.further()[i]);
-  // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see.
+  // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see,
+  // and where only some tiles run, all results hold what was there.
   for (const uint32_t result : plan_.results_to_clear()) {
-    if (std::ranges::find(operands, results[result]) != operands.end()) continue;
+    if (call.selection != nullptr || std::ranges::find(operands, results[result]) != operands.end()) continue;
     std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
   }
+  // A run has arrivals or a selection, if either.
   const Arrivals* const arrivals = call.arrivals.get();
-  restart(
-      *call.policy, arrivals == nullptr ? std::span(graph.parents) : arrivals->parents(),
-      [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
+  const std::span<const uint32_t> parents = arrivals != nullptr         ? arrivals->parents()
+                                            : call.selection != nullptr ? std::span<const uint32_t>(call.selection->parents)
+                                                                        : std::span<const uint32_t>(graph.parents);
+  restart(*call.policy, parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
   call_ = std::move(call);
   failed_.store(false, std::memory_order_relaxed);
   const size_t pieces = arrivals == nullptr ? 0 : arrivals->num_pieces() + 1;  // and the entry
-  tiles_left_.store(static_cast<int64_t>(plan_.num_tiles() + pieces), std::memory_order_relaxed);
+  tiles_left_.store(static_cast<int64_t>(num_tiles() + pieces), std::memory_order_relaxed);
 }
 
 RunStateCache::~RunStateCache() {

@@ -18,6 +18,7 @@
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
+#include "selection.h"
 #include "traversal.h"
 
 namespace aspen {
@@ -31,6 +32,8 @@ struct RunOp {
   void* const* further;
   int rank;
 };
+
+class RunStateCache;
 
 class RunState final : public Traversal {
  public:
@@ -46,6 +49,9 @@ class RunState final : public Traversal {
     uint64_t id = 0;
     int64_t due = 0;                                     // run_order.h
     std::shared_ptr<const Arrivals> arrivals = nullptr;  // null where all operands are there
+    // Where the run's state comes from and goes back to before `done` is called; the plan's own cache if null.
+    RunStateCache* states = nullptr;
+    std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
   };
 
   // Resets the counters and resolves addresses; allocates nothing.
@@ -57,6 +63,9 @@ class RunState final : public Traversal {
   int64_t due() const { return call_.due; }
   const Arrivals* arrivals() const { return call_.arrivals.get(); }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
+
+  std::span<const int32_t> roots() const { return call_.selection == nullptr ? plan_.roots() : call_.selection->roots; }
+  size_t num_tiles() const { return call_.selection == nullptr ? plan_.num_tiles() : call_.selection->num_tiles; }
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 

@@ -11,6 +11,8 @@
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
+#include "run_state.h"
+#include "selection.h"
 
 namespace aspen {
 
@@ -25,6 +27,13 @@ inline constexpr int kMaxWorkers = 1024;
 
 inline constexpr int kMostArriving = 31;
 
+// Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left. What the other's
+// tiles wrote comes before: all were counted (RunState::finish) before its state was kept, and `keep` and `take` are a pair.
+struct Continued {
+  RunStateCache& states;  // the state's home, with room for it alone; one run at a time, and it outlives them
+  std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
+};
+
 class Runtime {
  public:
   // Starts a run. `operands` and `results` are the buffers of the call, in order, of the sizes the plan says; they must stay
@@ -34,7 +43,8 @@ class Runtime {
   // The run key says when the run is due after its arrival, in nanoseconds; of several runs the one that is due first goes first
   // (run_order.h). Where none is given it is the graph's own. Larger ones than kMostRunKey count as that.
   void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
-              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt) noexcept;
+              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt,
+              const Continued* continued = nullptr) noexcept;
 
   // Starts a run whose operands are not complete (arrivals.h). Likewise, but what is missing of the operands may be written until
   // the piece that holds it has arrived, and errors before the run begins are thrown: std::invalid_argument, std::bad_alloc,
