@@ -2,87 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
-from aspen_jax.cost.timing import duration
 from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
-from benchmarks.markdown import table
 from benchmarks.options import File, Names
-from benchmarks.picture import save_curves
-from benchmarks.split import bed, link
+from benchmarks.split import over_links
 
-PARTS = ("link",)
+PARTS: tuple[str, ...] = over_links.PARTS
 
 
 def split(
     parts: Names = PARTS,
-    network: str = "mobilenet_v2",
-    links: Names = ("3G", "4G", "WiFi"),
-    mbps: tuple[float, ...] = (1, 2, 4, 8, 16, 32, 64),
-    sides: Names = link.SIDES,
-    bits: tuple[int, ...] = (8,),
-    seconds: float = 3.0,
-    namespaces: bool = False,
+    over: over_links.Options = over_links.Options(),  # noqa: B008 - immutable
     json: File = None,
     picture: File = None,
 ) -> int:
-    """DynO's figures: latency and throughput over shaped links, beside device-only, server-only and Neurosurgeon.
+    """DynO's experiments.
 
     Args:
-        parts: link.
-        network: of the zoo; it may end in the image size, as resnet50_at_128.
-        links: of the paper: 3G, 4G, WiFi.
-        mbps: further links of so many Mbit/s both ways, without delay.
-        sides: who takes part.
-        bits: numbers of bits that ours may choose.
-        seconds: for each measurement.
-        namespaces: shape links by the kernel, as root; there is no delay then.
+        parts: `link`, figures 9, 10 and 12: latency and throughput over shaped links, beside device-only, server-only and
+            Neurosurgeon.
+        over: of the part link.
         json: where to write the figures as well.
         picture: where to draw throughput against bandwidth.
     """
     if unknown := set(parts) - set(PARTS):
-        raise InputError(f"there is no part {min(unknown)!r}; take {', '.join(PARTS)}")
-    if unknown := set(links) - set(bed.PROFILES):
-        raise InputError(f"there is no link {min(unknown)!r}; take {', '.join(bed.PROFILES)}, or --mbps")
-    if namespaces and not bed.has_namespaces():
-        raise InputError("network namespaces need root, ip and tc; leave out --namespaces")
-    shapes = {f"{rate:g} Mbit/s": bed.Shape(rate * 1e6, rate * 1e6, 0.0) for rate in mbps}
-    shapes |= {name: bed.PROFILES[name] for name in links}
-    rows = []
-    for name, row in link.measured(network, shapes, sides, bits, seconds, namespaces):
-        rows.append((name, row))
-    header = ["link", "side", "cut", "bits", "latency", "predicted", "calls/s", "predicted", "bytes", "difference"]
-    print("\n".join(["", f"{network}, a core on each side.", "", *table(header, [_cells(*item) for item in rows])]))
-    gained = link.gains(rows)
-    cells = [[name, *(f"{number:.2f}" for number in numbers)] for name, numbers in gained.items()]
-    print(
-        "\n".join(["", "Throughput.", "", *table(["link", "local : remote", "ours : their better", "ours : best side"], cells)])
-    )
+        raise InputError(f"there is no part {min(unknown)!r}; take some of {', '.join(PARTS)}")
+    record: dict[str, Any] = {"benchmark": "split", **over_links.run(parts, over, picture)}
     if json is not None:
-        write_record(json, {"network": network, "rows": [{"link": name, **dataclasses.asdict(row)} for name, row in rows]})
-    if picture is not None:
-        curves = {
-            side: [(shapes[name].up / 1e6, row.throughput) for name, row in rows if row.side == side and name not in links]
-            for side in sides
-        }
-        save_curves(picture, f"{network} over a link", "Mbit/s", "calls a second", curves, log_x=True)
+        write_record(json, record)
     return 0
-
-
-def _cells(name: str, row: link.Row) -> list[str]:
-    latency = "" if row.predicted_latency is None else duration(row.predicted_latency)
-    throughput = "" if row.predicted_throughput is None else f"{row.predicted_throughput:.2f}"
-    cut, bits = row.configuration.cut, row.configuration.bits
-    return [
-        name,
-        row.side,
-        "last" if cut < 0 else str(cut),
-        "all" if bits is None else str(bits),
-        duration(row.latency),
-        latency,
-        f"{row.throughput:.2f}",
-        throughput,
-        f"{row.sent_bytes:.0f}",
-        f"{row.difference:.1e}",
-    ]
