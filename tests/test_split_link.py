@@ -304,6 +304,24 @@ def test_hostile_bytes_at_the_port_harm_nobody(served):
         assert_same_bits(client(x), expected)
 
 
+def test_a_peer_that_reads_no_answers_holds_nothing_up():
+    x = RANDOM.normal(size=(64, 1024)).astype(np.float32)
+    halves = Halves(jax.numpy.negative, (x,))
+    with serve({"negative": (jax.numpy.negative, (x,))}, limits=PeerLimits(seconds=0.5)) as server:
+        request = split_pb2.Request(model=halves.fingerprint, cut=0, tensors=codec.pack([x])).SerializeToString()
+        with grpc.insecure_channel(server.address) as channel, Client(server.address, halves) as client:
+            answers = channel.stream_stream("/aspen_jax.split.Split/Run")(request for _ in range(400))
+            streams = server._servicer._streams
+            deadline = time.monotonic() + LONG
+            while not streams.total() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            while streams.total() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not streams.total()
+            answers.cancel()
+            assert_same_bits(client(x), jax.numpy.negative(x))
+
+
 def test_limits_refuse_what_is_too_much():
     x = fresh()
     args = (net_args(),)
@@ -333,6 +351,11 @@ def test_limits_refuse_what_is_too_much():
             run = channel.stream_stream("/aspen_jax.split.Split/Run")
             with pytest.raises(grpc.RpcError, match="larger than max"):
                 list(run(iter([bytes(10**6)]), timeout=LONG))
+
+
+def test_keys_are_no_results():
+    with pytest.raises(InputError, match="key_data"):
+        Halves(lambda x: jax.random.key(0), (np.ones(3),))
 
 
 def test_another_function_is_refused():

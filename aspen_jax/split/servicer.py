@@ -248,7 +248,10 @@ class Servicer(split_pb2_grpc.SplitServicer):
 
     @contextlib.contextmanager
     def _impatience(self) -> Iterator[None]:
-        """Ends the stream of a peer that does not read its answer in time."""
+        """Ends work on the stream of a peer that does not read its answer in time.
+
+        gRPC keeps this answer until the connection ends, and counts the stream to the connection's.
+        """
         stream = asyncio.current_task()
         assert stream is not None
         handle = asyncio.get_running_loop().call_later(self._limits.seconds, stream.cancel)
