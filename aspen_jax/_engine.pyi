@@ -156,6 +156,25 @@ class Plan:
     def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each result."""
 
+class Stream:
+    """Runs of a graph one after the other, each in the memory of the one before. The caller runs one at a time."""
+
+    def __init__(self, plan: Plan) -> None: ...
+    def run(self, operands: Sequence[Any], chosen: bytes | None) -> list[np.ndarray]:
+        """Run some tiles. Values that the others write are those of the runs before.
+
+        Args:
+            operands: as `Plan.run` takes them.
+            chosen: a byte for each tile, 0 for those that do not run; others wait for their parents among them. None: all run.
+
+        Returns:
+            The results, the same arrays each time.
+
+        Raises:
+            InputError: number, shapes or dtypes of the arrays, or the number of bytes, are others.
+            EngineError: the run failed.
+        """
+
 NEVER: int
 """Nanoseconds that stand for never: what a resource without a kernel for a tile takes."""
 

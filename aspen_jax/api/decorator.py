@@ -20,7 +20,7 @@ from aspen_jax.api.weights import Layouts, restore
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
 from aspen_jax.ir.leaf_names import leaf_names
 from aspen_jax.lowering import rules
-from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, whole_graph
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, keeping_values, whole_graph
 from aspen_jax.primitive import experimental, primitive
 from aspen_jax.primitive.choices import DEVICES, Choices
 from aspen_jax.runtime import run_key
@@ -28,6 +28,7 @@ from aspen_jax.runtime import run_key
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
+    from aspen_jax.api.stream import Stream
     from aspen_jax.graph.tilegraph import TileGraph
     from aspen_jax.lowering.cuda_tuning import ExecutorTimes
     from aspen_jax.lowering.tuning import Tuning
@@ -317,6 +318,38 @@ class AspenFunction(Generic[P, R]):
 
         return nnx_state.call(kept, args, kwargs, self._holds_objects)
 
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """The function for arguments that change little from call to call, such as the images of a video.
+
+        A call computes anew only the tiles that a change reaches. Every bit of the result is what computing all of it gives. All
+        of the function is tiled, and all its values are kept from call to call.
+
+        Args:
+            *args: the first arguments, as the function takes them. All of it is computed for them.
+            **kwargs: likewise.
+
+        Returns:
+            A `Stream`, which is called as the function. Its attribute `last` says which tiles the last call ran.
+
+        Raises:
+            UnsupportedError: the function is not one graph; see `graph`.
+            InputError: it is for GPUs, or an argument holds an object of flax.nnx.
+
+        Example:
+            >>> detect = f.stream(first_image)
+            >>> boxes = detect(next_image)  # as f(next_image)
+            >>> print(detect.last)  # how many tiles of each op ran
+        """
+        from aspen_jax.api.flat import FlatCall
+        from aspen_jax.api.stream import Stream
+
+        if self._choices.device == "cuda":
+            raise InputError(f"{self.__name__} is for GPUs and streams run on the CPU; decorate it with device='cpu'")
+        call = FlatCall.of(self, args, kwargs)
+        stream = Stream(call, keeping_values(self.graph(*args, **kwargs), self._options(chooses=False)))
+        stream(*args, **kwargs)
+        return stream
+
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what stays with XLA and why.
 
@@ -561,6 +594,10 @@ class BoundAspenFunction:
     def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """As `AspenFunction.graph_inputs`."""
         return self._function.graph_inputs(*self._first, *args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """As `AspenFunction.stream`; arrays of the object are constants."""
+        return self._with_object().stream(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """As `AspenFunction.explain`."""

@@ -64,13 +64,14 @@ class FlatCall:
         name = function.__name__
         if objects:
             raise InputError(
-                f"{name}: an argument holds a {type(objects[0]).__name__} of flax.nnx, which a call may change; close over it, or "
+                f"{name}: an argument holds a {type(objects[0]).__name__} of flax.nnx, which may change; close over it, or "
                 "take it apart by nnx.split and pass its state"
             )
         structure, leaves, trace = function._on_arguments(traced, args, kwargs, shapes_traced=True)
         if isinstance(trace.out_info, nnx_state.Outcome):
             raise InputError(f"{name} returns objects of flax.nnx; take them apart by nnx.split and return their state")
-        if any(isinstance(const, Tracer) for const in trace.jaxpr.consts):
+        # Such a value is a constant of the jaxpr, or an input before those of the leaves.
+        if len(trace.jaxpr.in_avals) > len(leaves) or any(isinstance(const, Tracer) for const in trace.jaxpr.consts):
             raise InputError(f"{name} closes over a value that is being traced; make it an argument")
         static = {index for index, _ in structure.static}
         names = arguments.names(function.__wrapped__, args, kwargs)
@@ -90,16 +91,16 @@ class FlatCall:
         """The inputs of the jaxpr from arguments of another call.
 
         Raises:
-            InputError: a static argument, a shape or a dtype is another one than in the call that was traced.
+            InputError: the structure, a static argument, a shape or a dtype is another one than in the call that was traced.
         """
         name = self.function.__name__
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = jax.tree.flatten(restore((args, kwargs)))
         if tree != self.structure.tree:
-            raise InputError(f"{name} was cut for arguments of the structure {self.structure.tree}, not {tree}; cut it anew")
+            raise InputError(f"{name} was made for arguments of the structure {self.structure.tree}, not {tree}; make it anew")
         for index, value in reversed(self.structure.static):
             given = leaves.pop(index)
             if not (given is value or given == value):
-                raise InputError(f"{name} was cut for the static argument {value!r}, not {given!r}; cut it anew")
+                raise InputError(f"{name} was made for the static argument {value!r}, not {given!r}; make it anew")
         for leaf, aval, where in zip(leaves, self.jaxpr.in_avals, self.names, strict=True):
             check_type(name, where, leaf, aval)
         return leaves
@@ -118,6 +119,4 @@ def check_type(name: str, where: str, given: Any, wanted: Any) -> None:
     """Refuses what has another shape or dtype than an abstract value."""
     found = jax.typeof(given)
     if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-        raise InputError(
-            f"{name} was cut for {wanted.str_short()} as {where}, not {found.str_short()}; cut it anew for other shapes or dtypes"
-        )
+        raise InputError(f"{name} was made for {wanted.str_short()} as {where}, not {found.str_short()}; make it anew for that")

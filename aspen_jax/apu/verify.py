@@ -48,12 +48,17 @@ def verify(graph: TileGraph) -> None:
 
 def carries_data(graph: TileGraph) -> np.ndarray:
     """Of each edge, in the order of `TileGraph.children`, whether the child reads what its parent writes, bool [E]."""
-    program = graph.program()
-    tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
-    reads = [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
+    program, tiles, reads = reads_of_graph(graph)
     parents, children = _data_edges(program, tiles, reads)
     before, after = graph.dag.edges()
     return np.isin(before * graph.num_tiles + after, parents * graph.num_tiles + children)
+
+
+def reads_of_graph(graph: TileGraph) -> tuple[Program, list[tuple[np.ndarray, np.ndarray]], list[list[Read]]]:
+    """The graph's program; for each op its tiles and their boxes; and what these read, an entry an input."""
+    program = graph.program()
+    tiles = [graph.tiles_of(number) for number in range(graph.num_ops)]
+    return program, tiles, [_reads(number, op, *tiles[number]) for number, op in enumerate(program.ops)]
 
 
 def _data_edges(

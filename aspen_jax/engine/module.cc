@@ -30,6 +30,7 @@
 #include "plan_cache.h"
 #include "python_recorder.h"
 #include "runtime.h"
+#include "selection.h"
 #include "signature.h"
 
 namespace nb = nanobind;
@@ -148,6 +149,29 @@ class PyPlan {
                        [&](const auto& operands, const auto& results) { run_and_wait(operands, results, nullptr, run_key); });
   }
 
+  // Results that runs of a stream write again and again.
+  nb::list new_results() const {
+    const nb::object numpy = nb::module_::import_("numpy");
+    nb::list arrays;
+    for (const nb::handle tensor : signature(*plan_, plan_->num_results(), &Plan::result)) {
+      arrays.append(numpy.attr("empty")(tensor[0], tensor[1]));
+    }
+    return arrays;
+  }
+
+  // Runs the tiles that have a byte other than 0, or all, in the state of the run before.
+  void run_on(nb::sequence arrays, nb::list results, RunStateCache& states, std::optional<nb::bytes> chosen) const {
+    std::shared_ptr<const Selection> selection;
+    if (chosen.has_value()) {
+      selection = std::make_shared<Selection>(*plan_, std::span(static_cast<const uint8_t*>(chosen->data()), chosen->size()));
+    }
+    const Continued continued{states, std::move(selection)};
+    const Operands operands = operands_of(arrays);
+    std::vector<void*> written;
+    for (const nb::handle array : results) written.push_back(data_of(array));
+    run_and_wait(operands.data, written, nullptr, std::nullopt, &continued);
+  }
+
   nb::object timeline(nb::sequence arrays) const {
     const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
     const auto observer = std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows)));
@@ -164,18 +188,21 @@ class PyPlan {
   }
 
  private:
-  // Calls `run` with what lies behind arrays, once they are known to fit, and gives the results.
-  template <typename Run>
-  nb::list with_arrays(nb::sequence arrays, const Run& run) const {
+  struct Operands {
+    std::vector<nb::object> arrays;  // must live until the run has ended
+    std::vector<const void*> data;
+  };
+
+  // What lies behind arrays, once they are known to fit.
+  Operands operands_of(nb::sequence arrays) const {
     const nb::object numpy = nb::module_::import_("numpy");
     const nb::object requirements = nb::make_tuple("C", "A");
-    std::vector<nb::object> keep;  // the arrays that are read, until the run has ended
-    std::vector<const void*> operands;
+    Operands operands;
     if (nb::len(arrays) != plan_->num_operands()) {
       throw std::invalid_argument(count_mismatch("operand", nb::len(arrays), plan_->num_operands()));
     }
     for (const nb::handle given : arrays) {
-      const size_t index = operands.size();
+      const size_t index = operands.data.size();
       const TensorView& wanted = plan_->operand(index).dense;
       nb::object array = numpy.attr("require")(given, nb::none(), requirements);
       const std::vector<int64_t> shape = shape_of(array);
@@ -183,34 +210,54 @@ class PyPlan {
       if (!dtype.equal(dtype_object(wanted.dtype)) || !matches(wanted, wanted.dtype, shape)) {
         throw std::invalid_argument(mismatch("operand", index, describe(nb::str(dtype).c_str(), shape), wanted));
       }
-      operands.push_back(data_of(array));
-      keep.push_back(std::move(array));
+      operands.data.push_back(data_of(array));
+      operands.arrays.push_back(std::move(array));
     }
-    nb::list arrays_out;
+    return operands;
+  }
+
+  // Calls `run` with what lies behind arrays and behind new results, which it gives.
+  template <typename Run>
+  nb::list with_arrays(nb::sequence arrays, const Run& run) const {
+    const Operands operands = operands_of(arrays);
+    const nb::list taken = new_results();
     std::vector<void*> results;
-    for (const nb::handle tensor : signature(*plan_, plan_->num_results(), &Plan::result)) {
-      nb::object array = numpy.attr("empty")(tensor[0], tensor[1]);
-      results.push_back(data_of(array));
-      arrays_out.append(array);
-    }
-    run(operands, results);
-    return arrays_out;
+    for (const nb::handle array : taken) results.push_back(data_of(array));
+    run(operands.data, results);
+    return taken;
   }
 
   void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results,
-                    std::shared_ptr<Observer> observer, std::optional<int64_t> run_key) const {
+                    std::shared_ptr<Observer> observer, std::optional<int64_t> run_key,
+                    const Continued* continued = nullptr) const {
     const nb::gil_scoped_release release;
     // Shared with the worker, which may still be inside set_value when this thread has gone on.
     const auto outcome = std::make_shared<std::promise<std::string>>();
     runtime().submit(
         plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); }, std::move(observer),
-        run_key);
+        run_key, continued);
     const std::string error = outcome->get_future().get();
     if (!error.empty()) throw RunError(error);
   }
 
   std::shared_ptr<const Plan> plan_;
   uint32_t crc_ = 0;
+};
+
+// Runs of a plan one after the other, each in the memory of the one before. One at a time: the caller sees to that.
+class PyStream {
+ public:
+  explicit PyStream(const PyPlan& plan) : plan_(plan), results_(plan.new_results()) {}
+
+  nb::list run(nb::sequence arrays, std::optional<nb::bytes> chosen) {
+    plan_.run_on(arrays, results_, states_, std::move(chosen));
+    return results_;
+  }
+
+ private:
+  PyPlan plan_;
+  nb::list results_;
+  RunStateCache states_;
 };
 
 }  // namespace
@@ -252,4 +299,8 @@ NB_MODULE(_engine, module) {
       .def_prop_ro("crc", &PyPlan::crc)
       .def_prop_ro("operands", [](const PyPlan& plan) { return signature(*plan, (*plan).num_operands(), &Plan::operand); })
       .def_prop_ro("results", [](const PyPlan& plan) { return signature(*plan, (*plan).num_results(), &Plan::result); });
+
+  nb::class_<PyStream>(module, "Stream")
+      .def(nb::init<const PyPlan&>(), nb::arg("plan"))
+      .def("run", &PyStream::run, nb::arg("operands"), nb::arg("chosen").none());
 }

@@ -43,15 +43,17 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
   for (size_t i = 0; i < further_.size(); ++i) further_[i] = writable(plan_.further()[i]);
-  // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see.
+  // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see,
+  // and where only some tiles run, all results hold what was there.
   for (const uint32_t result : plan_.results_to_clear()) {
-    if (std::ranges::find(operands, results[result]) != operands.end()) continue;
+    if (call.selection != nullptr || std::ranges::find(operands, results[result]) != operands.end()) continue;
     std::memset(results[result], 0, static_cast<size_t>(plan_.result(result).bytes));
   }
-  restart(*call.policy, graph.parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
+  const std::span<const uint32_t> parents = call.selection == nullptr ? graph.parents : call.selection->parents;
+  restart(*call.policy, parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
   call_ = std::move(call);
   failed_.store(false, std::memory_order_relaxed);
-  tiles_left_.store(static_cast<int64_t>(plan_.num_tiles()), std::memory_order_relaxed);
+  tiles_left_.store(static_cast<int64_t>(num_tiles()), std::memory_order_relaxed);
 }
 
 RunStateCache::~RunStateCache() {

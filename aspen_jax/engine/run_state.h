@@ -17,6 +17,7 @@
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
+#include "selection.h"
 #include "traversal.h"
 
 namespace aspen {
@@ -31,6 +32,8 @@ struct RunOp {
   int rank;
 };
 
+class RunStateCache;
+
 class RunState final : public Traversal {
  public:
   // Throws std::bad_alloc.
@@ -44,6 +47,9 @@ class RunState final : public Traversal {
     const Policy* policy = nullptr;
     uint64_t id = 0;
     int64_t due = 0;  // run_order.h
+    // Where the run's state comes from and goes back to before `done` is called; the plan's own cache if null.
+    RunStateCache* states = nullptr;
+    std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
   };
 
   // Resets the counters and resolves addresses; allocates nothing.
@@ -54,6 +60,9 @@ class RunState final : public Traversal {
   uint64_t id() const { return call_.id; }
   int64_t due() const { return call_.due; }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
+
+  std::span<const int32_t> roots() const { return call_.selection == nullptr ? plan_.roots() : call_.selection->roots; }
+  size_t num_tiles() const { return call_.selection == nullptr ? plan_.num_tiles() : call_.selection->num_tiles; }
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 

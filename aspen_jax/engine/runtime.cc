@@ -68,13 +68,14 @@ int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch
 void complete(RunState* run) noexcept {
   const auto call = run->take_call();
   const std::string error = run->take_error();
-  call.plan->run_states().keep(std::unique_ptr<RunState>(run));
+  RunStateCache& states = call.states == nullptr ? call.plan->run_states() : *call.states;
+  states.keep(std::unique_ptr<RunState>(run));
   call.done(error);
 }
 
-std::unique_ptr<RunState> take_state(const Plan& plan) {
+std::unique_ptr<RunState> take_state(const Plan& plan, RunStateCache& states) {
   try {
-    return plan.run_states().take(plan);
+    return states.take(plan);
   } catch (const std::bad_alloc&) {
     throw std::runtime_error("out of memory: a run needs a workspace of " + std::to_string(plan.graph().workspace_bytes) +
                              " bytes and counters for " + std::to_string(plan.num_tiles()) +
@@ -308,7 +309,8 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
                                 std::to_string(plan.num_results()) + " results, the call has " + std::to_string(operands.size()) +
                                 " and " + std::to_string(results.size()));
   }
-  const bool is_small = plan.total_cost() < kWakeUpNs;
+  const int64_t cost = call.selection == nullptr ? plan.total_cost() : call.selection->cost;
+  const bool is_small = cost < kWakeUpNs;
   if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
   const bool alone = is_small || !ensure_workers();
   if (call.observer == nullptr && observed_.load(std::memory_order_relaxed)) {
@@ -318,9 +320,9 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   call.policy = policy_.load(std::memory_order_acquire);
   call.id = num_runs_.fetch_add(1, std::memory_order_relaxed);
   call.due = now_ns() + std::clamp(run_key.value_or(plan.graph().run_key), -kMostRunKey, kMostRunKey);
-  auto run = take_state(plan);
+  auto run = take_state(plan, call.states == nullptr ? plan.run_states() : *call.states);
   run->start(std::move(call), operands, results);
-  if (plan.num_tiles() == 0) {
+  if (run->num_tiles() == 0) {
     complete(run.release());
   } else if (alone) {
     run_alone(run.release());
@@ -364,7 +366,7 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   Queues queues;
   queues.clear();
   Batch roots;
-  for (const int32_t root : run->plan().roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
+  for (const int32_t root : run->roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
   queues.push(roots);
   const Dse dse{scratch, kCallerThread};
   RunState* finished = nullptr;
@@ -379,7 +381,7 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
 void Runtime::Impl::spread(RunState& run) noexcept {
   // acquire, with the store in start_workers: these rows exist. It is 0 when the process exits.
   const auto rows = static_cast<size_t>(std::max(1, target_.load(std::memory_order_acquire)));
-  const auto& roots = run.plan().roots();
+  const auto roots = run.roots();
   const auto parts = static_cast<int>(std::min(rows, roots.size()));
   const Policy policy = run.policy();
   spread_roots(run, roots, rows, run.id() % rows,
@@ -424,8 +426,13 @@ void Runtime::Impl::stop() noexcept {
 Runtime::Runtime() : impl_(std::make_unique<Impl>().release()) {}
 
 void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
-                     Done done, std::shared_ptr<Observer> observer, std::optional<int64_t> run_key) noexcept {
+                     Done done, std::shared_ptr<Observer> observer, std::optional<int64_t> run_key,
+                     const Continued* continued) noexcept {
   RunState::Call call{std::move(plan), std::move(done), std::move(observer)};
+  if (continued != nullptr) {
+    call.states = &continued->states;
+    call.selection = continued->selection;
+  }
   std::string error;
   try {
     impl_->submit(call, operands, results, run_key);

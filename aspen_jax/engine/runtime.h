@@ -10,6 +10,8 @@
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
+#include "run_state.h"
+#include "selection.h"
 
 namespace aspen {
 
@@ -22,6 +24,12 @@ inline constexpr int64_t kWakeUpNs = 30'000;
 
 inline constexpr int kMaxWorkers = 1024;
 
+// Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left.
+struct Continued {
+  RunStateCache& states;  // the state's home, with room for it alone; one run at a time, and it outlives them
+  std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
+};
+
 class Runtime {
  public:
   // Starts a run. `operands` and `results` are the buffers of the call, in order, of the sizes the plan says; they must stay
@@ -31,7 +39,8 @@ class Runtime {
   // The run key says when the run is due after its arrival, in nanoseconds; of several runs the one that is due first goes first
   // (run_order.h). Where none is given it is the graph's own. Larger ones than kMostRunKey count as that.
   void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
-              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt) noexcept;
+              std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt,
+              const Continued* continued = nullptr) noexcept;
 
   // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
   // number of workers.

@@ -287,6 +287,16 @@ def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
     return Part.build(program, part.options).graph
 
 
+def keeping_values(graph: TileGraph, options: Options) -> TileGraph:
+    """The same graph with memory of its own for each value, so that a run can go on from the one before."""
+    program = graph.program()
+    ops = tuple(op.replace(in_place=False) for op in program.ops)
+    program = program.replace(ops=ops, constants=apu.pack(program.constants).constants)
+    kept = apu.build(program, options.num_workers, options.machine, reuse=False).with_run_key(options.choices.run_key)
+    runtime.trust(kept.to_bytes())
+    return kept
+
+
 def _given(aval: Any) -> Value:
     try:
         return frontend.held(aval)

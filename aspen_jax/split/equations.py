@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 
 from aspen_jax.api.flat import FlatCall
+from aspen_jax.errors import InputError
 from aspen_jax.frontend.trace import called_jaxpr
 from aspen_jax.primitive.control_flow import scan_arguments
 
@@ -76,12 +78,22 @@ class FlatJaxpr:
 
 
 def flatten(call: FlatCall) -> FlatJaxpr:
-    """The equations of a call that its results or side effects need."""
+    """The equations of a call that its results or side effects need.
+
+    Raises:
+        InputError: one of them changes a value in place.
+    """
     closed = call.jaxpr
     inputs = tuple(core.Var(aval) for aval in closed.in_avals)
     constants: dict[core.Var, Any] = {}
     equations: list[core.JaxprEqn] = []
     outputs = _inline(closed, inputs, source_info_util.new_name_stack(), constants, equations)
+    for equation in equations:
+        if equation.effects and not all(isinstance(atom.aval, ShapedArray) for atom in (*equation.invars, *equation.outvars)):
+            raise InputError(
+                f"{call.function.__name__} changes a value in place ({equation.primitive.name}), which no cut can hand on; "
+                "compute a new value instead"
+            )
     weights = frozenset(inputs[index] for index in call.weights)
     return FlatJaxpr(inputs, call.names, weights, constants, tuple(_needed(equations, outputs)), tuple(outputs))
 
