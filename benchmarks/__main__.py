@@ -40,6 +40,7 @@ from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
+from benchmarks.split.command import split
 from benchmarks.stacks.command import stacks
 
 COMMANDS = {
@@ -66,6 +67,7 @@ COMMANDS = {
     "together": together.together,
     "paper": paper.paper,
     "stacks": stacks,
+    "split": split,
     "chains": chains,
     "codesign": codesign,
     "lab": lab.lab,
