@@ -19,8 +19,8 @@ from aspen_jax.demo import digits
 from aspen_jax.errors import AspenError
 from benchmarks.codesign.images import CLASSES, mnist
 
-_EPOCHS, _STEP_IMAGES, _RATE = 8, 50, 1e-3
-_WIDTHS = (32, 32, 64, 64)  # two convolutions, a pooling, two more, a pooling
+_EPOCHS, _STEP_IMAGES, _RATE = 5, 50, 2e-3
+_WIDTHS = (16, 16, 32, 32)  # two convolutions, a pooling, two more, a pooling
 _CROPS = 256
 
 
