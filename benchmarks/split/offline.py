@@ -80,7 +80,7 @@ def run(parts: Iterable[str], options: Options, picture: Path | None) -> dict[st
 def _codec(networks: dict[str, Trained], images: int, rounds: int, picture: Path | None) -> dict[str, Any]:
     sizes = {name: packing.sizes(network, images) for name, network in networks.items()}
     rows = []
-    for name, item in sizes.items():
+    for name, item in {**sizes, "all": packing.together(list(sizes.values()))}.items():
         about = [name, str(item.tensors), f"{item.smallest / 1e3:.1f}", f"{item.largest / 1e3:.1f}", f"{item.zeros:.0%}"]
         for bits in packing.BITS:
             ratios = item.entropy[bits], *(item.ratios[bits][codec] for codec in CODECS)

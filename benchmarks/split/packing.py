@@ -72,6 +72,23 @@ def sizes(trained: Trained, images: int) -> Sizes:
     return Sizes(len(values[0]), min(nbytes), max(nbytes), zeros, entropy, ratios)
 
 
+def together(parts: Sequence[Sizes]) -> Sizes:
+    """The same over the tensors of several networks, of each as many images."""
+    counts = np.array([part.tensors for part in parts])
+
+    def mean(ratios: Sequence[float]) -> float:
+        return float(np.exp(np.average(np.log(ratios), weights=counts)))
+
+    return Sizes(
+        int(counts.sum()),
+        min(part.smallest for part in parts),
+        max(part.largest for part in parts),
+        float(np.average([part.zeros for part in parts], weights=counts)),
+        {bits: mean([part.entropy[bits] for part in parts]) for bits in BITS},
+        {bits: {codec: mean([part.ratios[bits][codec] for part in parts]) for codec in CODECS} for bits in BITS},
+    )
+
+
 def _mean(ratios: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
 
