@@ -133,12 +133,12 @@ def _accuracy(networks: dict[str, Trained], examples: int, bits: tuple[int, ...]
     head = ["network", "examples", "cuts", "left out", "exact", "bits", "worst cut", "median cut"]
     print("Accuracy at cuts that only outputs of ReLUs cross\n")
     print("\n".join([*table(head, rows), ""]), flush=True)
-    rows = [
-        [name, f"{drop:.0%}", *(str(int(of(lowest))) for of in (np.min, np.median, np.max))]
-        for name, item in maps.items()
-        for drop in _DROPS
-        if len(lowest := item.lowest_bits(drop)[item.lowest_bits(drop) > 0])
-    ]
+    rows = []
+    for name, item in maps.items():
+        for drop in _DROPS:
+            lowest = item.lowest_bits(drop)[1:-1]
+            if (lowest > 0).any():
+                rows.append([name, f"{drop:.0%}", *(str(int(of(lowest[lowest > 0]))) for of in (np.min, np.median, np.max))])
     print("Fewest bits for a loss of accuracy, over cuts\n")
     print("\n".join([*table(["network", "loss", "least", "median", "most"], rows), ""]), flush=True)
     return {
