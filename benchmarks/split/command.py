@@ -13,7 +13,7 @@ PARTS: tuple[str, ...] = (*offline.PARTS, *over_links.PARTS)
 
 
 def split(
-    parts: Names = PARTS,
+    parts: Names = offline.PARTS,
     trained: offline.Options = offline.Options(),  # noqa: B008 - immutable
     over: over_links.Options = over_links.Options(),  # noqa: B008 - immutable
     json: File = None,
@@ -24,8 +24,8 @@ def split(
 
     Args:
         parts: `codec`, figures 6 and 7: sizes on the link; `accuracy`, figure 8; `schedule`: predicted times of heads, and how
-            long a choice takes; `link`, figures 9, 10 and 12: latency and throughput over shaped links, beside device-only,
-            server-only and Neurosurgeon.
+            long a choice takes; and, if it is named, `link`, figures 9, 10 and 12: latency and throughput over shaped links,
+            beside device-only, server-only and Neurosurgeon.
         trained: of the first three, which run trained networks.
         over: of the part link.
         json: where to write the figures as well.
