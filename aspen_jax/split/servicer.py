@@ -85,6 +85,8 @@ class _Denied(Exception):
     def tell(self, context: Any) -> None:
         context.set_code(self.code)
         context.set_details(self.details)
+        if not hasattr(context, "abort"):  # Ray Serve keeps the status of a call that raises alone
+            raise self
 
 
 class _Offered:
