@@ -30,7 +30,7 @@ FILE = Path(__file__).parent / "split_functions.py"
 ROOT = FILE.parents[1]
 MAIN = "import sys; from aspen_jax.cli import main; sys.exit(main())"
 RANDOM = np.random.default_rng()
-# 100000 were sent once: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
+# To send more: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
 HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "1000"))
 LONG = 60  # seconds; only a hang lasts as long
 

@@ -86,7 +86,7 @@ class _Denied(Exception):
         context.set_code(self.code)
         context.set_details(self.details)
         if not hasattr(context, "abort"):  # Ray Serve keeps the status of a call that raises alone
-            raise self
+            raise PermissionError(self.details) from None
 
 
 class _Offered:
