@@ -17,14 +17,39 @@ from aspen_jax.split.quantise import RAW, dequantise, quantise
 RNG = np.random.default_rng()
 
 
+def scores(params, x):
+    x = x.reshape(len(x), -1)
+    for w, b in params[:-1]:
+        x = jax.nn.relu(x @ w + b)
+    w, b = params[-1]
+    return x @ w + b
+
+
 @pytest.fixture(scope="module")
 def trained():
+    """A network of two hidden layers, trained here, and the digits that it has not seen."""
     pytest.importorskip("sklearn")
     from aspen_jax.demo import digits
 
     data = digits.load_digits()
-    params = digits.train(data, lambda: None)
-    return lambda x: digits.logits(params, x), data.test_images, data.test_labels
+    random = np.random.default_rng(0)
+    params = [
+        (jnp.asarray(random.normal(size=(n, m)) * np.sqrt(2 / n), jnp.float32), jnp.zeros(m))
+        for n, m in ((64, 64), (64, 32), (32, 10))
+    ]
+
+    def loss(params):
+        log_probabilities = jax.nn.log_softmax(scores(params, data.images))
+        return -jnp.take_along_axis(log_probabilities, data.labels[:, None], axis=1).mean()
+
+    def step(state, _):
+        params, velocity = state
+        velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.1 * g, velocity, jax.grad(loss)(params))
+        return (jax.tree.map(jnp.add, params, velocity), velocity), None
+
+    state = params, jax.tree.map(jnp.zeros_like, params)
+    (params, _), _ = jax.jit(lambda state: jax.lax.scan(step, state, length=150))(state)
+    return lambda x: scores(params, x), data.test_images, data.test_labels
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from aspen_jax.errors import AspenError, InputError, LinkError
+from aspen_jax.errors import InputError, LinkError
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
 from aspen_jax.split.quantise import checked_bits
@@ -76,14 +76,15 @@ class _FromServer:
         results = export.deserialize(bytearray(described.results))
         self.results = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results.out_avals)
         self.tree = results.out_tree
-        self._heads: dict[int, export.Exported] = {}
+        self._heads: dict[int, tuple[export.Exported, Callable[..., Any]]] = {}
 
-    def _exported(self, number: int) -> export.Exported:
+    def _head(self, number: int) -> tuple[export.Exported, Callable[..., Any]]:
         if number not in self._heads:
             described = self._ask(split_pb2.Question(name=self._name, cut=number))
             if hashlib.sha256(described.head).digest() != described.sha256 or described.model != self.fingerprint:
                 raise LinkError(f"the head of cut {number} is damaged, or the server has another function now; connect anew")
-            self._heads[number] = export.deserialize(bytearray(described.head))
+            exported = export.deserialize(bytearray(described.head))
+            self._heads[number] = exported, jax.jit(exported.call)
         return self._heads[number]
 
     def check(self, number: int) -> None:
@@ -91,10 +92,10 @@ class _FromServer:
             raise InputError(f"there is no cut {number}; take 0 to {self.num_cuts - 1}")
 
     def crossing(self, number: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._exported(number).out_avals)
+        return tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._head(number)[0].out_avals)
 
     def head(self, number: int) -> Callable[..., Any]:
-        return self._exported(number).call
+        return self._head(number)[1]
 
 
 class _Call:
@@ -136,7 +137,7 @@ class Client:
         token: str | None = None,
         tls: Tls | None = None,
         plain_text: bool = False,
-        deadline: float = 30.0,
+        deadline: float = 60.0,
         depth: int = 8,
     ):
         """Trace the function. The first call connects.
@@ -153,7 +154,7 @@ class Client:
             token: what the server wants to see.
             tls: certificates; None is plain text, to this machine alone.
             plain_text: whether plain text may go to other machines.
-            deadline: seconds that the server may take for an answer.
+            deadline: seconds that the server may take for an answer. The first one for a cut waits until the tail is compiled.
             depth: calls on their way at once. Further ones wait in the caller. Take more for a link of long delay.
 
         Raises:
@@ -316,7 +317,7 @@ class Client:
             results = self._halves.results
             limits = codec.Limits(most_bytes(results), sum(map(num_bytes, results)), len(results))
             leaves = [jnp.asarray(array) for array in codec.unpack(answer.tensors, results, limits)]
-        except AspenError as error:
+        except Exception as error:
             self._fail(call, LinkError(f"the answer of the server at {self._address} does not fit: {error}"))
             return
         record = Record(

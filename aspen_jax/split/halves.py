@@ -95,4 +95,6 @@ def num_bytes(struct: jax.ShapeDtypeStruct) -> int:
 
 
 def _struct(item: Any) -> jax.ShapeDtypeStruct:
+    if jax.dtypes.issubdtype(item.dtype, jax.dtypes.extended):
+        raise InputError(f"a result of dtype {item.dtype} cannot be sent; return jax.random.key_data of it")
     return jax.ShapeDtypeStruct(item.shape, item.dtype)

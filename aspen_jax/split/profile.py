@@ -7,6 +7,7 @@ the load of each side, and the link. So configurations that never ran are predic
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -263,15 +264,15 @@ class Profile:
         compute on the device, pack, send, unpack and compute on the server, answer.
         """
         is_remote = (np.arange(len(self.device.before)) < len(self.device.before) - 1)[:, None]
-        device = np.broadcast_to((self.device.before * self.device_load)[:, None], self.nbytes.shape)
-        pack = np.where(is_remote, self.pack_seconds * self.device_load, 0)
-        send = np.where(is_remote, link.seconds(self.nbytes), 0)
-        server = np.where(is_remote, self.pack_seconds * self.server_load, 0) + (self.server.behind * self.server_load)[:, None]
-        answer = np.where(is_remote, link.seconds(np.array(self.result_bytes)), 0)
-        stages = np.stack([device, pack, send, server, answer])
+        pack = is_remote * self.pack_seconds
+        send, answer = (np.where(is_remote, link.seconds(np.asarray(size)), 0) for size in (self.nbytes, self.result_bytes))
+        device = self.device.before[:, None] * self.device_load
+        server = (self.server.behind[:, None] + pack) * self.server_load
+        pack = pack * self.device_load
+        stages = device, pack, send, server, answer
         with np.errstate(divide="ignore"):
-            throughput = 1 / stages.max(axis=0)
-        values = {"latency": stages.sum(axis=0), "throughput": throughput, "server_cost": server, "device_cost": device + pack}
+            throughput = 1 / functools.reduce(np.maximum, stages)
+        values = {"latency": sum(stages), "throughput": throughput, "server_cost": server, "device_cost": device + pack}
         cuts = np.arange(len(self.device.before))
         if self.accuracy is not None:
             values["accuracy"] = self.accuracy

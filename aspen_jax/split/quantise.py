@@ -98,8 +98,8 @@ def quantise(x: ArrayLike, bits: int | None) -> Quantised:
     scale = float(computed.type((high - low) / levels))
     if scale < limits.smallest_normal:
         return raw
-    codes = np.asarray(wide - computed.type(low))
-    codes /= computed.type(scale)  # not times 1 / scale: that may overflow, and rounds once more
+    shifted = wide if low == 0 else wide - computed.type(low)  # 0 is what a ReLU gives
+    codes = np.divide(shifted, computed.type(scale))  # not times 1 / scale: that may overflow, and rounds once more
     codes += computed.type(0.5)
     return Quantised(codes.astype(code_dtype(bits)), scale, low, bits, x.dtype)
 
@@ -114,6 +114,7 @@ def dequantise(q: Quantised) -> np.ndarray:
         return np.full(q.codes.shape, q.minimum, q.dtype)
     values = q.codes.astype(computed)
     values *= computed.type(q.scale)
-    values += computed.type(q.minimum)
+    if q.minimum != 0:
+        values += computed.type(q.minimum)
     with np.errstate(over="ignore"):  # a peer may send a range that float16 does not hold
         return values.astype(q.dtype, copy=False)

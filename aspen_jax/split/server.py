@@ -133,7 +133,7 @@ def _service(servicer: Servicer, limits: PeerLimits) -> aio.Server:
         maximum_concurrent_rpcs=limits.streams + 1,  # one more, so that the servicer refuses with a reason
         options=[
             ("grpc.max_receive_message_length", longest),
-            ("grpc.max_send_message_length", longest),
+            ("grpc.max_send_message_length", -1),  # heads that are handed out have weights in them
             ("grpc.max_concurrent_streams", limits.streams_of_a_host + 1),
             ("grpc.max_metadata_size", 8192),
             ("grpc.max_allowed_incoming_connections", 4 * limits.streams),

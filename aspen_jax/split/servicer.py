@@ -85,6 +85,8 @@ class _Denied(Exception):
     def tell(self, context: Any) -> None:
         context.set_code(self.code)
         context.set_details(self.details)
+        if not hasattr(context, "abort"):  # Ray Serve keeps the status of a call that raises alone
+            raise PermissionError(self.details) from None
 
 
 class _Offered:
@@ -248,7 +250,10 @@ class Servicer(split_pb2_grpc.SplitServicer):
 
     @contextlib.contextmanager
     def _impatience(self) -> Iterator[None]:
-        """Ends the stream of a peer that does not read its answer in time."""
+        """Ends work on the stream of a peer that does not read its answer in time.
+
+        gRPC keeps this answer until the connection ends, and counts the stream to the connection's.
+        """
         stream = asyncio.current_task()
         assert stream is not None
         handle = asyncio.get_running_loop().call_later(self._limits.seconds, stream.cancel)

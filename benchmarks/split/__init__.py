@@ -1,1 +1,1 @@
-"""DynO's figures: split execution over shaped links."""
+"""DynO's experiments: what crosses a cut, how small it gets, what that costs in accuracy, and what follows for two machines."""

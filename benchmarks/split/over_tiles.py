@@ -1,0 +1,46 @@
+"""The part `overlap` of `python -m benchmarks split`: what the virtual clock says of tile overlap, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from aspen_jax.errors import InputError
+from benchmarks.split import overlap, overlap_clock
+
+PARTS = ("overlap",)
+_CUTS, _ROUNDS = 8, 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of the part `overlap`.
+
+    Attributes:
+        network: of the zoo; it may end in the image size, as resnet18_at_512.
+        mbps: links of so many Mbit/s.
+        slower: how many times slower than the server the device is on the virtual clock.
+    """
+
+    network: str = "resnet18"
+    mbps: tuple[float, ...] = (100, 200, 400)
+    slower: float = 1.0
+
+
+def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
+    """Print the tables, and give the figures.
+
+    Raises:
+        InputError: an option does not fit.
+    """
+    if "overlap" not in parts:
+        return {}
+    if not 0 < options.slower < float("inf"):
+        raise InputError(f"a device that is {options.slower} times slower; take 2, say")
+    expected = list(overlap_clock.predicted(options.network, options.mbps, _CUTS, options.slower))
+    overlap.printed(options.network, expected, "by the cost model on the lab's virtual clock")
+    taken = list(overlap.measured(options.network, options.mbps, _CUTS, None, _ROUNDS))
+    overlap.printed(options.network, taken, "measured with a core on each side")
+    both = {"expected": expected, "taken": taken}
+    return {"overlap": {name: [dataclasses.asdict(row) for row in rows] for name, rows in both.items()}}

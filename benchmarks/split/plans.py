@@ -1,0 +1,58 @@
+"""DynO's profiler and scheduler: predicted beside measured times of heads, and how long a choice takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from aspen_jax.cost.timing import Timing, interleaved
+from aspen_jax.split.cut import cut
+from aspen_jax.split.measure import measure_times
+from aspen_jax.split.schedule import METRICS, Constraint, Metrics, Target, choose
+
+CUTS, BITS = 500, 16
+BATCH = 16  # images a call whose heads are timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Seconds before a cut.
+
+    Attributes:
+        cut: its number.
+        predicted: from one timeline of the whole function.
+        measured: of the head alone, the fastest call.
+    """
+
+    cut: int
+    predicted: float
+    measured: float
+
+
+def predictions(fun: Callable[..., Any], args: tuple[Any, ...], cuts: int, rounds: int) -> list[Prediction]:
+    """Heads at some cuts, spread over the predicted time, each timed alone and in turns with the others."""
+    times = measure_times(fun, *args, rounds=rounds)
+    wanted = np.linspace(0, times.before[-1], cuts + 2)[1:-1]
+    chosen = sorted({int(np.searchsorted(times.before, seconds)) for seconds in wanted} | {len(times.before) - 1})
+    heads = {str(k): cut(fun, k, *args)[0] for k in chosen}
+    calls = {name: functools.partial(_wait, head, args) for name, head in heads.items()}
+    found = interleaved(calls, rounds)
+    return [Prediction(k, float(times.before[k]), found[str(k)].minimum) for k in chosen]
+
+
+def _wait(fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return jax.block_until_ready(fun(*args))
+
+
+def seconds_to_choose(rounds: int) -> Timing:
+    """A choice among 500 cuts x 16 numbers of bits, by three constraints and three targets."""
+    random = np.random.default_rng(0)
+    metrics = Metrics(np.arange(CUTS), np.arange(1, BITS + 1), {name: random.random((CUTS, BITS)) for name in METRICS})
+    constraints = [Constraint("latency", "<=", 0.9), Constraint("accuracy", ">=", 0.2), Constraint("server_cost", "<=", 0.9)]
+    targets = [Target("device_cost", 0.5, 0.2), Target("throughput", "max", 0.1), Target("latency", "min")]
+    return interleaved({"choose": lambda: choose(metrics, constraints, targets)}, rounds)["choose"]

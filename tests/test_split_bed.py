@@ -1,0 +1,77 @@
+"""The test bed of split execution: a link has the bandwidth and the delay that it is said to have, and sides choose by them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from aspen_jax.split.profile import Link, Profile, Times
+from benchmarks.split import bed, link
+
+RANDOM = np.random.default_rng()
+
+
+@pytest.fixture
+def echo():
+    """An address that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        peer, _ = listener.accept()
+        with peer:
+            while data := peer.recv(1 << 16):
+                peer.sendall(data)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    thread.join(30)
+    listener.close()
+
+
+def test_a_link_is_as_slow_as_it_is_said_to_be(echo):
+    sent = RANDOM.bytes(100_000)
+    shape = bed.Shape(up=8e6, down=16e6, delay=0.05)
+    with bed.forwarder(echo, shape) as address:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as device:
+            begin = time.perf_counter()
+            threading.Thread(target=device.sendall, args=(sent,), daemon=True).start()
+            got = bytearray()
+            while len(got) < len(sent):
+                got += device.recv(1 << 16)
+            seconds = time.perf_counter() - begin
+    assert got == sent
+    assert seconds >= len(sent) * 8 / shape.up + 2 * shape.delay - 0.02
+
+
+def profile():
+    """Ten cuts of 10 ms each; 200 kB cross at the first ones, 20 kB at the others, and a quarter of it at 8 bits."""
+    times = Times(np.linspace(0, 0.1, 11))
+    nbytes = np.where(np.arange(11) < 5, 200e3, 20e3)[:, None] * np.array([0.25, 1.0])
+    return Profile(times, times, np.array([8, 32]), nbytes, np.full((11, 2), 1e-4))
+
+
+def test_ours_balances_and_neurosurgeon_goes_to_one_end():
+    fast = Link(0.0, 10e6)
+    ours, predicted = link.configuration(link.OURS, profile(), fast, (8,))
+    assert ours == link.Configuration(5, 8)
+    assert predicted["throughput"] == pytest.approx(1 / 0.0501)
+    theirs, predicted = link.configuration(link.NEUROSURGEON, profile(), fast, (8,))
+    assert theirs == link.Configuration(10, None, "none"), "any link is slower than none, where both sides are alike"
+    assert predicted["throughput"] == pytest.approx(10)
+    slow = link.configuration(link.OURS, profile(), Link(0.0, 1e3), (8,))[0]
+    assert slow.cut == 10
+
+
+def test_gains_are_by_the_better_of_local_and_remote():
+    def row(side, throughput):
+        return "4G", link.Row(side, link.Configuration(0, None), 1.0, throughput, 0, 0.0)
+
+    rows = [row(link.DEVICE, 10.0), row(link.PACKED_INPUT, 8.0), row(link.NEUROSURGEON, 12.0), row(link.OURS, 15.0)]
+    assert link.gains(rows)["4G"] == pytest.approx((0.8, 1.5, 1.25))
+    assert link.gains(rows[:3]) == {}
