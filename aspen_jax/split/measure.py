@@ -43,7 +43,7 @@ def measure(
         bits: numbers of bits to choose from.
         server: what `measure_times` gave on the server; None if that is like this machine.
         codec: by which messages are compressed.
-        rounds: runs, of which the fastest counts.
+        rounds: as for `measure_times`.
 
     Raises:
         InputError: an argument is no array, or an option does not fit.
@@ -58,14 +58,14 @@ def measure(
 def measure_times(fun: Callable[..., Any], *args: Any, rounds: int = 5) -> Times:
     """How long this machine computes before each cut of a function.
 
-    One timeline of the whole function's tiles gives all cuts at once: each tile belongs to an op, and each op to equations. A
+    A timeline of the whole function's tiles gives all cuts at once: each tile belongs to an op, and each op to equations. A
     cut's share of a call is its share of the tiles' time. Where XLA runs a part of the function there is no timeline of all of
     it, and flops and bytes of equations stand for their time.
 
     Args:
         fun: a function, decorated by `aspen` or not.
         *args: arrays as it takes them.
-        rounds: calls and timelines, of which the fastest counts.
+        rounds: calls, and timelines; the fastest counts, of each tile by itself.
 
     Raises:
         InputError: an argument is no array, or there are no rounds.
@@ -130,12 +130,11 @@ def _held(flat: FlatJaxpr, leaves: list[Any]) -> dict[core.Var, Any]:
 
 
 def op_seconds(graph: TileGraph, inputs: Sequence[Any], rounds: int) -> list[float]:
-    """Seconds of each op's tiles together, in the fastest of several runs."""
+    """Seconds of each op's tiles together, each tile as in its fastest run: no run of all of them may be undisturbed."""
     graph.run(*inputs)
-    timelines = [graph.timeline(*inputs) for _ in range(rounds)]
-    fastest = min(timelines, key=lambda rows: rows[:, 2].max(initial=0) - rows[:, 1].min(initial=2**62))
-    nanoseconds = np.bincount(graph.tile_ops, fastest[:, 2] - fastest[:, 1], graph.num_ops)
-    return (nanoseconds * 1e-9).tolist()
+    timelines = np.stack([graph.timeline(*inputs) for _ in range(rounds)])
+    nanoseconds = (timelines[:, :, 2] - timelines[:, :, 1]).min(axis=0)
+    return (np.bincount(graph.tile_ops, nanoseconds, graph.num_ops) * 1e-9).tolist()
 
 
 def op_equations(graph: TileGraph) -> list[list[int]]:
