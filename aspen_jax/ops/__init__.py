@@ -16,6 +16,7 @@ from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE
@@ -50,6 +51,7 @@ _ALL = (
     ARG_REDUCE,
     SORT,
     STACK,
+    PARTIAL_REDUCE,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
     STRASSEN,

@@ -9,6 +9,7 @@ import numpy as np
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of, partial_results
 from aspen_jax.ops.stack import STACK, parts_of
 
 
@@ -49,6 +50,10 @@ def results_of(op: Op, *inputs: jax.Array) -> list[jax.Array]:
             result = [result_of(part, *result, *values[:count])]
             values = values[count:]
         return result
+    if op.family is PARTIAL_REDUCE:
+        whole = result_of(part_of(op), *inputs)
+        dtype = op.further[0].dtype
+        return [whole, partial_results(op.attrs, whole.astype(dtype))]
     if op.family is not BLOCK:
         count = op.family.num_main(op)
         main = values[:count]
