@@ -19,6 +19,7 @@ class Kernel(NamedTuple):
         run: adjacent elements that it computes at once; 1: none.
         functions: what is generated beside `finish` and `run`: element-wise programs alone.
         maps: whether it copies operands in boxes where a GPU has warpgroups (cuda/kernels/tensor_copy.h).
+        around: a template around the kernel, and its arguments behind that; (): none.
     """
 
     template: str
@@ -26,6 +27,7 @@ class Kernel(NamedTuple):
     run: int = 1
     functions: str = ""
     maps: bool = False
+    around: Sequence[str] = ()
 
 
 Write = Callable[[Op], "Kernel | None"]

@@ -19,6 +19,7 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
 
@@ -41,6 +42,7 @@ class Gpu(Machine):
     cache_bytes: int = 44 << 10  # shared memory, of which every device gives so much without being asked
     last_cache_bytes: int = 50 << 20
     keeps_rows: bool = False
+    reduces_results: bool = False  # not measured
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None  # what was known when functions were compiled: when more is, they are compiled anew
 
@@ -72,6 +74,10 @@ class Gpu(Machine):
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
+        if op.family is PARTIAL_REDUCE:  # the elements that are reduced are still in the cache
+            part = part_of(op)
+            more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
+            return self.of_boxes(part, boxes) + more / self.flops_per_ns
         work = op.family.work(op, boxes)
         if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
             return self.nanoseconds(work)

@@ -21,6 +21,7 @@ from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Operand, Value
+    from aspen_jax.ops.block_program import BlockProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +111,9 @@ class PartialReduce(OpFamily):
         own = part.family.work(part, boxes)
         written = sizes / math.prod(op.attrs.unit) * op.further[0].dtype.itemsize
         return Work(own.flops + sizes, own.bytes + written, own.pieces)
+
+    def parse(self, words: Sequence[int], num_outputs: int = 1) -> tuple[Any, BlockProgram | None]:
+        return super().parse(words)  # the program is that of the result alone
 
     def reference(self, attrs: PartialReduceAttrs, *inputs: jax.Array) -> jax.Array:
         raise ValueError("a partial reduction's reference is that of its op; see ops/reference.py")
