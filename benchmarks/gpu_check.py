@@ -251,7 +251,11 @@ def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
     ops = part.program.ops
     results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
     error = error_of(results[0], in_float64(case.function, *arrays))
-    return {"right": error <= sum(_tolerance(op, op.output) for op in ops), "error": error, "seconds": statistics.median(seconds.device)}
+    return {
+        "right": error <= sum(_tolerance(op, op.output) for op in ops),
+        "error": error,
+        "seconds": statistics.median(seconds.device),
+    }
 
 
 def _sanitizer(tool: str, timeout: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Machine:
         cache_bytes: of a worker's own cache, in which values between the parts of a stack must fit.
         last_cache_bytes: of the cache before memory, which an op's input and output must exceed for a stack of pools to pay.
         most_parts: of a stack.
-        fewest_bytes: whether a stack is as long as fits at all. Short strips of few channels move the fewest bytes and take more time.
+        fewest_bytes: whether a stack is as long as fits at all. Short strips move the fewest bytes and take more time.
         keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
         reduces_results: whether products reduce what they write, where others ask for that (passes/partial_reduce.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.

@@ -25,7 +25,7 @@ _REDUCED = (CONV2D, CONV2D_PANELS, MATMUL, MATMUL_PANELS, WINOGRAD)
 _KINDS = (windows.SUM, windows.MAX, windows.MIN)
 
 # A smaller result is still in the L2 caches when it is reduced.
-_SMALLEST_RESULT = 1 << 18
+_SMALLEST_RESULT = 1 << 20
 
 # Units of rows that all workers together can share, if there are so many of a fair size.
 _ENOUGH_UNITS = 64
