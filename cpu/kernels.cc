@@ -35,6 +35,7 @@ PreparedOp prepare_sort(const OpSpec& spec);
 PreparedOp prepare_stack(const OpSpec& spec);
 PreparedOp prepare_strassen(const OpSpec& spec);
 PreparedOp prepare_strassen_rows(const OpSpec& spec);
+PreparedOp prepare_transposed(const OpSpec& spec);
 PreparedOp prepare_winograd(const OpSpec& spec);
 PreparedOp prepare_winograd_weights(const OpSpec& spec);
 
@@ -67,6 +68,7 @@ std::span<const Kernel> kernels() {
       {"stack", prepare_stack},
       {"strassen", prepare_strassen},
       {"strassen_rows", prepare_strassen_rows},
+      {"transposed", prepare_transposed},
       {"winograd", prepare_winograd},
       {"winograd_weights", prepare_winograd_weights},
   };
@@ -81,7 +83,8 @@ const Kernel& part_kernel(std::span<const int64_t> letters) {
   }
   const auto all = kernels();
   const auto found = std::ranges::find(all, std::string_view(name), &Kernel::name);
-  if (found == all.end() || name == "stack") throw GraphError("no kernel '" + name + "' can be a part of an op");
+  if (found == all.end() || name == "stack" || name == "transposed")
+    throw GraphError("no kernel '" + name + "' can be a part of an op");
   return *found;
 }
 

@@ -26,6 +26,7 @@ from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATT
 from aspen_jax.ops.sort import SORT
 from aspen_jax.ops.stack import STACK
 from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS
+from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
 _ALL = (
@@ -52,6 +53,7 @@ _ALL = (
     SORT,
     STACK,
     PARTIAL_REDUCE,
+    TRANSPOSED,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
     STRASSEN,

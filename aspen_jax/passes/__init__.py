@@ -22,6 +22,7 @@ from aspen_jax.passes import (
     epilogue,
     fuse,
     in_place,
+    last_op,
     layout,
     merge,
     outputs,
@@ -193,6 +194,13 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
     (
         "6. Fit outputs to the caller's memory",
         (
+            Pass(
+                "last_op",
+                last_op.run,
+                "Convolutions have their kernels and epilogues; `outputs` copies what this leaves.",
+                after=("layout", "epilogue", "conv_panels", "align", "stacks", "split_depth", "partial_reduce"),
+                asks_machine=True,
+            ),
             Pass("outputs", outputs.run, "No op may follow those that write outputs.", is_needed=True),
             Pass("in_place", in_place.run, "It asks which values are outputs of the caller.", after=("outputs",)),
         ),
