@@ -28,6 +28,7 @@ struct Transposed final : OpState {
   int64_t strides[kRank];  // of the result, in elements
   int64_t targets[kRank];  // of the output along the same axes
   int64_t extents[kRank];  // of the result
+  DType dtype = DType::kF32;
   int64_t item_bytes = 0;
   int64_t strip = 0;  // rows at a time
   size_t part_scratch = 0;
@@ -62,9 +63,16 @@ const char* run(const TileArgs& args) noexcept {
         const int64_t from = r * state.strides[kRow] + box.lo[kPixel] * state.strides[kPixel] + box.lo[kChannel];
         const int64_t to = image * state.targets[kImage] + (row + r) * state.targets[kRow] +
                            box.lo[kPixel] * state.targets[kPixel] + box.lo[kChannel] * state.targets[kChannel];
-        copy_elements(state.item_bytes, scratch + from * state.item_bytes, state.strides[kPixel], 1,
-                      static_cast<std::byte*>(args.output) + to * state.item_bytes, state.targets[kPixel],
-                      state.targets[kChannel], is_plane ? rows * pixels : pixels, channels);
+        const int64_t count = is_plane ? rows * pixels : pixels;
+        const std::byte* const source = scratch + from * state.item_bytes;
+        std::byte* const target = static_cast<std::byte*>(args.output) + to * state.item_bytes;
+        if (state.dtype == DType::kF32 && state.targets[kPixel] == 1) {  // lanes are transposed in registers
+          load_lanes(state.dtype, source, 1, state.strides[kPixel], channels, count, reinterpret_cast<int32_t*>(target),
+                     state.targets[kChannel]);
+        } else {
+          copy_elements(state.item_bytes, source, state.strides[kPixel], 1, target, state.targets[kPixel],
+                        state.targets[kChannel], count, channels);
+        }
       }
     }
   }
@@ -96,6 +104,7 @@ PreparedOp prepare_transposed(const OpSpec& spec) {
     state->strides[d] = result.strides[d] = elements;
     elements *= result.shape[d];
   }
+  state->dtype = output.dtype;
   state->item_bytes = size_of(output.dtype);
   const int64_t row_bytes = std::max<int64_t>(state->strides[kRow] * state->item_bytes, 1);
   state->strip = std::max<int64_t>(l2_cache_bytes() / 4 / row_bytes, 1);

@@ -17,7 +17,7 @@ from aspen_jax.passes.layout import permutation_of
 _WRITERS = (CONV2D, CONV2D_PANELS, WINOGRAD)
 
 # A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured.
-_SMALLEST_RESULT = 1 << 16
+_SMALLEST_RESULT = 1 << 19
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
