@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def copies(program: Program) -> int:
     return sum(op.name == "output" for op in program.ops)
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "1x1": ((2, 3, 9, 14), (16, 3, 3, 3), (21, 16, 1, 1), {}),
     "3x3, by Winograd": ((1, 3, 30, 26), (32, 3, 3, 3), (40, 32, 3, 3), {}),
     "strided": ((2, 3, 17, 12), (8, 3, 3, 3), (5, 8, 3, 3), {"strides": (2, 2)}),
