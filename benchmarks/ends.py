@@ -43,14 +43,17 @@ def ends(rounds: int = 30, workers: int | None = None, networks: tuple[str, ...]
     ]
     record: list[dict[str, Any]] = []
     for name, (passed, function, arguments) in {**_cases(), **{name: _network(name) for name in networks}}.items():
-        (part,) = frontend.trace(jax.make_jaxpr(function)(*arguments)).parts
+        trace = frontend.trace(jax.make_jaxpr(function)(*arguments))
+        (part,) = trace.parts
+        values = dict(zip(trace.inputs, arguments, strict=True))
+        inputs = [values[value] for value in part.inputs]
         machine = apu.Machine.here(workers)
         sides = {"with": (), "without": (passed,)}
         graphs = {side: apu.build(run_passes(part, disabled, machine), workers, machine) for side, disabled in sides.items()}
-        results = [graph.run(*arguments) for graph in graphs.values()]
+        results = [graph.run(*inputs) for graph in graphs.values()]
         if any(np.abs(one - other).max() > _CLOSE * np.abs(other).max() for one, other in zip(*results, strict=True)):
             raise AspenError(f"{name} gives two results; report it")
-        timings = interleaved({side: functools.partial(graph.run, *arguments) for side, graph in graphs.items()}, rounds)
+        timings = interleaved({side: functools.partial(graph.run, *inputs) for side, graph in graphs.items()}, rounds)
         first, second = (timing.minimum for timing in timings.values())
         counts = {side: {"bytes": graph.stats()["bytes"], "ops": graph.num_ops} for side, graph in graphs.items()}
         megabytes = [f"{counts[side]['bytes'] / 1e6:.1f}" for side in sides]
