@@ -30,10 +30,16 @@ def in_float64(function: Callable[..., jax.Array], *arrays: Any) -> np.ndarray:
         function: of arrays, traceable by JAX.
         *arrays: its arguments.
     """
+    (result,) = all_in_float64(function, *arrays)
+    return result
+
+
+def all_in_float64(function: Callable[..., Any], *arrays: Any) -> list[np.ndarray]:
+    """The same for a function of any number of results."""
     closed = jax.make_jaxpr(function)(*arrays)
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        (result,) = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))(*map(_widened, arrays))
-        return np.asarray(result)
+        results = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))(*map(_widened, arrays))
+        return list(map(np.asarray, results))
 
 
 def _is_float(dtype: Any) -> bool:

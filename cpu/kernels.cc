@@ -1,7 +1,12 @@
 // The table of kernels, one for each target.
+#include <algorithm>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "aspen_jax/engine/kernel.h"
+#include "aspen_jax/engine/words.h"
+#include "parts.h"
 
 namespace aspen::cpu::ASPEN_TARGET {
 
@@ -18,6 +23,7 @@ PreparedOp prepare_gather(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_matmul_panels(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
+PreparedOp prepare_partial_reduce(const OpSpec& spec);
 PreparedOp prepare_pool(const OpSpec& spec);
 PreparedOp prepare_ragged_dot(const OpSpec& spec);
 PreparedOp prepare_reduce(const OpSpec& spec);
@@ -29,6 +35,7 @@ PreparedOp prepare_sort(const OpSpec& spec);
 PreparedOp prepare_stack(const OpSpec& spec);
 PreparedOp prepare_strassen(const OpSpec& spec);
 PreparedOp prepare_strassen_rows(const OpSpec& spec);
+PreparedOp prepare_transposed(const OpSpec& spec);
 PreparedOp prepare_winograd(const OpSpec& spec);
 PreparedOp prepare_winograd_weights(const OpSpec& spec);
 
@@ -49,6 +56,7 @@ std::span<const Kernel> kernels() {
       {"matmul", prepare_matmul},
       {"matmul_panels", prepare_matmul_panels},
       {"pad", prepare_pad},
+      {"partial_reduce", prepare_partial_reduce, true},
       {"pool", prepare_pool},
       {"ragged_dot", prepare_ragged_dot},
       {"reduce", prepare_reduce},
@@ -60,10 +68,24 @@ std::span<const Kernel> kernels() {
       {"stack", prepare_stack},
       {"strassen", prepare_strassen},
       {"strassen_rows", prepare_strassen_rows},
+      {"transposed", prepare_transposed},
       {"winograd", prepare_winograd},
       {"winograd_weights", prepare_winograd_weights},
   };
   return kTable;
+}
+
+const Kernel& part_kernel(std::span<const int64_t> letters) {
+  std::string name;
+  for (const int64_t letter : letters) {
+    check_range(letter, 1, 127, "a letter of a part's kernel");
+    name += static_cast<char>(letter);
+  }
+  const auto all = kernels();
+  const auto found = std::ranges::find(all, std::string_view(name), &Kernel::name);
+  if (found == all.end() || name == "stack" || name == "transposed")
+    throw GraphError("no kernel '" + name + "' can be a part of an op");
+  return *found;
 }
 
 #if defined(__AVX512F__)

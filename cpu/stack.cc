@@ -6,10 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "parts.h"
 #include "pool.h"
 #include "shapes.h"
 #include "spec_reader.h"
@@ -17,7 +17,6 @@
 namespace aspen::cpu::ASPEN_TARGET {
 
 PreparedOp prepare_stack(const OpSpec& spec);
-std::span<const Kernel> kernels();
 
 namespace {
 
@@ -194,18 +193,6 @@ TensorView one_index(TensorView view, int axis) {
   return view;
 }
 
-const Kernel& kernel_named(std::span<const int64_t> letters) {
-  std::string name;
-  for (const int64_t letter : letters) {
-    check_range(letter, 1, 127, "a letter of a part's kernel");
-    name += static_cast<char>(letter);
-  }
-  const auto all = kernels();
-  const auto found = std::ranges::find(all, std::string_view(name), &Kernel::name);
-  if (found == all.end() || name == "stack") throw GraphError("no kernel '" + name + "' can be a part of a stack");
-  return *found;
-}
-
 // The result of a part that another one reads: its view, and where it lies in scratch, from `offset` on. Its words are its dtype,
 // and, from the strips' axis on, its shape and the extents that its buffer has room for. Axes before are one index here.
 TensorView read_between(SpecReader& reader, Part& part, int rank, int axis, int64_t& offset) {
@@ -276,7 +263,7 @@ PreparedOp prepare_stack(const OpSpec& spec) {
   for (size_t i = 0; i < num_parts; ++i) {
     Part& part = stack->parts.emplace_back();
     part.first_input = i == 0 ? 0 : stack->parts[i - 1].first_input + stack->parts[i - 1].num_inputs;
-    const Kernel& kernel = kernel_named(reader.list());
+    const Kernel& kernel = part_kernel(reader.list());
     const auto words = reader.list();
     std::vector<TensorView> inputs = read_inputs(reader, spec, part, *stack);
     if (i > 0) inputs.insert(inputs.begin(), before);

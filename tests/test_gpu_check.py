@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 
@@ -79,6 +80,25 @@ def biased(x, y, w, b):
 
 def difference(x, y, w, b):
     return x - y
+
+
+def test_a_further_output_that_is_wrong_is_reported(monkeypatch):
+    """Kernels of several outputs are compared in all of them."""
+
+    def function(x, y):
+        return jnp.tanh(x) + y, jnp.tanh(x) * y
+
+    fake_cuda.load()
+    (op,) = ops_of(function, [random(i, 20, 48) for i in range(2)])
+    assert op.family.name == "block"
+    assert op.further
+    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
+    assert gpu_check.ops_against_float64([op])["right"]
+    assert op.program is not None
+    exchanged = dataclasses.replace(op.program, result=op.program.further[0], further=(op.program.result,))
+    monkeypatch.setattr(gpu_check, "compile_ops", lambda ops, _: code_of([op.replace(program=exchanged)], None))
+    wrong = gpu_check.ops_against_float64([op])["wrong"]
+    assert [number for number in range(2) if f"output {number}" in wrong[number]] == [0, 1]
 
 
 EXCHANGED = BlockProgram(2, (), (Instruction("sub_f", (1, 0)),), 2)

@@ -167,9 +167,8 @@ def test_forty_blocks_move_what_they_read_and_write():
     function, arguments_of = blocks(40)
     args = arguments_of((1, 112, 112, 64))
     for cache_bytes, most in ((1 << 20, 7e6), (512 << 10, 14e6)):
-        machine = Machine(cache_bytes=cache_bytes)
-        with mock.patch.object(stacks, "_FEWEST_BYTES", True):
-            stats = apu.build(run_passes(traced(function, *args), (), machine), 1, machine).stats()
+        machine = Machine(cache_bytes=cache_bytes, fewest_bytes=True)
+        stats = apu.build(run_passes(traced(function, *args), (), machine), 1, machine).stats()
         assert stats["bytes"] <= most
 
 

@@ -10,6 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.graph.dag import expand
+from aspen_jax.ir.program import Op, Value
+
+
+def boxes_of(op: Op, output: Value, boxes: np.ndarray) -> np.ndarray:
+    """The boxes that tiles write of one of an op's outputs, where `boxes` [n, rank, 2] are those of the first."""
+    return boxes if output is op.output else boxes // np.array(op.unit_of(output), np.int64)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +34,11 @@ class Grid:
     def numbered(cls, cuts: Sequence[np.ndarray], first: int) -> Grid:
         """A grid of one cell a tile, with ids from `first`."""
         return cls(tuple(cuts), np.arange(first, first + math.prod(len(cut) - 1 for cut in cuts)))
+
+    def of_output(self, op: Op, output: Value) -> Grid:
+        """The same tiles on one of the op's outputs, where this is the grid of the first."""
+        cuts = (cut // size for cut, size in zip(self.cuts, op.unit_of(output), strict=True))
+        return self if output is op.output else Grid(tuple(cuts), self.tiles)
 
     @functools.cached_property
     def boxes(self) -> np.ndarray:

@@ -255,7 +255,7 @@ def place(
             if op.output in writing:
                 offsets[op.output] = offset = offsets[operand]
                 holders.give(offset, offset + op.output.nbytes, op.output)
-        for value in () if op.in_place else filter(writing.__contains__, op.outputs):
+        for value in filter(writing.__contains__, op.further if op.in_place else op.outputs):
             small = value.nbytes < _SMALLEST_REUSED
             for offset in [free.size] if small else free.offers(_aligned(value.nbytes)):
                 claims = writing[value].moved(offset)

@@ -37,7 +37,8 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     grids: dict[Value, Grid] = {}
     num_tiles = 0
     for op in program.ops:
-        grids.update(dict.fromkeys(op.outputs, Grid.numbered(cut_points(op, num_workers, machine), num_tiles)))
+        grid = Grid.numbered(cut_points(op, num_workers, machine), num_tiles)
+        grids.update((output, grid.of_output(op, output)) for output in op.outputs)
         num_tiles += len(grids[op.output].tiles)
     reads = [reads_of(op, grids[op.output].tiles, grids[op.output].boxes) for op in program.ops]
     data = Dag.from_edges(num_tiles, *data_edges([read for op_reads in reads for read in op_reads], grids))

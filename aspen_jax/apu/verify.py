@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from aspen_jax.apu.dependencies import Read, data_edges, reads_of
-from aspen_jax.apu.grid import Grid
+from aspen_jax.apu.grid import Grid, boxes_of
 from aspen_jax.apu.memory import ALIGNMENT
 from aspen_jax.apu.verify_reuse import check_reuse
 from aspen_jax.graph.layout import LARGEST_BYTES, check_layout, refuse
@@ -70,7 +70,12 @@ def _data_edges(
 ) -> tuple[np.ndarray, np.ndarray]:
     grids: dict[Value, Grid] = {}
     for number, op in enumerate(program.ops):
-        grids.update(dict.fromkeys(op.outputs, tile_grid(f"op {number} ({op.name})", op.output, *tiles[number])))
+        where, (own, boxes) = f"op {number} ({op.name})", tiles[number]
+        for output in op.outputs:
+            cut = np.flatnonzero((boxes % np.array(op.unit_of(output), np.int64)[:, None]).any(axis=(1, 2)))
+            if cut.size:
+                refuse(f"tile {own[cut[0]]} of {where} writes a part of an element of shape {list(output.shape)}")
+            grids[output] = tile_grid(where, output, own, boxes_of(op, output, boxes))
     return data_edges([read for op_reads in reads for read in op_reads], grids)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from aspen_jax.apu.dependencies import Read
+from aspen_jax.apu.grid import boxes_of
 from aspen_jax.apu.memory import Holders, Touches, overlapping, rewritten, touches
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.graph.dag import Dag, unique
@@ -153,7 +154,9 @@ def _tenants(
     for number, (op, outputs) in enumerate(zip(program.ops, places, strict=True)):
         for value, (buffer, offset) in zip(op.outputs, outputs, strict=True):
             if value.nbytes:
-                tenants[buffer].append(tenant(value, offset, *tiles[number], rewritten(op) if op.in_place else None))
+                own, boxes = tiles[number]
+                rewrites = rewritten(op) if op.in_place and value is op.output else None
+                tenants[buffer].append(tenant(value, offset, own, boxes_of(op, value, boxes), rewrites))
     return tenants
 
 

@@ -34,8 +34,11 @@ class Machine:
         few_rows: products of up to so many rows are bound by reading a matrix, which kernels do once and in place.
         cache_bytes: of a worker's own cache, in which values between the parts of a stack must fit.
         last_cache_bytes: of the cache before memory, which an op's input and output must exceed for a stack of pools to pay.
+        most_parts: of a stack.
+        fewest_bytes: whether a stack is as long as fits at all. Short strips move the fewest bytes and take more time.
         keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
         fewest_chunks: of 128 bytes of an operand, that a slice of a sum's depth has.
+        reduces_results: whether products reduce what they write, where others ask for that (passes/partial_reduce.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -53,7 +56,10 @@ class Machine:
     launch_ns: float = 0.0
     cache_bytes: int = 1 << 20
     last_cache_bytes: int = 32 << 20
+    most_parts: int = 64
+    fewest_bytes: bool = False
     keeps_rows: bool = True
+    reduces_results: bool = True
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod

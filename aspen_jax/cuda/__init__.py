@@ -23,6 +23,7 @@ a box that are kept over a whole block instead of being read again, and coordina
 place, or where an offset is enough.
 """
 
+from aspen_jax.cuda import partial_reduce as _partial_reduce  # noqa: F401  (it asks `families` for the kernel within)
 from aspen_jax.cuda.attention import unfused
 from aspen_jax.cuda.families import UnsupportedOp
 from aspen_jax.cuda.first_op import read_through

@@ -22,6 +22,7 @@ class Kernel(NamedTuple):
         slices: thread blocks of a cluster, each of which sums a slice of a tile's depth (cuda/kernels/split_sum.h).
         blocks: thread blocks that a multiprocessor must be able to hold; 0: as many as the assembler likes, which spills some
             registers where that makes room for more blocks.
+        around: a template around the kernel, and its arguments behind that; (): none.
     """
 
     template: str
@@ -31,6 +32,7 @@ class Kernel(NamedTuple):
     maps: bool = False
     slices: int = 1
     blocks: int = 0
+    around: Sequence[str] = ()
 
 
 Write = Callable[[Op], "Kernel | None"]

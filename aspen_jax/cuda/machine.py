@@ -21,6 +21,7 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.slices import sliced
 from aspen_jax.ops.stack import STACK, parts_of
 
@@ -57,6 +58,7 @@ class Gpu(Machine):
     fewest_chunks: int = 4
     clusters: bool = False
     add_ns: float = 1_000.0
+    reduces_results: bool = False  # not measured
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None
 
@@ -102,6 +104,10 @@ class Gpu(Machine):
         if own is not None:
             one = np.broadcast_to(np.array([0, 1]), (len(boxes), 1, 2))
             return self.of_boxes(own, np.concatenate([one, boxes], axis=1)) + self.add_ns
+        if op.family is PARTIAL_REDUCE:  # the elements that are reduced are still in the cache
+            part = part_of(op)
+            more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
+            return self.of_boxes(part, boxes) + more / self.flops_per_ns
         work = op.family.work(op, boxes)
         if (plan := _chain(op)) is not None:
             return self.nanoseconds(_of_chain(plan, op, boxes, work))

@@ -9,6 +9,7 @@ from aspen_jax.cuda.kernel import Kernel
 from aspen_jax.cuda.lanes import finish
 from aspen_jax.cuda.runs import run_function
 from aspen_jax.ir.program import Op
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
@@ -23,6 +24,7 @@ HEADERS = (
     "cuda/kernels/few_rows_tile.h",
     "cuda/kernels/gather.h",
     "cuda/kernels/pad.h",
+    "cuda/kernels/partial_reduce.h",
     "cuda/kernels/product_by_element.h",
     "cuda/kernels/product_tile.h",
     "cuda/kernels/ragged_dot.h",
@@ -86,14 +88,19 @@ def _struct(op: Op, kernel: Kernel, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     counts = f"{max(1, len(op.inputs))}" + (f", {len(op.further)}" if op.further else "")
     addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{counts}>;"
+    own = part_of(op) if op.family is PARTIAL_REDUCE else op
     parts = [
         f"struct {name}Program {{",
         addresses,
         f"  static constexpr int kRank = {len(op.output.shape)}, kSlices = {kernel.slices};",
-        finish(op),
+        finish(own),
     ]
-    parts += [text for text in (kernel.functions, run_function(op, kernel.run) if kernel.run > 1 else "") if text]
+    parts += [text for text in (kernel.functions, run_function(own, kernel.run) if kernel.run > 1 else "") if text]
     program = f"SliceOf<{name}Program>" if kernel.slices > 1 else f"{name}Program"
-    tile = f"{kernel.template}<{', '.join([program, *kernel.arguments])}>"
-    whole = f"SplitSum<{name}Program, {tile}>" if kernel.slices > 1 else tile
+    whole = f"{kernel.template}<{', '.join([program, *kernel.arguments])}>"
+    if kernel.slices > 1:
+        whole = f"SplitSum<{name}Program, {whole}>"
+    if kernel.around:
+        template, *arguments = kernel.around
+        whole = f"{template}<{', '.join([whole, *arguments])}>"
     return "\n".join([*parts, "};", f"using {name} = {whole};\n"])

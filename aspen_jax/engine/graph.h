@@ -34,7 +34,7 @@ struct Op {
   uint32_t first_param = 0;
   uint32_t num_params = 0;
   int32_t depth = 0;
-  uint32_t first_further = 0;  // outputs beside the first, all of its shape
+  uint32_t first_further = 0;  // outputs beside the first, of its shape or of whole parts of its extents
   uint32_t num_further = 0;
 };
 

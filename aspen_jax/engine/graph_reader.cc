@@ -403,7 +403,8 @@ class GraphReader {
     }
   }
 
-  // Rows (op, value) in the order of the ops: outputs beside the first, which have its shape and so its tiles.
+  // Rows (op, value) in the order of the ops: outputs beside the first. Their extents are those of the first or whole parts of
+  // them, and a tile's box of them is that of the first by the same parts.
   void read_further() {
     const auto numbers = wire_.array<int64_t>("further outputs", 0);
     Cursor row(numbers);
@@ -417,8 +418,10 @@ class GraphReader {
       move_to_result(graph_.further.back());
       const TensorView& first = graph_.values[op.output].dense;
       const TensorView& view = graph_.values[graph_.further.back()].dense;
-      if (!std::ranges::equal(std::span(view.shape, view.rank), std::span(first.shape, first.rank))) {
-        throw GraphError(where + ", of " + op_name(static_cast<size_t>(last)) + ", has another shape than the op's first output");
+      const auto is_part = [](int64_t extent, int64_t of) { return extent > 0 ? of > 0 && of % extent == 0 : of == extent; };
+      if (!std::ranges::equal(std::span(view.shape, view.rank), std::span(first.shape, first.rank), is_part)) {
+        throw GraphError(where + ", of " + op_name(static_cast<size_t>(last)) +
+                         ", has a shape that is no whole part of that of the op's first output");
       }
     }
   }

@@ -69,7 +69,7 @@ struct OpSpec {
   std::span<const TensorView> inputs;
   const TensorView& output;
   std::span<const int64_t> params;
-  std::span<const TensorView> further = {};  // outputs beside the first, of its shape
+  std::span<const TensorView> further = {};  // outputs beside the first, of its shape or of whole parts of its extents
 };
 
 // What `prepare` derives from an OpSpec; immutable and shared by all workers and runs.
@@ -87,7 +87,7 @@ struct TileArgs {
   const int32_t* lo;
   const int32_t* hi;
   std::byte* scratch;              // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
-  void* const* further = nullptr;  // the outputs beside the first: the tile writes the box of each
+  void* const* further = nullptr;  // the outputs beside the first: the tile writes the box of each, by the same parts
 };
 
 // Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.

@@ -365,8 +365,15 @@ class PlacedRun final : public Traversal {
     const PlannedTile& planned = plan_->tiles()[tile];
     const Graph& graph = plan_->graph();
     const auto ops = [&](int memory) -> const RunOp& { return memories_[static_cast<size_t>(memory)]->op(planned.op); };
+    const TensorView& first = graph.values[graph.ops[planned.op].output].dense;
     const auto copy_output = [&](int32_t value, void* source, void* target) {
-      copy_box(graph.values[value].dense, planned.box, static_cast<std::byte*>(source), static_cast<std::byte*>(target));
+      const TensorView& view = graph.values[value].dense;
+      int32_t box[2 * kMaxRank];
+      for (int i = 0; i < 2 * view.rank; ++i) {
+        const int d = i % view.rank;
+        box[i] = view.shape[d] == 0 ? 0 : static_cast<int32_t>(planned.box[i] / (first.shape[d] / view.shape[d]));
+      }
+      copy_box(view, box, static_cast<std::byte*>(source), static_cast<std::byte*>(target));
     };
     copy_output(graph.ops[planned.op].output, ops(from).output, ops(to).output);
     const auto further = graph.further_of(graph.ops[planned.op]);

@@ -80,7 +80,8 @@ class Op:
         source: user's source line, for errors; may be empty.
         exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
         in_place: the output takes the memory of the operand that the family rewrites; all others that read that come before.
-        further: the outputs beside the first. They have its shape, and so one grid of tiles is that of all.
+        further: the outputs beside the first. They have its shape, or whole parts of its extents (`unit_of`), and so one grid of
+            tiles is that of all.
         slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
     """
 
@@ -110,6 +111,11 @@ class Op:
     def extra_inputs(self) -> tuple[Operand, ...]:
         """The inputs of the epilogue, each of the output's shape."""
         return self.inputs[self.family.num_main(self) :]
+
+    def unit_of(self, output: Value) -> tuple[int, ...]:
+        """How many indices of the first output belong to one of `output`, one of the outputs, along each axis."""
+        extents = zip(self.output.shape, output.shape, strict=True)
+        return tuple(whole // extent if extent else 1 for whole, extent in extents)
 
     def replace(self, **changes: Any) -> Op:
         """A copy with some fields changed."""

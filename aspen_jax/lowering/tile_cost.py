@@ -12,6 +12,9 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ops.block import program_flops
 from aspen_jax.ops.block_program import BlockProgram
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
+from aspen_jax.ops.transposed import TRANSPOSED
+from aspen_jax.ops.transposed import part_of as untransposed
 
 # Elements of the widest register.
 _LANES = 16
@@ -64,6 +67,13 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
     size = float(op.output.size)
     if not size:
         return {}
+    if family is TRANSPOSED:
+        return _of_op(untransposed(op), num_tiles)
+    if family is PARTIAL_REDUCE:
+        kind = "rows" if len(op.output.shape) - 1 in op.attrs.axes else "columns"
+        reduced = {f"flops of sums of {kind}": size, "bytes": float(op.further[0].nbytes)}
+        own = _of_op(part_of(op), num_tiles)
+        return {name: own.get(name, 0.0) + reduced.get(name, 0.0) for name in (*own, *(reduced.keys() - own.keys()))}
     shape = op.output.shape
     whole = np.array([[(0, extent) for extent in shape]], np.int64).reshape(1, -1, 2)
     work = family.work(op, whole)

@@ -16,6 +16,7 @@ from aspen_jax.ops.family import OpFamily
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
 from aspen_jax.ops.pool import POOL
 from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE
@@ -25,6 +26,7 @@ from aspen_jax.ops.select_windows import SELECT_AND_GATHER_ADD, SELECT_AND_SCATT
 from aspen_jax.ops.sort import SORT
 from aspen_jax.ops.stack import STACK
 from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS
+from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.ops.winograd import WINOGRAD, WINOGRAD_WEIGHTS
 
 _ALL = (
@@ -50,6 +52,8 @@ _ALL = (
     ARG_REDUCE,
     SORT,
     STACK,
+    PARTIAL_REDUCE,
+    TRANSPOSED,
     WINOGRAD,
     WINOGRAD_WEIGHTS,
     STRASSEN,

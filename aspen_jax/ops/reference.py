@@ -9,7 +9,10 @@ import numpy as np
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of, partial_results
 from aspen_jax.ops.stack import STACK, parts_of
+from aspen_jax.ops.transposed import TRANSPOSED
+from aspen_jax.ops.transposed import part_of as untransposed
 
 
 def evaluate(program: Program, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -49,6 +52,12 @@ def results_of(op: Op, *inputs: jax.Array) -> list[jax.Array]:
             result = [result_of(part, *result, *values[:count])]
             values = values[count:]
         return result
+    if op.family is PARTIAL_REDUCE:
+        whole = result_of(part_of(op), *inputs)
+        dtype = op.further[0].dtype
+        return [whole, partial_results(op.attrs, whole.astype(dtype))]
+    if op.family is TRANSPOSED:
+        return [result_of(untransposed(op), *inputs).transpose(op.attrs.permutation)]
     if op.family is not BLOCK:
         count = op.family.num_main(op)
         main = values[:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -27,9 +28,6 @@ _HELD = 2
 
 _LEAST_GAIN = 0.97  # of the estimated time
 
-_MOST_PARTS = 64
-# Whether a stack is as long as fits at all. That moves the fewest bytes, but short strips of few channels take more time.
-_FEWEST_BYTES = False
 _A_FEW_ROWS = 4
 _FEWEST_ROWS = 4  # of a strip of products: 2^4
 _IMAGE_RANK = 4  # batch, rows, columns, channels
@@ -133,10 +131,10 @@ def _stacks(chain: list[Op], machine: Machine) -> Iterator[Op]:
     if not machine.keeps_rows and chain[0].family in WEIGHTED:
         yield from _products_in_blocks(chain, machine)
         return
-    find = _in_strips if machine.keeps_rows else _in_blocks
+    find = functools.partial(_in_strips, fewest_bytes=machine.fewest_bytes) if machine.keeps_rows else _in_blocks
     while len(chain) > 1:
         # Sizes grow with the length, so the longest that fits is found by halving.
-        counts = range(2, min(len(chain), _MOST_PARTS) + 1)
+        counts = range(2, min(len(chain), machine.most_parts) + 1)
         shapes = find(chain, machine.stack_bytes)
         length = 1 + bisect.bisect_left(counts, True, key=lambda count: shapes(chain[:count]) is None)
         parts, chain = chain[:length], chain[length:]
@@ -223,9 +221,9 @@ _Find = Callable[[list[Op]], _Shape | None]
 """The fastest shape of some parts that fits; None where none does."""
 
 
-def _in_strips(chain: list[Op], limit: int) -> _Find:
+def _in_strips(chain: list[Op], limit: int, fewest_bytes: bool) -> _Find:
     """For a core, which goes through strips and keeps rows."""
-    least = _comfortable if _size(chain[:2], _comfortable(chain[:2])) <= limit and not _FEWEST_BYTES else _least
+    least = _comfortable if _size(chain[:2], _comfortable(chain[:2])) <= limit and not fewest_bytes else _least
 
     def shape_of(parts: list[Op]) -> _Shape | None:
         if _size(parts, least(parts)) > limit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from unittest import mock
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.stack import STACK, parts_of
-from aspen_jax.passes import run_passes, stacks
+from aspen_jax.passes import run_passes
 from benchmarks.network.in_jax import Params, in_jax
 from benchmarks.network.network import Network
 
@@ -41,9 +40,8 @@ def program_of(network: Network, params: Params, inputs: Sequence[np.ndarray], m
     (part,) = frontend.trace(jaxpr).parts
     if steps == 1:
         return run_passes(part, ("stacks",), machine)
-    name, chosen = ("_FEWEST_BYTES", True) if steps is None else ("_MOST_PARTS", steps)
-    with mock.patch.object(stacks, name, chosen):
-        return run_passes(part, (), machine)
+    limits = {"fewest_bytes": True} if steps is None else {"most_parts": steps}
+    return run_passes(part, (), dataclasses.replace(machine, **limits))
 
 
 def graph_of(

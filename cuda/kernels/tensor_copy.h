@@ -17,8 +17,8 @@
 namespace aspen::cuda {
 
 // The addresses of a kernel that copies in boxes where the device can.
-template <int kInputs>
-using MappedBuffers = typename Either<kHasWarpgroups, TensorBuffers<kInputs>, Buffers<kInputs>>::Type;
+template <int kInputs, int kFurther = 0>
+using MappedBuffers = typename Either<kHasWarpgroups, TensorBuffers<kInputs, kFurther>, Buffers<kInputs, kFurther>>::Type;
 
 // A box of a tensor, by its first element.
 template <int kRank>

@@ -24,8 +24,8 @@ struct Buffers : Buffers<kInputs, 0> {
   void* further[kFurther];
 };
 // The same, and maps of operands that are copied in boxes (tensor_copy.h).
-template <int kInputs>
-struct TensorBuffers : Buffers<kInputs> {
+template <int kInputs, int kFurther = 0>
+struct TensorBuffers : Buffers<kInputs, kFurther> {
   static constexpr int kNumTensors = 2;
   TensorMap maps[kNumTensors];
 };

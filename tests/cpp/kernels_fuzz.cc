@@ -15,6 +15,7 @@ struct OneOp {
   Words shape;
   Words params;
   std::vector<DType> further = {};  // outputs beside the first
+  Words unit = {};                  // how many times as long the first is along each axis, where it is
 };
 
 Bytes encode_one(const OneOp& op) {
@@ -32,7 +33,9 @@ Bytes encode_one(const OneOp& op) {
   }
   const int64_t result = builder.result(op.dtype, op.shape);
   Words further;
-  for (const DType dtype : op.further) further.push_back(builder.result(dtype, op.shape));
+  Words shape_of_further = op.shape;
+  for (size_t d = 0; d < op.unit.size(); ++d) shape_of_further[d] /= op.unit[d];
+  for (const DType dtype : op.further) further.push_back(builder.result(dtype, shape_of_further));
   if (op.kernel == "scatter") builder.values[result].buffer = 0;  // what rewrites an operand may lie there
   const int64_t id = builder.op("op", op.kernel, std::move(inputs), result, op.params);
   Words lo(op.shape.size()), hi = op.shape;
@@ -149,6 +152,12 @@ std::vector<Bytes> seeds() {
                {f32, 2, 9, 5, 2, 1, 2}},
               {"block", add_relu, {1}, {f32, 2, 9, 5, 2, 3, 2}},
               {"pool", {1, 3, 1, 3, 1, 3, 1, 1, 1, 3, 0, 1, 0, 3, 0, 1, 0, 3, 1, 1, 1, 3, 1, 1, 1, 0}, {}, {}}})},
+      // A 1x1 convolution that writes NCHW.
+      {"transposed",
+       {{f, {2, 6, 5, 4}}, {f, {1, 1, 4, 7}}},
+       f,
+       {2, 7, 6, 5},
+       {6, 'c', 'o', 'n', 'v', '2', 'd', 4, 0, 3, 1, 2, 2, 1, 1, 4, 0, 0, 0, 0, 2, 1, 1, 1, 0}},
       {"winograd",
        {{f, {1, 9, 6, 5}}, {f, {45, 2, 5, 32}}, {f, {40}}},
        f,
@@ -253,6 +262,21 @@ std::vector<Bytes> seeds() {
       {"block", {{f, {4, 37}}, {f, {37}}}, f, {4, 37}, with(exp_chain, {4, 0, 2}), {bf, f, f}},
       {"block", {{b, {3, 20}}, {i, {20}}, {i, {3, 20}}}, i, {3, 20}, with(select, {3, 0}), {u8, b}},
       {"rows", {{f, {5, 40}}}, f, {5, 40}, with({1, 1}, with(stored_softmax, {0})), {bf}},
+      // Column sums of a product of 12 rows, by 3; maxima of its rows, by 20.
+      {"partial_reduce",
+       {{f, {12, 7}}, {f, {7, 9}}, {f, {9}}},
+       f,
+       {12, 9},
+       with({6, 'm', 'a', 't', 'm', 'u', 'l', 0, 1, 0, 2, 3, 1, 2, 0, -1, 2, -1, 1}, add_relu),
+       {f},
+       {3, 1}},
+      {"partial_reduce",
+       {{f, {5, 7}}, {f, {7, 40}}},
+       bf,
+       {5, 40},
+       {6, 'm', 'a', 't', 'm', 'u', 'l', 1, 1, 1, 2, 1, 20, 2, 0, -1, 2, -1, 1, 0},
+       {f},
+       {1, 20}},
   };
   std::vector<Bytes> result;
   for (const OneOp& op : ops) result.push_back(encode_one(op));

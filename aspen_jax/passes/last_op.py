@@ -1,0 +1,39 @@
+"""Lets the last convolution of an NCHW network write its result as the caller wants it (Bolt, section 3.2.3).
+
+A convolution computes NHWC. Without this pass a copy of its own transposes what it has written, from memory to memory. Values in
+the middle of a network have no such copies: ops around them take the order in which they lie (`layout`).
+"""
+
+from __future__ import annotations
+
+from aspen_jax.cost.machine import Machine
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.conv_panels import CONV2D_PANELS
+from aspen_jax.ops.transposed import IMAGE_RANK, transposed_of
+from aspen_jax.ops.winograd import WINOGRAD
+from aspen_jax.passes.layout import permutation_of
+
+_WRITERS = (CONV2D, CONV2D_PANELS, WINOGRAD)
+
+# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured.
+_SMALLEST_RESULT = 1 << 19
+
+
+def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+    """Transpose outputs where they are computed, if nothing else reads them."""
+    writers = {op.output: op for op in program.ops if op.family in _WRITERS}
+    uses = program.uses()
+    outputs, made = list(program.outputs), dict[Op, Op]()
+    for index, operand in enumerate(outputs):
+        op = writers.get(operand.value)
+        if op is None or len(uses[operand.value]) > 1 or operand.value.nbytes < _SMALLEST_RESULT:
+            continue
+        permutation = permutation_of(operand)
+        if permutation is None or permutation == tuple(range(IMAGE_RANK)):
+            continue
+        new = transposed_of(op, permutation, Value(operand.shape, operand.dtype))
+        if machine.has_kernel(new):
+            made[op] = new
+            outputs[index] = Operand.whole(new.output)
+    return program.replace(ops=tuple(made.get(op, op) for op in program.ops), outputs=tuple(outputs)) if made else program
