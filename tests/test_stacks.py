@@ -303,7 +303,8 @@ def test_a_pointwise_convolution_follows_any_other(strides, machine):
     (op,) = program_of(function, x, machine=machine).ops
     assert op.family is STACK
     ours, apart = (run_on(machine, function, (x,), disabled) for disabled in ((), ("stacks",)))
-    np.testing.assert_array_equal(ours, apart)
+    # Apart, tiny tiles have 3 pixels. On AVX2 so few are summed in another order.
+    np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-6 * np.abs(apart).max())
     np.testing.assert_allclose(ours, np.asarray(jax.jit(function)(x)), rtol=1e-4, atol=1e-4)
 
 

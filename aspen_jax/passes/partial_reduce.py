@@ -27,6 +27,10 @@ _KINDS = (windows.SUM, windows.MAX, windows.MIN)
 # A smaller result is still in the L2 caches when it is reduced.
 _SMALLEST_RESULT = 1 << 20
 
+# Deeper products are bound by arithmetic, and lose more by strips than a second reading costs: of 4096 x 1024 a depth of 256 took
+# 0.93 of the time, the gradient of layers of 1024 took 1.06 (docs/results/residuals.md).
+_MOST_DEPTH = 256
+
 # Units of rows that all workers together can share, if there are so many of a fair size.
 _ENOUGH_UNITS = 64
 # Elements of the result behind one partial result, at least, or writing and reading those costs as much as is saved.
@@ -53,7 +57,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
 def _pair(producer: Op, reduce: Op, machine: Machine) -> tuple[Op, Op] | None:
     """The op with partial reductions, and what is left of the reduction; None where that does not pay."""
     shape, axes = producer.output.shape, reduce.attrs.axes
-    if producer.output.nbytes < _SMALLEST_RESULT or len(shape) + len(axes) > MOST_AXES:
+    if producer.output.nbytes < _SMALLEST_RESULT or len(shape) + len(axes) > MOST_AXES or _depth(producer) > _MOST_DEPTH:
         return None
     unit = _unit(shape, axes)
     if math.prod(unit) < _SMALLEST_UNIT:
@@ -65,6 +69,13 @@ def _pair(producer: Op, reduce: Op, machine: Machine) -> tuple[Op, Op] | None:
     if not machine.has_kernel(first) or not machine.are_cheaper([first, second], [producer, reduce]):
         return None
     return first, second
+
+
+def _depth(op: Op) -> int:
+    """What a product sums; 0 for convolutions, whose results are large beside their arithmetic."""
+    if op.family not in (MATMUL, MATMUL_PANELS):
+        return 0
+    return math.prod(extent for label, extent in zip(op.attrs.a, op.inputs[0].shape, strict=True) if label < 0)
 
 
 def _unit(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:

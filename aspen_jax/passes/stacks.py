@@ -147,7 +147,7 @@ def _stacks(chain: list[Op], machine: Machine) -> Iterator[Op]:
 def _products_in_blocks(chain: list[Op], machine: Machine) -> Iterator[Op]:
     """Products of a chain, of which the most that pay are one op of thread blocks, each with some rows (Bolt, section 3.1.1)."""
     while chain:
-        lengths = range(min(len(chain), _MOST_PARTS), 1, -1)
+        lengths = range(min(len(chain), machine.most_parts), 1, -1)
         stacks = ((length, _of_rows(chain[:length], machine)) for length in lengths)
         length, stack = next(((length, stack) for length, stack in stacks if stack is not None), (1, chain[0]))
         yield stack
