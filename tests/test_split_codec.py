@@ -93,7 +93,9 @@ def test_bad_options_are_refused(options):
         pack([np.ones(3)], **options)
 
 
-@pytest.mark.parametrize("array", [np.array(["a"]), np.array([object()]), np.ones(3, ml_dtypes.float8_e4m3fn)], ids=str)
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([object()]), np.ones(3, ml_dtypes.float8_e4m3fn)], ids=["text", "objects", "float8"]
+)
 def test_dtypes_that_no_message_holds_are_refused(array):
     with pytest.raises(InputError, match="cannot be sent"):
         pack([array])
