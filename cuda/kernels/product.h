@@ -247,13 +247,18 @@ ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* pa
          run += kSlices * Core::kThreads) {
       const int row = run / kAcross, column = run % kAcross * kRun;
       if (column >= num_columns) continue;
-      const float* const own = passing + row * kStride + column;
-      auto sums = load_vector<kRun>(Cluster<kSlices>::of(own, 0));
-      for (int slice = 1; slice < kSlices; ++slice) {
-        const auto more = load_vector<kRun>(Cluster<kSlices>::of(own, slice));
-        ASPEN_UNROLL for (int i = 0; i < kRun; ++i) sums.elements[i] += more.elements[i];
+      if constexpr (kSlices == 1) {
+        const auto sums = load_vector<kRun>(static_cast<const float*>(passing) + row * kStride + column);
+        store(row, column, sums.elements, min_of(kRun, num_columns - column));
+      } else {
+        const float* const own = passing + row * kStride + column;
+        auto sums = load_vector<kRun>(Cluster<kSlices>::of(own, 0));
+        for (int slice = 1; slice < kSlices; ++slice) {
+          const auto more = load_vector<kRun>(Cluster<kSlices>::of(own, slice));
+          ASPEN_UNROLL for (int i = 0; i < kRun; ++i) sums.elements[i] += more.elements[i];
+        }
+        store(row, column, sums.elements, min_of(kRun, num_columns - column));
       }
-      store(row, column, sums.elements, min_of(kRun, num_columns - column));
     }
   });
   Cluster<kSlices>::sync(block);  // before the stages are filled again, or the block ends
