@@ -28,6 +28,13 @@ class Words:
         self._next += size
         return tuple(self._words[self._next - size : self._next])
 
+    def name(self) -> str:
+        """The name of a kernel, a word a letter."""
+        letters = self.list()
+        if not all(0 < letter < 128 for letter in letters):
+            raise ValueError("a kernel has no name")
+        return bytes(letters).decode("ascii")
+
     def done(self) -> bool:
         return self._next == len(self._words)
 

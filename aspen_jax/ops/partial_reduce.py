@@ -49,10 +49,7 @@ class PartialReduceAttrs(Attrs):
 
     @classmethod
     def from_words(cls, words: Words) -> PartialReduceAttrs:
-        letters, kind, axes, unit = words.list(), words.integer(), words.list(), words.list()
-        if not all(0 < letter < 128 for letter in letters):
-            raise ValueError("the kernel of the op that is reduced has no name")
-        kernel = bytes(letters).decode("ascii")
+        kernel, kind, axes, unit = words.name(), words.integer(), words.list(), words.list()
         attrs_type = _family(kernel).attrs_type
         if attrs_type is None:
             raise ValueError(f"the result of {kernel!r} is not reduced in parts")

@@ -90,10 +90,8 @@ class StackAttrs(Attrs):
         axis, strip, unit, count = words.integer(), words.integer(), words.list(), words.integer()
         parts = []
         for number in range(count):
-            letters, own, follows = words.list(), words.list(), words.list()
-            if not all(0 < letter < 128 for letter in letters):
-                raise ValueError("a part's kernel has no name")
-            part = Part(bytes(letters).decode("ascii"), own, tuple(map(bool, follows)))
+            kernel, own, follows = words.name(), words.list(), words.list()
+            part = Part(kernel, own, tuple(map(bool, follows)))
             if number + 1 < count:
                 dtype = words.integer()
                 if not 0 <= dtype < len(DTYPES):

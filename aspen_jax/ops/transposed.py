@@ -39,10 +39,7 @@ class TransposedAttrs(Attrs):
 
     @classmethod
     def from_words(cls, words: Words) -> TransposedAttrs:
-        letters, permutation = words.list(), words.list()
-        if not all(0 < letter < 128 for letter in letters):
-            raise ValueError("the kernel of the op that is transposed has no name")
-        kernel = bytes(letters).decode("ascii")
+        kernel, permutation = words.name(), words.list()
         attrs_type = _family(kernel).attrs_type
         if attrs_type is None:
             raise ValueError(f"the result of {kernel!r} is not transposed")
