@@ -86,9 +86,8 @@ Case make_panels(const Geometry& g, Operand x, Random& random) {
     test.inputs.push_back(std::move(scale));
   }
   const auto plain = test.reference;
-  test.reference = [plain, before, multiplied](const std::vector<Operand>&, const Index& at) {
-    return plain({multiplied, before}, at);
-  };
+  const std::vector<Operand> unpacked = {multiplied, before};
+  test.reference = [plain, unpacked](const std::vector<Operand>&, const Index& at) { return plain(unpacked, at); };
   return test;
 }
 

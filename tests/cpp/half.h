@@ -1,8 +1,10 @@
 // float16 and bfloat16 by their definitions, for comparison with the conversions of the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "aspen_jax/engine/kernel.h"
 
@@ -20,25 +22,32 @@ inline double half_value(DType dtype, uint16_t bits) {
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
+// The values of all bits from 0 to those of infinity, which counts as the next power of two, as in rounding.
+inline const std::vector<double>& half_values(DType dtype) {
+  static const auto all = [](DType of) {
+    std::vector<double> values;
+    for (int bits = 0; bits < (of == DType::kF16 ? 0x7c00 : 0x7f80); ++bits)
+      values.push_back(half_value(of, static_cast<uint16_t>(bits)));
+    values.push_back(of == DType::kF16 ? 0x1p16 : 0x1p128);
+    return values;
+  };
+  static const std::vector<double> f16 = all(DType::kF16), bf16 = all(DType::kBF16);
+  return dtype == DType::kF16 ? f16 : bf16;
+}
+
 // The bits whose value is nearest, the even ones of two that are equally near.
 inline uint16_t half_bits(DType dtype, double value) {
-  const uint16_t infinity = dtype == DType::kF16 ? 0x7c00 : 0x7f80;
+  const std::vector<double>& values = half_values(dtype);
+  const auto infinity = static_cast<int>(values.size()) - 1;
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   if (std::isnan(value)) return static_cast<uint16_t>(infinity + 1);
   value = std::abs(value);
-  // Infinity rounds as if it were the next power of two.
-  const auto at = [&](int bits) {
-    return bits < infinity ? half_value(dtype, static_cast<uint16_t>(bits)) : dtype == DType::kF16 ? 0x1p16 : 0x1p128;
-  };
-  int below = 0, above = infinity;  // at(below) <= value
-  if (value >= at(above)) return sign | infinity;
-  while (above - below > 1) {
-    const int middle = (below + above) / 2;
-    (at(middle) <= value ? below : above) = middle;
-  }
-  const double down = value - at(below), up = at(above) - value;
-  const bool is_up = up < down || (up == down && above % 2 == 0);
-  return static_cast<uint16_t>(sign | (is_up ? above : below));
+  if (value >= values.back()) return static_cast<uint16_t>(sign | infinity);
+  const auto above = std::upper_bound(values.begin(), values.end(), value);
+  const double down = value - above[-1], up = *above - value;
+  const auto bits = static_cast<int>(above - values.begin());
+  const bool is_up = up < down || (up == down && bits % 2 == 0);
+  return static_cast<uint16_t>(sign | (is_up ? bits : bits - 1));
 }
 
 // The nearest value that the dtype holds; float32 and others hold all that they are asked for.

@@ -14,6 +14,7 @@
 #include <new>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -61,11 +62,12 @@ struct Operand {
   int64_t origin = 0;
 
   const float* data() const { return buffer.data() + origin; }
-  float at(const Index& index) const {
+  float at(std::span<const int64_t> index) const {
     int64_t offset = origin;
     for (size_t axis = 0; axis < index.size(); ++axis) offset += index[axis] * view.strides[axis];
     return buffer[static_cast<size_t>(offset)];
   }
+  float at(std::initializer_list<int64_t> index) const { return at(std::span(index)); }
 
   // Axes stored in the order `order`, outermost first; `steps` walk them (0: broadcast, negative: reversed).
   static Operand stored(const Index& shape, const Index& order, const Index& steps, Random& random) {

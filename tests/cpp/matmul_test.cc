@@ -37,23 +37,33 @@ Case make_case(std::string name, const Labels& labels, Index output, Operand a, 
   test.output = std::move(output);
   test.mixes_dtypes = true;
   test.reference = [labels](const std::vector<Operand>& inputs, const Index& at) {
-    Index extents;
-    for (size_t d = 0; d < labels.a.size(); ++d) {
-      if (labels.a[d] >= 0) continue;
-      extents.resize(std::max(extents.size(), static_cast<size_t>(-labels.a[d])), 1);
-      extents[static_cast<size_t>(-1 - labels.a[d])] = inputs[0].view.shape[d];
+    // What is summed over, where each operand begins, and how far each summed dimension steps through it.
+    constexpr auto kMost = static_cast<size_t>(kMaxRank);
+    Index extents(kMost, 1), begins(2, 0), steps[2] = {Index(kMost, 0), Index(kMost, 0)};
+    for (size_t i = 0; i < 2; ++i) {
+      const Index& of = i == 0 ? labels.a : labels.b;
+      begins[i] = inputs[i].origin;
+      for (size_t d = 0; d < of.size(); ++d) {
+        const int64_t stride = inputs[i].view.strides[d];
+        if (of[d] >= 0) begins[i] += at[static_cast<size_t>(of[d])] * stride;
+        if (of[d] < 0) extents[static_cast<size_t>(-1 - of[d])] = inputs[i].view.shape[d];
+        if (of[d] < 0) steps[i][static_cast<size_t>(-1 - of[d])] = stride;
+      }
     }
     if (size_of_shape(extents) == 0) return 0.0;
-    Index summed(extents.size(), 0), from_a(labels.a.size()), from_b(labels.b.size());
+    const int64_t inner = extents[0], step_a = steps[0][0], step_b = steps[1][0];
+    extents[0] = 1;
+    Index summed(extents.size(), 0);
+    const Index zero = summed;
     double sum = 0;
     do {
-      const auto value = [&](int64_t label) {
-        return label < 0 ? summed[static_cast<size_t>(-1 - label)] : at[static_cast<size_t>(label)];
-      };
-      std::ranges::transform(labels.a, from_a.begin(), value);
-      std::ranges::transform(labels.b, from_b.begin(), value);
-      sum += static_cast<double>(inputs[0].at(from_a)) * inputs[1].at(from_b);
-    } while (next(summed, Index(extents.size(), 0), extents));
+      const int64_t a = std::inner_product(summed.begin(), summed.end(), steps[0].begin(), begins[0]);
+      const int64_t b = std::inner_product(summed.begin(), summed.end(), steps[1].begin(), begins[1]);
+      for (int64_t k = 0; k < inner; ++k) {
+        sum += static_cast<double>(inputs[0].buffer[static_cast<size_t>(a + k * step_a)]) *
+               inputs[1].buffer[static_cast<size_t>(b + k * step_b)];
+      }
+    } while (next(summed, zero, extents));
     return sum;
   };
   return test;

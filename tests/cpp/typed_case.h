@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,12 +61,13 @@ struct TypedOperand {
   int64_t origin = 0;  // in elements
 
   const std::byte* data() const { return buffer.data() + origin * size_of(view.dtype); }
-  const std::byte* element(const Index& index) const {
+  const std::byte* element(std::span<const int64_t> index) const {
     int64_t offset = 0;
     for (size_t axis = 0; axis < index.size(); ++axis) offset += index[axis] * view.strides[axis];
     return data() + offset * size_of(view.dtype);
   }
-  double at(const Index& index) const { return value_of(view.dtype, element(index)); }
+  double at(std::span<const int64_t> index) const { return value_of(view.dtype, element(index)); }
+  double at(std::initializer_list<int64_t> index) const { return at(std::span(index)); }
 
   // Random elements: floats are whole numbers in [-limit, limit] if `limit` is given, else normal; integers any.
   static TypedOperand make(DType dtype, const Index& shape, const Index& order, const Index& steps, Random& random, int limit) {
@@ -173,7 +175,8 @@ inline int check_typed(const std::string& what, const char* kernel, const std::v
       } while (next(index, from, to));
     }
     Index index(rank, 0);
-    for (size_t i = 0; i < size; ++i, next(index, Index(rank, 0), shape)) {
+    const Index zero = index;
+    for (size_t i = 0; i < size; ++i, next(index, zero, shape)) {
       const std::byte* element = result.data() + i * bytes;
       if (!written[i]) {
         if (std::any_of(element, element + bytes, [&](std::byte b) { return b != kPoison; }))
