@@ -15,11 +15,13 @@
 namespace aspen::cpu {
 
 // Each target's objects define these (kernels.cc, gemm.cc, peak.cc). ASPEN_HAS_...: cmake says which targets are compiled.
+#if defined(ASPEN_HAS_portable)
 namespace portable {
 std::span<const Kernel> kernels();
 int few_rows();
 double measure_peak();
 }  // namespace portable
+#endif
 #if defined(ASPEN_HAS_avx2)
 namespace avx2 {
 std::span<const Kernel> kernels();
@@ -80,7 +82,9 @@ bool may_use_amx() {
 #endif
 
 constexpr Build kBuilds[] = {
+#if defined(ASPEN_HAS_portable)
     {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::few_rows, portable::measure_peak},
+#endif
 #if defined(ASPEN_HAS_avx2)
     {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::few_rows, avx2::measure_peak},
 #endif
