@@ -5,10 +5,10 @@ What XLA would do as fast is tiled all the same, so that small functions test ke
 XLA computes what to compare with, mostly once for each shape, so its code is not optimised: compiling takes longer than running.
 """
 
+import datetime
 import os
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 
 import pytest
@@ -19,26 +19,23 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["ASPEN_DISABLE_PASSES"] = "choice"
 _cache = tempfile.TemporaryDirectory()  # removed at exit
 os.environ["ASPEN_CACHE_DIR"] = _cache.name
+os.environ.setdefault("ASPEN_TEST_DAY", str(datetime.date.today().toordinal()))  # one for all processes, which may see midnight
 
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-
-# "0/2": every second test, "1/2": the others. Which tests those are depends on their names alone.
-SHARE_VARIABLE = "ASPEN_TEST_SHARE"
 
 # They build programs, or run other tests in one process: a minute or two each.
 LONGEST = {"test_cpp.py", "test_gpu_check.py", "test_targets.py"}
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is not in the share that the environment asks for, and puts the longest first, so that no core waits."""
-    number, _, count = os.environ.get(SHARE_VARIABLE, "0/1").partition("/")
-    kept = [item for item in items if zlib.crc32(item.nodeid.rpartition("/")[2].encode()) % int(count) == int(number)]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Leaves out what other days sweep, and puts the longest first, so that no core waits."""
+    from tests.rotation import other_days
+
+    left_out = other_days(items)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def test_an_input_of_odd_channels_is_padded_by_an_op():
 
 
 @pytest.mark.parametrize("places", [1, 264])
+@pytest.mark.sweep
 def test_results_are_the_same(places):
     gpu = Gpu(places=places)
     for function, operands in ((known, [IMAGE]), (given, [IMAGE, FIRST, SECOND, BIAS])):

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
 import aspen_jax
+from tests.rotation import examples
 from tests.test_indexing import check_equal
 from tests.tiled import run_tiled
 
@@ -28,7 +29,7 @@ CUMULATIVE = {
 FLOATS = {np.float32: 1e-6, np.float16: 2e-3, jnp.bfloat16: 1e-2}
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.data(), st.sampled_from(sorted(CUMULATIVE)), st.sampled_from(list(FLOATS)), st.booleans(), st.integers(0, 2**31))
 def test_cumulative_floats(data, name, dtype, reverse, seed):
     shape = tuple(data.draw(st.integers(0 if seed % 7 == 0 else 1, 70)) for _ in range(data.draw(st.integers(1, 3))))
@@ -42,7 +43,7 @@ def test_cumulative_floats(data, name, dtype, reverse, seed):
     np.testing.assert_allclose(ours.astype(np.float64), exact, rtol=FLOATS[dtype], atol=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.sampled_from([np.int32, np.int8, np.uint8, np.int16]), st.booleans(), st.integers(0, 2**31))
 def test_cumulative_integers(data, dtype, reverse, seed):
     name = data.draw(st.sampled_from(["cumsum", "cumprod", "cummax", "cummin"]))
@@ -61,7 +62,7 @@ def test_cumulative_logarithms_of_sums_meet_infinities():
     np.testing.assert_allclose(ours, exact, rtol=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.data(), st.booleans(), st.integers(0, 2**31))
 def test_arg_reduce(data, is_max, seed):
     dtype = data.draw(st.sampled_from([np.float32, np.float32, np.int32, np.uint8, np.bool_, np.float16, jnp.bfloat16]))
@@ -109,7 +110,7 @@ def lines(draw):
     return tuple(shape), axis
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(lines(), st.sampled_from(SORTED), st.integers(0, 2**31))
 def test_sort(line, dtype, seed):
     shape, axis = line
@@ -119,7 +120,7 @@ def test_sort(line, dtype, seed):
     check_equal(lambda x: jnp.argsort(x, axis=axis, descending=True), x)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lines(), st.integers(1, 3), st.integers(0, 2**31))
 def test_sort_by_several_keys(line, num_keys, seed):
     shape, axis = line
@@ -129,7 +130,7 @@ def test_sort_by_several_keys(line, num_keys, seed):
     check_equal(lambda *xs: lax.sort(xs, dimension=axis, num_keys=num_keys, is_stable=True), *operands)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lines(), st.sampled_from(SORTED), st.integers(1, 9), st.integers(0, 2**31))
 def test_top_k(line, dtype, k, seed):
     shape, axis = line

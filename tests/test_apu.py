@@ -97,6 +97,7 @@ def test_edges_are_those_of_the_element_wise_oracle(seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sweep
 def test_no_order_of_execution_reads_what_reuse_has_overwritten(seed):
     program = random_program(seed, steps=12)
     graph = build_with_random_tiles(program, seed, reuse=True)

@@ -46,6 +46,7 @@ def check(function, *arguments, ops=1, tolerance=1e-5):
     "shape", [(1, 1, 17, 3, 8), (2, 33, 33, 4, 16), (3, 7, 130, 2, 5), (1, 70, 1, 2, 8), (1, 100, 513, 1, 64)]
 )
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "bias", "empty rows"])
+@pytest.mark.sweep
 def test_dot_product_attention(shape, mask):
     batch, queries, keys, heads, width = shape
     q, k, v = (
@@ -167,6 +168,7 @@ def reach_of(function, *arguments):
 
 @pytest.mark.parametrize("how", ["added", "lowest", "infinite"])
 @pytest.mark.parametrize("name", [*MASKS, *EVERYTHING])
+@pytest.mark.sweep
 def test_what_a_mask_leaves_out_is_left_out_exactly(name, how, monkeypatch):
     function = functools.partial(masked, (MASKS | EVERYTHING)[name], how)
     keys = 290 if name == "more keys than queries" else 200
@@ -183,6 +185,7 @@ def test_what_a_mask_leaves_out_is_left_out_exactly(name, how, monkeypatch):
 @pytest.mark.parametrize("operand", range(3))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])
 @pytest.mark.parametrize("how", ["added", "infinite"])
+@pytest.mark.sweep
 def test_what_is_masked_still_spoils_what_it_would(operand, value, how):
     """Products with zeros are not zeros where a value is not finite; nor are sums with -1e9 low where a score is larger."""
     arrays = [normal(1, 150, 2, 8, seed=i) for i in range(3)]

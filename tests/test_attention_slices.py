@@ -94,6 +94,7 @@ def assert_close(ours, exact, tolerance):
     ("dtype", "exact", "tolerance", "sizes"),
     [(*PRECISIONS[0], sizes) for sizes in SIZES] + [(*PRECISIONS[1 + k], SIZES[k]) for k in range(3)],
 )
+@pytest.mark.sweep
 def test_slices_and_their_merge_on_the_host(dtype, exact, tolerance, sizes):
     for function in (attend, across):
         arguments = arguments_of(*sizes, dtype=dtype, function=function)
@@ -289,6 +290,7 @@ def test_attention_stays_whole_where_it_has_tiles_enough():
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.sweep
 def test_slices_compile_for_gpus_without_spills(architecture, dtype):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
     found = []

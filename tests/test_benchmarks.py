@@ -45,6 +45,7 @@ def test_kernel_cases_are_told_apart_by_name():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.sweep
 def test_models_and_build(record, capsys):
     choice = ["--models", "VGG16", "--image-size", "32"]
     assert main(["models", *choice, "--batch", "2", "--rounds", "2", "--json", str(record)]) == 0
@@ -59,6 +60,7 @@ def test_models_and_build(record, capsys):
     assert "jaxpr to ready graph" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 def test_accuracy_is_that_of_float32_and_a_wrong_model_is_told(record, capsys, monkeypatch):
     arguments = ["accuracy", "--models", "squeezenet1_1", "--image-size", "32", "--json", str(record)]
     assert main(arguments) == 0
@@ -81,6 +83,7 @@ def test_transformers_and_their_rate(record, capsys):
     assert "GFLOP/s" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 def test_calibrated_models_tell_images_apart():
     model = keras_application("MobileNetV2", 32)
     images = model.random_images(2)
@@ -93,11 +96,13 @@ def test_calibrated_models_tell_images_apart():
     assert largest_difference(np.asarray(predict(calibrated, images * (1 + 1e-7))), alive) < 1e-3
 
 
+@pytest.mark.sweep
 def test_models_that_take_images_of_any_size_get_some():
     model = keras_application("MobileNetV3Small")
     assert model.random_images(1).shape == (1, 224, 224, 3)
 
 
+@pytest.mark.sweep
 def test_peak_memory_is_that_of_a_process_of_its_own():
     ballast = bytearray(os.urandom(1)) * 2**30  # in this process, so not in that one
     measured = measure_in_child("benchmarks.memory", (TILED, "VGG16", json.dumps({"image_size": 32})))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -27,6 +27,7 @@ from aspen_jax.ops.builder import Builder
 from aspen_jax.passes import bf16x6, run_passes
 from tests.changed_words import most_are_refused
 from tests.reached import regions_hold_what_is_reached
+from tests.rotation import examples
 from tests.tiled import TINY_TILES
 
 # Of the largest output; a middle part that is left out would cost 2^-9, a low one 2^-17.
@@ -94,7 +95,7 @@ EPILOGUES = st.sampled_from(["nothing", "bias", "bias, residual, relu", "gelu", 
 MACHINES = st.sampled_from([TINY_UNITS, UNITS])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.sampled_from([(), (1,), (3,), (2, 1), (2, 3)]),
     st.integers(1, 70),
@@ -127,7 +128,7 @@ def convolved(x, w, strides=(1, 1), padding: Any = "SAME", dilation=(1, 1), prec
     return lax.conv_general_dilated(x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=numbers, precision=precision)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(1, 2),
     st.tuples(st.integers(1, 20), st.integers(1, 40)),
@@ -327,6 +328,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sweep
 def test_regions_hold_all_that_is_read(seed):
     small = program_of(Bf16x6Attrs((2, 1), 33, (2, 1), (1, 0, 0, 1)), (1, 4, 3, 2))
     assert all(regions_hold_what_is_reached(op, seed) for op in (*small.ops, CASES[1].ops[1]))

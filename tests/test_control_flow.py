@@ -124,6 +124,7 @@ def test_bodies_are_tiled(fun, least_calls, _):
 
 
 @pytest.mark.parametrize(("fun", "_", "backwards"), CASES.values(), ids=CASES)
+@pytest.mark.sweep
 def test_derivatives(fun, _, backwards):
     def loss(fun, w, x):
         return sum((leaf**2).sum() for leaf in jax.tree.leaves(fun(w, x)))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -23,6 +23,7 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES, WINOGRAD, WinogradAttrs
 from aspen_jax.passes import run_passes, winograd
+from tests.rotation import examples
 from tests.tiled import NARROW, TINY_TILES, check, check_narrow, run_tiled
 from tests.tracing import traced
 
@@ -50,7 +51,7 @@ CONV2D_EPILOGUES = (
 )
 
 
-@settings(max_examples=90, deadline=None)
+@examples(90)
 @given(convolutions(), st.integers(0, 2**31), st.sampled_from(CONV2D_EPILOGUES), st.sampled_from([np.float32, *NARROW]))
 def test_conv2d(shape, seed, epilogue, dtype):
     batch, image, channels, window, outputs, groups, stride, dilation, padding = shape
@@ -77,7 +78,7 @@ def test_conv2d(shape, seed, epilogue, dtype):
         check_narrow(function, dtype, *arguments, reference=padded_first)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 2),
     st.tuples(st.integers(3, 17), st.integers(3, 17)),
@@ -107,7 +108,7 @@ def test_convolutions_with_constants(batch, image, channels, outputs, window, st
     assert [op.family.name for op in run_passes(part).ops] == [expected]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.tuples(st.integers(1, 6), st.integers(1, 6)),
     st.tuples(st.integers(1, 5), st.integers(1, 5)),
@@ -144,7 +145,7 @@ def test_convolutions_of_spread_inputs_read_no_zeros(image, window, spread, padd
     assert "pad" not in {op.family.name for op in aspen(function).graph(x, w).program().ops}
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 40)),
     st.tuples(st.integers(1, 5), st.integers(3, 9)),
@@ -261,7 +262,7 @@ def test_epilogues_of_convolutions(name, groups):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 2),
     st.tuples(st.integers(3, 21), st.integers(3, 21)),
@@ -303,7 +304,7 @@ def test_winograd(batch, image, channels, outputs, padding, seed, known, patch):
     assert np.abs(result - exact).max(initial=0) <= 3e-5 * np.abs(exact).max(initial=1e-30)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 2),
     st.tuples(st.integers(5, 40), st.integers(5, 40)),
@@ -401,7 +402,7 @@ def test_convolution_of_16_bits_gives_float32_where_that_is_preferred(dtype):
     assert np.abs(ours - exact).max() <= 1e-5 * np.abs(exact).max()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.tuples(*[st.integers(1, 6)] * 3),
     st.tuples(*[st.integers(1, 4)] * 3),

@@ -29,6 +29,7 @@ def attention_of(function, *arguments):
     ("dtype", "exact", "tolerance"), [(np.float32, True, 1e-5), (np.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
 )
 @pytest.mark.parametrize("how", ["added", "infinite"])
+@pytest.mark.sweep
 def test_causal_masks(how, dtype, exact, tolerance):
     function = functools.partial(masked, MASKS["causal"], how)
     function = exactly(function) if exact else function

@@ -86,6 +86,7 @@ PRECISIONS = [(jnp.float32, True, 1e-5), (jnp.float32, False, 4e-3), (jnp.bfloat
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.sweep
 def test_chains_agree_with_float64(rng, dtype, exact, tolerance):
     def function(x, wide, image, ws, us, taps, points, bias):
         two = jax.nn.relu(jax.nn.relu(x @ ws[0] + bias[:33]) @ ws[1])
@@ -286,6 +287,7 @@ REGISTERS = {
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("dtype", "architecture"), REGISTERS)
+@pytest.mark.sweep
 def test_chains_compile_for_gpus_without_spills(dtype, architecture):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
     ops = [op for function, extents in COMPILED.values() for op in chains_of(function, shapes(*extents, dtype=jnp.dtype(dtype)))]

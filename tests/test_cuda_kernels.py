@@ -41,6 +41,7 @@ PRECISIONS = [(jnp.float32, True, 1e-5), (jnp.float32, False, 2e-3), (jnp.bfloat
 
 
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.sweep
 def test_convolutions(dtype, exact, tolerance):
     def function(x, weights, w, grouped, bias):
         numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -71,6 +72,7 @@ EQUATIONS = ("mk,kn->mn", "bmk,bkn->bmn", "mk,nk->mn", "bhmk,bhkn->bmhn", "mkj,j
 
 
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.sweep
 def test_products(dtype, exact, tolerance):
     extents = {"m": 37, "n": 72, "k": 24, "b": 3, "h": 2, "j": 5}
     operands = [
@@ -111,6 +113,7 @@ def test_products_of_groups(dtype):
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+@pytest.mark.sweep
 def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, depth, machine, gpu):
     monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
 
@@ -147,6 +150,7 @@ def conv(x, w, strides=(1, 1), padding="SAME", dilation=(1, 1), groups=1):
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+@pytest.mark.sweep
 def test_convolutions_in_boxes_of_pixels(monkeypatch, dtype, tolerance, wanted, block, machine, gpu, kinds):
     monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
 
@@ -252,6 +256,7 @@ MOST_OF_CHAINS = 184
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.sweep
 def test_what_is_generated_compiles_for_gpus_without_spills(architecture, dtype):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
 
@@ -319,6 +324,7 @@ def test_ops_of_several_outputs_compile_for_gpus_without_spills(architecture, dt
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("wanted", [1_000_000, 50, 1])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.sweep
 def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, architecture, dtype, wanted):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
     monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)

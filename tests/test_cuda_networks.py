@@ -25,6 +25,7 @@ DTYPES = {"image": np.float32, "token ids": np.int32, "segments": np.int32, "mas
 
 
 @pytest.mark.parametrize("name", zoo.NETWORKS)
+@pytest.mark.sweep
 def test_every_op_of_every_network_has_a_kernel(name):
     network = zoo.describe(name)
     shapes = {
@@ -43,6 +44,7 @@ def test_every_op_of_every_network_has_a_kernel(name):
 
 @needs_compiler
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sweep
 def test_random_programs_over_random_views_and_boxes(seed):
     program = random_program(seed)
     program = fitted(program.replace(ops=tuple(dataclasses.replace(op, exact=True) for op in program.ops)))

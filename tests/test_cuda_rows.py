@@ -125,6 +125,7 @@ PRECISIONS = [(jnp.float32, True, 1e-5), (jnp.float32, False, 3e-3), (jnp.bfloat
 
 @pytest.mark.parametrize("sizes", ATTENTIONS)
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), PRECISIONS)
+@pytest.mark.sweep
 def test_attention(dtype, exact, tolerance, sizes):
     num_queries, num_keys, heads, width = sizes
 

@@ -147,6 +147,7 @@ def graph_of(name: str) -> TileGraph:
 
 
 @pytest.mark.parametrize("name", zoo.NETWORKS)
+@pytest.mark.sweep
 def test_networks_are_safe_on_streams(name):
     graph = graph_of(name)
     pairs = conflicts(graph)
@@ -200,6 +201,7 @@ def test_several_streams_are_used(inception, fewest_tiles):
 
 
 @pytest.mark.parametrize("kind", [LAUNCH, RECORD, WAIT])
+@pytest.mark.sweep
 def test_a_command_that_is_missing_is_noticed(inception, kind):
     issue = Issue(inception, 4)
     for number, command in enumerate(issue.commands):

@@ -46,6 +46,7 @@ def longest(ops) -> int:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.sweep
 def test_stacks_give_the_bits_of_their_parts(dtype, shape, count, options, kib):
     function, arguments_of = blocks(count, **options)
     x, scales, shifts = (item.astype(dtype) for item in arguments_of(shape))

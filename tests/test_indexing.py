@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
 import aspen_jax
+from tests.rotation import examples
 from tests.tiled import run_tiled
 
 DTYPES = [np.float32, np.int32, np.uint8, np.bool_, np.float16, jnp.bfloat16, np.int16]
@@ -78,7 +79,7 @@ def gathers(draw):
     return tuple(shape), (*index_shape, len(indexed)), numbers, tuple(sizes)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(gathers(), st.sampled_from(DTYPES), st.sampled_from(INDEX_DTYPES), modes, st.booleans(), st.integers(0, 2**31))
 def test_gather(case, dtype, index_dtype, mode, given_fill, seed):
     shape, index_shape, numbers, sizes = case
@@ -116,7 +117,7 @@ def test_indexing_as_users_write_it(function):
     check_equal(function, x, indices)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.sampled_from(DTYPES), st.integers(0, 2**31))
 def test_dynamic_slice(data, dtype, seed):
     rng = np.random.default_rng(seed)
@@ -133,7 +134,7 @@ def test_dynamic_slice(data, dtype, seed):
     check_equal(function, x, *starts)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.sampled_from(DTYPES), st.integers(0, 2**31))
 def test_dynamic_update_slice(data, dtype, seed):
     rng = np.random.default_rng(seed)
@@ -153,7 +154,7 @@ def test_dynamic_update_slice(data, dtype, seed):
 SCATTERS = {"set": lax.scatter, "add": lax.scatter_add, "mul": lax.scatter_mul, "min": lax.scatter_min, "max": lax.scatter_max}
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(gathers(), st.sampled_from(DTYPES), st.sampled_from(sorted(SCATTERS)), modes, st.integers(0, 2**31))
 def test_scatter(case, dtype, kind, mode, seed):
     shape, index_shape, gather, sizes = case

@@ -35,6 +35,7 @@ BACKBONES = {
 
 
 @pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.sweep
 def test_backbone_is_as_undecorated(name):
     keras.utils.set_random_seed(0)
     model = getattr(HUB.models, name)(**BACKBONES[name])

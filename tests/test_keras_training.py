@@ -83,6 +83,7 @@ def life(make, decorate, path):
 
 @pytest.mark.filterwarnings("default:.*copy keyword", "default:.*dtype int64")  # of Keras itself
 @pytest.mark.parametrize("make", DATA)
+@pytest.mark.sweep
 def test_a_model_lives_as_undecorated(make, tmp_path):
     ours, theirs = (life(make, decorate, tmp_path / "model.keras") for decorate in (True, False))
     assert ours.keys() == theirs.keys()

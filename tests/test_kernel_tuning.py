@@ -295,6 +295,7 @@ def explained(jaxpr):
         (jnp.float32, True, Candidate("threads", 32, 256, 8, 4, 2)),
     ],
 )
+@pytest.mark.sweep
 def test_candidates_compute_the_same(dtype, exact, candidate):
     def function(x, w, image, filters):
         by_pixels = lax.conv_general_dilated(image, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
 from aspen_jax.passes import OPTIONAL
 from tests.random_functions import random_function
+from tests.rotation import examples
 from tests.tiled import NARROW, check, check_narrow, run_tiled
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sweep
 def test_random_functions(seed):
     function, arguments = random_function(2000 + seed)
     check(function, *arguments, tolerance=5e-5)
@@ -30,7 +32,7 @@ def test_random_functions_without_passes(seed):
     check(function, *arguments, tolerance=5e-5, disabled=OPTIONAL)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.integers(0, 2**31))
 def test_pool(data, seed):
     rank = data.draw(st.integers(1, 4))
@@ -50,7 +52,7 @@ def test_pool(data, seed):
     check_narrow(function, data.draw(st.sampled_from(NARROW)), x)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.integers(0, 2**31))
 def test_reduce(data, seed):
     rank = data.draw(st.integers(1, 4))
@@ -64,7 +66,7 @@ def test_reduce(data, seed):
     check_narrow(lambda x: (kind(x, axes), x.mean(axes), kind(x, axes) * 2), data.draw(st.sampled_from(NARROW)), x)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.integers(0, 2**31))
 def test_movement(data, seed):
     rank = data.draw(st.integers(1, 4))
@@ -85,7 +87,7 @@ def test_movement(data, seed):
     check(function, x, np.array(1, dtype))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data(), st.integers(0, 2**31))
 def test_concatenations_with_an_epilogue(data, seed):
     """In registers where the program is a chain of float32, by the block program where it is not."""
@@ -120,6 +122,7 @@ def test_conversions_round_inside_a_fused_program(dtype):
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.sweep
 def test_random_functions_of_16_bits(dtype, seed):
     function, arguments = random_function(4000 + seed)
     narrow = [item.astype(dtype) for item in arguments]

@@ -71,15 +71,18 @@ def check(name: str, size: tuple[int, int], batch: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), SMALL, ids=[name for name, _ in SMALL])
+@pytest.mark.sweep
 def test_keras_model(name, size):
     check(name, size, batch=1)
 
 
 @pytest.mark.parametrize(("name", "size"), SMALL[:4], ids=[name for name, _ in SMALL[:4]])
+@pytest.mark.sweep
 def test_keras_model_of_batch_three(name, size):
     check(name, size, batch=3)
 
 
 @pytest.mark.parametrize(("name", "size"), DEEP, ids=[name for name, _ in DEEP])
+@pytest.mark.sweep
 def test_deep_keras_model(name, size):
     check(name, size, batch=1)

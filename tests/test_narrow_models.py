@@ -33,6 +33,7 @@ def assert_as_near(ours, theirs, exact, dtype, units: int = 2) -> None:
 @pytest.mark.parametrize(
     ("name", "policy"), [("ResNet50", "bfloat16"), ("MobileNetV2", "mixed_bfloat16"), ("MobileNetV2", "float16")]
 )
+@pytest.mark.sweep
 def test_keras_model_of_a_dtype_policy(name, policy):
     def model_of(policy: str) -> keras.Model:
         keras.utils.set_random_seed(0)
@@ -71,6 +72,7 @@ class _Cnn(nnx.Module):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.sweep
 def test_flax_model_with_gradient_and_vmap(dtype):
     definition, state = nnx.split(_Cnn(dtype, nnx.Rngs(0)))
     x = np.random.default_rng(1).standard_normal((2, 33, 27, 3), np.float32).astype(dtype)
@@ -143,6 +145,7 @@ def _bert_like(weights, x):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("function", [_llama_like, _bert_like])
+@pytest.mark.sweep
 def test_transformer_block_with_prepared_weights_gradient_and_vmap(function, dtype):
     rng = np.random.default_rng(0)
     shapes = {

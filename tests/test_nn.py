@@ -130,6 +130,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sweep
 def test_function(name):
     function, arguments = CASES[name]
     theirs = jax.jit(together(function))(*arguments)

@@ -113,6 +113,7 @@ def by_nnx():
         functools.partial(functional, jax.jit(aspen(by_jax))),
     ],
 )
+@pytest.mark.sweep
 def test_a_train_step_learns_as_under_nnx_jit(by_nnx, decorated):
     assert_trained_alike(trained(decorated), by_nnx)
 

@@ -248,6 +248,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*TILED, *(f"{name} anywhere" for name in ANYWHERE)])
+@pytest.mark.sweep
 def test_a_function_means_what_it_means_alone(name):
     function, arguments = TILED[name] if name in TILED else ANYWHERE[name.removesuffix(" anywhere")]
     same(aspen_jax.aspen(lambda *args: function(*args))(*arguments), jax.jit(function)(*arguments))

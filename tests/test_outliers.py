@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -18,6 +18,7 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops import conv_few_outputs
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import bf16x6, run_passes, storage, winograd
+from tests.rotation import examples
 from tests.tiled import TINY_TILES
 
 # Of what an output would be if all of its products had one sign; pixels may lie 2^12 apart before they are taken out.
@@ -99,7 +100,7 @@ def agree(layer: Layer, x, w, result) -> None:
         assert (np.abs(result - exact)[finite] <= bound).all()
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     st.sampled_from(LAYERS),
     st.sampled_from(VALUES),
@@ -122,7 +123,7 @@ def test_of_inputs(layer, values, count, known, is_square, zeros, machine, seed)
     agree(layer, x, w, layer.run(x, w, known=known or not layer.takes_arguments, machine=machine))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from([layer for layer in LAYERS if layer.name != "bf16x6"]),
     st.sampled_from([[np.nan], [np.inf], [-np.inf], [1e20], [1e38]]),

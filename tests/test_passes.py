@@ -32,6 +32,7 @@ def assert_same(one: Program, other: Program, inputs: list[np.ndarray], rtol: fl
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sweep
 def test_passes_keep_the_meaning_of_random_functions(seed):
     program, inputs = traced(*(lambda f, a: (f, *a))(*random_function(seed)))
     everything = run_passes(program)

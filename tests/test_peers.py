@@ -54,6 +54,7 @@ def run(folder: Path, *options: str, rounds: int = 2) -> int:
     return main(["peers", *models, *size, "--peers", *peers, "--rounds", str(rounds), "--output", str(folder), *options])
 
 
+@pytest.mark.sweep
 def test_sides_are_checked_timed_and_resumed_or_reported(tmp_path, installed, capsys):
     installed(openvino=_WRONG, tvm=_BROKEN)
     folder = tmp_path / "record"
@@ -100,6 +101,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, capsys):
     assert "is no record of this benchmark" in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_what_is_not_installed_is_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("torch", "onnxscript", "tvm") else object())
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--threads", "1", "--rounds", "1"]
@@ -121,6 +123,7 @@ def test_tensorflow_runs_a_network_as_a_graph_and_by_xla(tmp_path):
     assert "Times as fast as TensorFlow:" in (tmp_path / "peers.md").read_text()
 
 
+@pytest.mark.sweep
 def test_a_name_may_end_in_a_size(tmp_path):
     options = ["--image-size", "32", "--threads", "1", "--rounds", "1", "--peers", "jax.jit", "--output", str(tmp_path)]
     assert main(["peers", "--models", "squeezenet1_1:B2", "squeezenet1_1", *options]) == 0
@@ -147,6 +150,7 @@ def test_speedups_are_beside_tensorflow_where_it_was_timed():
     ]
 
 
+@pytest.mark.sweep
 def test_a_neighbour_takes_half_of_a_core(tmp_path):
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--threads", "1", "--rounds", "5", "--peers", "jax.jit"]
     for extra in ([], ["--neighbour"]):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -21,10 +21,11 @@ from aspen_jax.cost.machine import Machine
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.passes import run_passes
+from tests.rotation import examples
 from tests.tiled import NARROW, check, check_narrow, run_tiled
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.integers(1, 3),
     st.sampled_from([1, 2, 5, 13, 14, 29, 64]),
@@ -48,7 +49,7 @@ def test_matmul(batch, m, k, n, order, seed):
     check_narrow(function, NARROW[seed % 2], a, b, residual)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.sampled_from([1, 2, 5, 13, 14, 29, 64]),
     st.sampled_from([1, 3, 31, 100, 300, 3300]),
@@ -99,7 +100,7 @@ PRODUCTS = (
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.sampled_from(PRODUCTS), st.data(), st.integers(0, 2**31))
 def test_products_of_any_dimensions(equation, data, seed):
     rng = np.random.default_rng(seed)
@@ -153,6 +154,7 @@ def test_large_matrix_vector_product_is_accurate():
 
 @pytest.mark.parametrize("dtype", [np.float32, *NARROW])
 @pytest.mark.parametrize("k", [1, 7, 8, 25])
+@pytest.mark.sweep
 def test_few_rows_by_a_matrix_of_any_width(k, dtype):
     rng = np.random.default_rng(k)
     for m, n in itertools.product((1, 2, 3, 6), (33, 48, 70, 300)):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -21,6 +21,7 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import run_passes
 from aspen_jax.primitive.batch import Batched
+from tests.rotation import examples
 from tests.tiled import run_tiled
 
 FLOATS = {np.float32: 1e-6, np.float16: 1e-3, jnp.bfloat16: 1e-2}
@@ -65,7 +66,7 @@ def assert_near(ours, expected, tolerance, sums=0):
     assert (error <= tolerance * (np.abs(expected) + np.abs(expected).max(initial=1e-30) + sums)).all(), error.max()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from([0, 1, 5, 13, 64, 150]),
     st.sampled_from([0, 1, 3, 31, 300, 1700]),

@@ -113,6 +113,7 @@ READERS = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("reader", READERS)
+@pytest.mark.sweep
 def test_a_reader_sees_in(reader, place):
     read = READERS[reader]
     try:

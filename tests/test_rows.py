@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -20,6 +20,7 @@ from aspen_jax import aspen
 from aspen_jax.cost.machine import Machine
 from aspen_jax.ops.row_program import ROW
 from aspen_jax.passes import run_passes
+from tests.rotation import examples
 from tests.test_passes import kinds, traced
 from tests.tiled import check, run_tiled
 
@@ -139,7 +140,7 @@ def test_what_costs_little_is_not_kept():
     assert [stage.kind == ROW for stage in op.attrs.rows.stages].count(True) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.integers(0, 2**31))
 def test_any_rows_of_any_shape_against_float64(data, seed):
     rank = data.draw(st.integers(1, 4))

@@ -21,6 +21,7 @@ from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputErr
 from aspen_jax.graph import graph_format
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops.block_program import BlockProgram, Instruction
+from tests.rotation import examples
 
 SUM = BlockProgram(2, (), (Instruction("add_f", (0, 1)),), 2)
 COPY = BlockProgram(1, (), (), 0)
@@ -68,7 +69,7 @@ def normal(shape: Sequence[int], seed: int = 0) -> np.ndarray:
     return np.asarray(np.random.default_rng(seed).normal(size=shape), np.float32)
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
+@examples(40)
 @hypothesis.given(st.lists(st.integers(0, 9), max_size=4), st.lists(st.integers(0, 9), max_size=4))
 def test_both_doors_give_the_sum_for_any_shape_and_cut(shape: list[int], splits: list[int]) -> None:
     graph, a, b = block_graph(SUM, shape, splits=splits), normal(shape, 1), normal(shape, 2)

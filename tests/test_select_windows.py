@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
 import aspen_jax
+from tests.rotation import examples
 from tests.test_indexing import check_equal
 
 
@@ -56,7 +57,7 @@ def pooled(x, window, is_max):
     return lax.reduce_window(x, -np.inf if is_max else np.inf, lax.max if is_max else lax.min, **window)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(windows(), st.booleans(), st.integers(0, 2**31))
 def test_select_and_scatter_add(shape_and_window, is_max, seed):
     shape, window = shape_and_window
@@ -68,7 +69,7 @@ def test_select_and_scatter_add(shape_and_window, is_max, seed):
     check_equal(lambda source, x: lax.select_and_scatter_add_p.bind(source, x, select_prim=order, **window), source, x)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(windows(), st.booleans(), st.integers(0, 2**31))
 def test_select_and_gather_add(shape_and_window, is_max, seed):
     shape, window = shape_and_window

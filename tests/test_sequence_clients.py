@@ -238,6 +238,7 @@ def built(request) -> tuple[str, Case]:
     return request.param, CASES[request.param]()
 
 
+@pytest.mark.sweep
 def test_forward_is_as_undecorated(built):
     name, (apply, params, inputs) = built
     expected = jax.jit(apply)(params, *inputs)
@@ -251,6 +252,7 @@ def test_forward_is_as_undecorated(built):
     assert largest_difference(compiled(params, *inputs), expected) <= 1e-5
 
 
+@pytest.mark.sweep
 def test_gradient_is_as_undecorated(built):
     _, (apply, params, inputs) = built
 

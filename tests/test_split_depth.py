@@ -65,6 +65,7 @@ def test_splitting_keeps_the_meaning():
 @pytest.mark.parametrize(
     ("dtype", "exact", "tolerance"), [(np.float32, True, 1e-5), (np.float32, False, 2e-3), (jnp.bfloat16, False, 1e-2)]
 )
+@pytest.mark.sweep
 def test_slices_on_the_host(dtype, exact, tolerance):
     operands = arguments(dtype)
     gpu_ops = ops_of(network, operands, EAGER)

@@ -96,6 +96,7 @@ def programs(name, dtype, exact):
     ("dtype", "exact", "warpgroups", "tolerance"),
     [(np.float32, True, False, 1e-5), (jnp.bfloat16, False, True, 1e-2)],
 )
+@pytest.mark.sweep
 def test_one_launch_gives_the_bits_of_two(name, dtype, exact, warpgroups, tolerance):
     one, two, inputs, expected = programs(name, dtype, exact)
     (op,) = (op for op in one.ops if op.slices > 1)

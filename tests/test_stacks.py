@@ -142,6 +142,7 @@ def blocks(count, window=(3, 3), strides=(1, 1), padding="SAME", kind=lax.max, s
         ((1, 6, 6, 5), 2, {"padding": ((0, 0), (7, 7), (5, 5), (0, 0))}),  # rows that meet nothing but padding
     ],
 )
+@pytest.mark.sweep
 def test_pools_in_stacks_are_equal_in_every_bit(shape, count, options, machine, cache_bytes):
     function, arguments_of = blocks(count, **options)
     args = arguments_of(shape)

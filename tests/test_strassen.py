@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
@@ -20,6 +20,7 @@ from aspen_jax.ops.strassen import STRASSEN, STRASSEN_ROWS, StrassenAttrs, Stras
 from aspen_jax.passes import run_passes
 from tests.changed_words import most_are_refused
 from tests.reached import regions_hold_what_is_reached
+from tests.rotation import examples
 from tests.tiled import TINY_TILES, run_tiled
 
 # Far from the rounding of the direct way (about 3e-7), and as far from what the default precision allows.
@@ -45,7 +46,7 @@ def pointwise(x, w, strides=(1, 1), precision=None):
     return lax.conv_general_dilated(x, w, strides, "VALID", dimension_numbers=numbers, precision=precision)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.sampled_from([(1, 2), (2, 3)]),
     st.integers(1, 70),
@@ -135,7 +136,7 @@ def test_weights_are_read_in_any_order():
     assert np.abs(result - exact).max() <= 3e-6 * np.abs(exact).max()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.integers(1, 2),
     st.tuples(st.integers(2, 30), st.integers(1, 40)),

@@ -75,6 +75,7 @@ def test_layers(record, monkeypatch):
     ]
 
 
+@pytest.mark.sweep
 def test_unequal_cores(record):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
@@ -104,6 +105,7 @@ def test_cores_of_two_speeds(record, capsys):
     assert "0.5 times as slow" in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_two_models_together(record):
     options = ["--models", "llama-small", "--short", "squeezenet1_1", "--rounds", "2", "--seconds", "0.2", "--load", "0.5"]
     assert main(["together", *options, "--json", str(record)]) == 0
@@ -112,6 +114,7 @@ def test_two_models_together(record):
     assert len(found["served"]) == 2 + 3
 
 
+@pytest.mark.sweep
 def test_the_paper_goes_on_where_it_was_interrupted(tmp_path, capsys):
     folder = tmp_path / "paper"
     command = ["paper", "--models", "squeezenet1_1", "--image-size", "32", "--rounds", "1", "--output", str(folder)]
@@ -129,6 +132,7 @@ def test_the_paper_goes_on_where_it_was_interrupted(tmp_path, capsys):
     assert "was measured with other options" in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_latencies_of_several_sizes_make_one_table_and_picture(tmp_path):
     folder = tmp_path / "paper"
     command = ["paper", "--experiments", "latency", "--image-size", "32", "--rounds", "1", "--peers", "jax.jit"]
@@ -150,6 +154,7 @@ def test_the_papers_models_have_the_sizes_of_figure_6():
         read_case(name, Size())
 
 
+@pytest.mark.sweep
 def test_an_experiment_that_fails_is_reported_and_tried_again(tmp_path, monkeypatch):
     folder = tmp_path / "paper"
     command = ["paper", "--models", "squeezenet1_1", "--image-size", "32", "--rounds", "1", "--output", str(folder)]

@@ -1,11 +1,10 @@
 """The kernel tests again, in a process of its own for each CPU target that the machine has and this process does not use.
 
-Every second of them, by turns from day to day: ASPEN_TEST_SHARE=0/1 runs all.
+A third of the files a day (`rotation.py`).
 """
 
 from __future__ import annotations
 
-import datetime
 import os
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from aspen_jax import _engine
-from tests.conftest import SHARE_VARIABLE
+from tests.rotation import todays
 
-KERNEL_TESTS = (
+KERNEL_TESTS = [
     "test_convolutions.py",
     "test_kernels.py",
     "test_products.py",
@@ -32,7 +31,7 @@ KERNEL_TESTS = (
     "test_outliers.py",
     "test_zeros.py",
     "test_merge.py",
-)
+]
 OTHERS = [target for target in _engine.cpu_targets() if target != _engine.cpu_target()]
 
 # Two targets that share all kernels but one.
@@ -42,7 +41,7 @@ ALIKE = {"avx512", "amx"}
 @pytest.mark.parametrize("target", OTHERS)
 def test_kernels_on_target(target, tmp_path):
     tests = Path(__file__).parent
-    names = ("test_bf16x6.py",) if {target, _engine.cpu_target()} == ALIKE else KERNEL_TESTS
+    names = ["test_bf16x6.py"] if {target, _engine.cpu_target()} == ALIKE else todays(KERNEL_TESTS)
     command = [
         sys.executable,
         "-m",
@@ -54,11 +53,10 @@ def test_kernels_on_target(target, tmp_path):
         "no:cacheprovider",
         *(str(tests / name) for name in names),
     ]
-    share = os.environ.get(SHARE_VARIABLE, f"{datetime.date.today().toordinal() % 2}/2")
-    environment = {**os.environ, "ASPEN_CPU_TARGET": target, SHARE_VARIABLE: share}
+    environment = {**os.environ, "ASPEN_CPU_TARGET": target}
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 0, f"{SHARE_VARIABLE}={share}\n" + result.stdout[-4000:] + result.stderr[-2000:]
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
 def test_files_that_say_that_they_run_again_do():

@@ -128,6 +128,7 @@ def test_inputs_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sweep
 def test_the_engine_computes_what_the_references_do_whatever_the_tiles(seed, tmp_path):
     """Every op family, through strided, reversed and broadcast views, on random tiles and in reused memory."""
     program = random_program(seed)

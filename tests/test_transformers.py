@@ -45,6 +45,7 @@ def test_forward_is_one_custom_call_and_as_undecorated(model):
     assert_same(compiled(*model.arguments), jax.jit(model.apply)(*model.arguments))
 
 
+@pytest.mark.sweep
 def test_gradient_is_as_undecorated(model):
     def gradient(apply):
         def loss(params):

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from tests.rotation import examples
 from tests.tiled import TINY_TILES, run_tiled
 
 
@@ -72,13 +73,14 @@ def of_zeros(rng, shape, others):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     st.tuples(st.integers(4, 9), st.sampled_from([4, 16, 33, 150])),
     st.sampled_from([[0.0], [-0.0, 1.0, -1.0], [np.nan, np.inf, -np.inf, -1.0]]),
     st.sampled_from([np.float32, jnp.bfloat16]),
     st.integers(0, 2**31),
 )
+@pytest.mark.sweep
 def test_the_bits_of_jax(name, shape, others, dtype, seed):
     rng = np.random.default_rng(seed)
     a, b = (of_zeros(rng, shape, others).astype(dtype) for _ in range(2))

@@ -1,0 +1,43 @@
+"""What is swept is swept by turns: a run takes a third of it, the next day's run another third.
+
+    ASPEN_TEST_SWEEPS=all pytest     # all of it
+
+Of the cases of a test that is marked `sweep` one in three runs, and at least one. Tests without parameters that are marked so are
+the cases of their file. A test whose decorator is `examples` draws fresh examples in every run, and a third of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from typing import TypeVar
+
+import hypothesis
+import pytest
+
+DAYS = 3
+SWEEPS_ALL = os.environ.get("ASPEN_TEST_SWEEPS") == "all"
+
+T = TypeVar("T")
+
+
+def todays(things: list[T], days: int = DAYS) -> list[T]:
+    """Every third one, or one of fewer; over the days all of them."""
+    days = min(days, len(things))
+    return things if SWEEPS_ALL or not things else things[int(os.environ["ASPEN_TEST_DAY"]) % days :: days]
+
+
+def examples(count: int) -> hypothesis.settings:
+    """A decorator for a test of Hypothesis that wants `count` examples in `DAYS` days."""
+    return hypothesis.settings(max_examples=count if SWEEPS_ALL else math.ceil(count / DAYS), deadline=None)
+
+
+def other_days(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Cases of tests that are marked `sweep`, but today's."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep") is not None:
+            function, is_case, _ = item.nodeid.partition("[")
+            cases[function if is_case else item.path.name].append(item)
+    return {case for of in cases.values() for case in of} - {case for of in cases.values() for case in todays(of)}
