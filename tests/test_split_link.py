@@ -28,7 +28,7 @@ from aspen_jax.split import Client, Halves, Offer, PeerLimits, Tls, codec, serve
 
 FILE = Path(__file__).parent / "split_functions.py"
 ROOT = FILE.parents[1]
-MAIN = "import sys; from aspen_jax.cli import main; sys.exit(main())"
+MAIN = "import sys; from aspen_jax.cli import main; sys.exit(main())"  # as `aspen`; -P, since the checkout is no package
 RANDOM = np.random.default_rng()
 # To send more: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
 HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "1000"))
@@ -57,8 +57,8 @@ def assert_same_bits(actual, expected):
 @contextlib.contextmanager
 def process(*options, port=0):
     """`aspen serve` in another process; gives it and its address."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", MAIN, "serve", f"{FILE}:net", "--port", str(port), *options]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-P", "-c", MAIN, "serve", f"{FILE}:net", "--port", str(port), *options]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         line = child.stdout.readline()

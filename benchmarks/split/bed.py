@@ -173,7 +173,7 @@ def namespace(shape: Shape) -> Iterator[tuple[list[str], str]]:
 
 def bound_to(core: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     """A process on one core, with JAX on the CPU."""
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         ["taskset", "-c", str(core), *command], cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options
     )
@@ -188,7 +188,7 @@ def server(function: str, core: int, *options: str) -> Iterator[str]:
         core: where it runs.
         *options: of the command.
     """
-    main = "import sys; from aspen_jax.cli import main; sys.exit(main())"
+    main = "import sys, benchmarks; from aspen_jax.cli import main; sys.exit(main())"  # `benchmarks` finds what is installed
     child = bound_to(core, [sys.executable, "-c", main, "serve", function, *options])
     assert child.stdout is not None
     try:
