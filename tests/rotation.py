@@ -1,9 +1,9 @@
-"""What is swept is swept by turns: a run takes a third of it, the next day's run another third.
+"""What is swept is swept by turns: a run takes a quarter of it, the next day's run another.
 
     ASPEN_TEST_SWEEPS=all pytest     # all of it
 
-Of the cases of a test that is marked `sweep` one in three runs, and at least one. Tests without parameters that are marked so are
-the cases of their file. A test whose decorator is `examples` draws fresh examples in every run, and a third of them.
+Of the cases of a test that is marked `sweep` one in four runs, and at least one. Tests without parameters that are marked so are
+the cases of their file. A test whose decorator is `examples` draws fresh examples in every run, and a quarter of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
-DAYS = 3
+DAYS = 4
 SWEEPS_ALL = os.environ.get("ASPEN_TEST_SWEEPS") == "all"
 
 T = TypeVar("T")
 
 
 def todays(things: list[T], days: int = DAYS) -> list[T]:
-    """Every third one, or one of fewer; over the days all of them."""
+    """Every fourth one, or one of fewer; over the days all of them."""
     days = min(days, len(things))
     return things if SWEEPS_ALL or not things else things[int(os.environ["ASPEN_TEST_DAY"]) % days :: days]
 

@@ -89,10 +89,15 @@ def test_few_files_stay_at_the_top_and_each_room_says_what_it_is():
         assert "Begin at" in text, f"{path.parent.name}/__init__.py does not say where to begin"
 
 
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """What each module imports when it is loaded."""
+    return {module: {other for other, is_late in imports(path) if not is_late} for module, path in MODULES.items()}
+
+
 @pytest.mark.parametrize("name", sorted({room(module) for module in MODULES}))
-def test_files_import_each_other_in_no_circle(name):
+def test_files_import_each_other_in_no_circle(name, graph):
     """When they are loaded; what a function imports when it is called may look back."""
-    graph = {module: {other for other, is_late in imports(path) if not is_late} for module, path in MODULES.items()}
 
     def reaches(start: str, wanted: str) -> bool:
         seen, waiting = set(), [start]

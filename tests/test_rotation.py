@@ -57,6 +57,6 @@ def test_cases_take_turns_and_the_rest_stays(on_day, monkeypatch):
 
 
 def test_fewer_examples_are_drawn(on_day, monkeypatch):
-    assert rotation.examples(40).max_examples == 14
+    assert rotation.examples(40).max_examples == 10
     monkeypatch.setattr(rotation, "SWEEPS_ALL", True)
     assert rotation.examples(40).max_examples == 40

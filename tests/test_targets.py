@@ -1,6 +1,6 @@
 """The kernel tests again, in a process of its own for each CPU target that the machine has and this process does not use.
 
-A third of the files a day (`rotation.py`).
+A quarter of the files a day (`rotation.py`).
 """
 
 from __future__ import annotations
