@@ -2,8 +2,8 @@
 
     ASPEN_TEST_SWEEPS=all pytest     # all of it
 
-Of the cases of a test that is marked `sweep` one in four runs, and at least one. Tests without parameters that are marked so are
-the cases of their file. A test whose decorator is `examples` draws fresh examples in every run, and a quarter of them.
+A test that is marked `sweep` runs one in four of its cases, and at least one. Marked tests without parameters count as cases of
+their file. A test that is decorated by `examples` draws a quarter of its examples, fresh ones in every run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ SWEEPS_ALL = os.environ.get("ASPEN_TEST_SWEEPS") == "all"
 T = TypeVar("T")
 
 
-def todays(things: list[T], days: int = DAYS) -> list[T]:
+def today() -> int:
+    """The day on which the run began."""
+    return int(os.environ["ASPEN_TEST_DAY"])
+
+
+def todays(things: list[T]) -> list[T]:
     """Every fourth one, or one of fewer; over the days all of them."""
-    days = min(days, len(things))
-    return things if SWEEPS_ALL or not things else things[int(os.environ["ASPEN_TEST_DAY"]) % days :: days]
+    days = min(DAYS, len(things))
+    return things if SWEEPS_ALL or not things else things[today() % days :: days]
 
 
 def examples(count: int) -> hypothesis.settings:

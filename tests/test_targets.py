@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aspen_jax import _engine
-from tests.rotation import todays
+from tests.rotation import DAYS, today, todays
 
 KERNEL_TESTS = [
     "test_convolutions.py",
@@ -53,7 +53,8 @@ def test_kernels_on_target(target, tmp_path):
         "no:cacheprovider",
         *(str(tests / name) for name in names),
     ]
-    environment = {**os.environ, "ASPEN_CPU_TARGET": target}
+    # A file has its turn every DAYS days, and other cases of its own each time.
+    environment = {**os.environ, "ASPEN_CPU_TARGET": target, "ASPEN_TEST_DAY": str(today() // DAYS)}
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
