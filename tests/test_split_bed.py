@@ -58,9 +58,9 @@ def test_a_server_of_the_bed_answers():
 
     x = np.ones((16, 24), np.float32)
     file = Path(__file__).parent / "split_functions.py"
-    with bed.server(f"{file}:net", min(os.sched_getaffinity(0)), "--port", "0") as address:
-        with Client(address, net, (net_args(),)) as client:
-            np.testing.assert_allclose(client(x)["y"], net(x)["y"], rtol=1e-5, atol=1e-5)
+    core = min(os.sched_getaffinity(0))
+    with bed.server(f"{file}:net", core, "--port", "0") as address, Client(address, net, (net_args(),)) as client:
+        np.testing.assert_allclose(client(x)["y"], net(x)["y"], rtol=1e-5, atol=1e-5)
 
 
 def profile():
