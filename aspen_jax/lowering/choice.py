@@ -6,6 +6,7 @@ Both times are sums of amounts of work (`xla_cost.py`, `tile_cost.py`), each wit
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -114,10 +115,10 @@ def rates() -> Rates:
 
 
 def of_machine(machines: Mapping[str, Mapping[str, Amounts]], target: str) -> Rates:
-    """The rates of the machine with a target's instructions; the first machine has those that it lacks."""
-    first = next(iter(machines.values()))
-    own = machines.get(target, first)
-    return Rates({**first["xla"], **own["xla"]}, {**first["tiles"], **own["tiles"]})
+    """The rates of the machine with a target's instructions; those that it lacks are of the first machine that has them."""
+    own = [machines[target]] if target in machines else []
+    known = (*own, *machines.values())
+    return Rates(*(dict(collections.ChainMap(*(dict(one[side]) for one in known))) for side in ("xla", "tiles")))
 
 
 def _time(amounts: Amounts, rates: Amounts) -> float:

@@ -469,6 +469,8 @@ def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     else:
         kind = "convolution flops"
         amounts["patches"] = _size(out.shape) / max(1, out.shape[numbers.out_spec[1]]) * taps * inputs / threads
+        # Eigen packs the kernel anew in each call, which takes longer than the products where images are small.
+        amounts["packed kernels"] = _size(kernel.shape) / threads
     if str(out.dtype) in ("bfloat16", "float16"):
         amounts["narrow sides"] = float(sum(_size(atom.aval.shape) for atom in equation.invars))
     if tuple(numbers.lhs_spec) != (0, len(numbers.lhs_spec) - 1, *range(1, len(numbers.lhs_spec) - 1)):

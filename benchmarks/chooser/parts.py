@@ -331,7 +331,10 @@ def _convolution(draw: Draw) -> GeneratedPart:
     batch, side = draw.size(1, 4), draw.round_size(4, 64)
     inputs, outputs = draw.one_of(1, 3, 16, 32, 64, 128), draw.one_of(4, 16, 32, 64, 128)
     taps, stride = draw.one_of(1, 3, 3, 5, 7), draw.one_of(1, 1, 2)
-    kind = draw.one_of("plain", "plain", "plain", "depthwise", "grouped", "line", "transposed", "volume")
+    kind = draw.one_of("plain", "plain", "plain", "last", "depthwise", "grouped", "line", "transposed", "volume")
+    if kind == "last":  # layers of a classifier: few pixels of many channels
+        side, taps = min(side, 14), min(taps, 3)
+        inputs, outputs = draw.one_of(128, 256, 512), draw.one_of(128, 256, 512)
     activation = draw.one_of(jax.nn.relu, jax.nn.silu, lambda x: x)
     if kind == "depthwise":
         x, w = draw.array(batch, side, side, inputs, dtype=dtype), draw.array(taps, taps, 1, inputs, dtype=dtype)
