@@ -262,7 +262,7 @@ def test_a_fit_finds_the_rates_that_made_the_times():
         xla_ns, tiles_ns = Evidence(xla, tiles).nanoseconds(true)
         disturbed = 5 if number % 20 == 7 else 1
         samples.append(Sample("made", number, 1, xla_ns * disturbed, tiles_ns * disturbed, xla, tiles, 0.0))
-    found = fitted(samples)
+    found = fitted(samples, Rates({}, {}))
     for ours, theirs in ((found.xla, true.xla), (found.tiles, true.tiles)):
         assert ours == pytest.approx(theirs, rel=0.1)
 

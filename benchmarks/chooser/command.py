@@ -70,7 +70,8 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
         parts: how many to generate.
         seed: which ones.
         record: a file of timed parts, a JSON object a line: those in it count too, and new ones are added.
-        fit: write the rates that fit all these times to this file, as this machine's. The package's is rates.json in lowering/.
+        fit: write the rates that fit all these times, and lie near the known ones, to this file, as this machine's. The package's
+            is rates.json in lowering/.
 
     Returns:
         0, or 1 where results differ.
@@ -91,7 +92,7 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
             jax.clear_caches()
     known = rates()
     if fit is not None:
-        known = fitted(samples)
+        known = fitted(samples, known)
         _write(fit, known)
     print(table(samples, known))
     for sample in wrong:
