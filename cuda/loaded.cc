@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "executable.h"
 
@@ -53,6 +54,8 @@ Loaded::Loaded(const Driver& driver, const Executable& executable, Context conte
     driver_.check(driver_.cuModuleLoadData(&module_, executable_.code().image.data()), "cuModuleLoadData");
     find_kernels();
     copy_boxes();
+    take_workspace();
+    instances_.reserve(kMostInstances);
     streams_.resize(executable_.schedule().num_streams - 1);
     for (Stream& stream : streams_) driver_.check(driver_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
     events_.resize(executable_.schedule().num_events);
@@ -72,7 +75,7 @@ Loaded::~Loaded() {
 }
 
 void Loaded::release() noexcept {
-  if (exec_ != nullptr) driver_.cuGraphExecDestroy(exec_);
+  for (const Instance& instance : instances_) driver_.cuGraphExecDestroy(instance.exec);
   if (graph_ != nullptr) driver_.cuGraphDestroy(graph_);
   for (const Event event : events_) {
     if (event != nullptr) driver_.cuEventDestroy(event);
@@ -80,8 +83,21 @@ void Loaded::release() noexcept {
   for (const Stream stream : streams_) {
     if (stream != nullptr) driver_.cuStreamDestroy(stream);
   }
+  if (last_run_ != nullptr) driver_.cuEventDestroy(last_run_);
+  if (workspace_ != 0) driver_.cuMemFree(workspace_);
   if (boxes_ != 0) driver_.cuMemFree(boxes_);
   if (module_ != nullptr) driver_.cuModuleUnload(module_);
+}
+
+void Loaded::take_workspace() {
+  if (!executable_.keeps_workspace()) return;
+  const auto bytes = static_cast<size_t>(executable_.graph().workspace_bytes);
+  const Result result = driver_.cuMemAlloc(&workspace_, bytes);
+  if (result != kSuccess) {
+    workspace_ = 0;
+    driver_.check(result, ("cuMemAlloc for a workspace of " + std::to_string(bytes) + " bytes").c_str());
+  }
+  driver_.check(driver_.cuEventCreate(&last_run_, kEventDisableTiming), "cuEventCreate");
 }
 
 void Loaded::find_kernels() {
@@ -205,6 +221,28 @@ KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) cons
           nullptr};
 }
 
+void Loaded::run(Stream stream, Executor executor, std::span<const DevicePointer> addresses) {
+  const auto give = [&] { executor == Executor::kGraph ? replay(stream, addresses) : issue_to_streams(stream, addresses); };
+  if (workspace_ == 0) return give();
+  // Runs on several streams write the same workspace: each waits for the one before, on the device. Nobody waits where that was
+  // given to the same stream, or is over.
+  driver_.check(driver_.cuStreamWaitEvent(stream, last_run_, 0), "cuStreamWaitEvent");
+  try {
+    give();
+  } catch (...) {
+    record_run(stream);  // the device may have got a part of it
+    throw;
+  }
+  driver_.check(record_run(stream), "cuEventRecord");
+}
+
+Result Loaded::record_run(Stream stream) noexcept {
+  const Result result = driver_.cuEventRecord(last_run_, stream);
+  // Then nothing stands for the run, and the next one would not wait for it: so the host does.
+  if (result != kSuccess) driver_.cuStreamSynchronize(stream);
+  return result;
+}
+
 void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addresses) {
   encode_maps(addresses);
   StreamLauncher launcher(*this, stream, addresses);
@@ -220,7 +258,6 @@ void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addr
 
 std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const GraphNode> before,
                                          std::span<const DevicePointer> addresses, std::vector<GraphNode>& nodes) {
-  encode_maps(addresses);
   const auto& parents = executable_.nearest_parents();
   nodes.assign(parents.size(), nullptr);
   std::vector<bool> is_last(parents.size(), true);
@@ -245,41 +282,72 @@ std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const Grap
 }
 
 void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
-  if (exec_ == nullptr) {
-    driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
-    try {
-      add_nodes(graph_, {}, addresses, nodes_);
-      driver_.check(driver_.cuGraphInstantiate(&exec_, graph_, 0), "cuGraphInstantiate");
-    } catch (...) {
-      driver_.cuGraphDestroy(graph_);
-      graph_ = nullptr;
-      exec_ = nullptr;
-      throw;
-    }
-    addresses_.assign(addresses.begin(), addresses.end());
+  const auto same = [&](const Instance& instance) { return std::ranges::equal(instance.addresses, addresses); };
+  const auto found = std::ranges::find_if(instances_, same);
+  if (found == instances_.end()) {
+    make_instance(stream, addresses);
+  } else {
+    std::rotate(instances_.begin(), found, found + 1);
   }
+  driver_.check(driver_.cuGraphLaunch(instances_.front().exec, stream), "cuGraphLaunch");
+}
+
+void Loaded::make_graph(std::span<const DevicePointer> addresses) {
+  driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
+  try {
+    add_nodes(graph_, {}, addresses, nodes_);
+    graph_addresses_.assign(addresses.begin(), addresses.end());
+  } catch (...) {
+    driver_.cuGraphDestroy(graph_);
+    graph_ = nullptr;
+    throw;
+  }
+}
+
+void Loaded::make_instance(Stream stream, std::span<const DevicePointer> addresses) {
   encode_maps(addresses);
-  // Weights stay where they are, and results often come to lie where they lay before: so only a few nodes change, if any.
-  const auto& first = executable_.first_address();
-  std::vector<bool> has_moved(first.size() - 1);
-  for (size_t op = 0; op + 1 < first.size(); ++op) {
-    has_moved[op] = !std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], addresses_.begin() + first[op]);
+  if (graph_ == nullptr) make_graph(addresses);
+  Instance instance;
+  const bool is_new = instances_.size() < kMostInstances;
+  if (is_new) {
+    instance.addresses = graph_addresses_;
+    driver_.check(driver_.cuGraphInstantiate(&instance.exec, graph_, 0), "cuGraphInstantiate");
+  } else {
+    instance = std::move(instances_.back());
+    instances_.pop_back();
   }
+  try {
+    set_nodes(instance, addresses);
+    // Here, so that a device without room for it is named, and a launch is but a launch.
+    if (is_new) driver_.check(driver_.cuGraphUpload(instance.exec, stream), "cuGraphUpload");
+  } catch (...) {
+    driver_.cuGraphExecDestroy(instance.exec);  // some of its nodes may have changed, others not
+    throw;
+  }
+  instances_.insert(instances_.begin(), std::move(instance));  // there is room, so this does not throw
+}
+
+// Weights stay where they are, and so does the workspace: so only a few nodes change.
+void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addresses) {
+  const auto& first = executable_.first_address();
   for (uint32_t launch = 0; launch < nodes_.size(); ++launch) {
-    if (!has_moved[executable_.launches().launches[launch].op]) continue;
+    const uint32_t op = executable_.launches().launches[launch].op;
+    if (std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], instance.addresses.begin() + first[op])) {
+      continue;
+    }
     Arguments values = arguments(launch, addresses);
     const KernelNodeParams params = node_params(launch, values);
-    const Result result = driver_.cuGraphExecKernelNodeSetParams(exec_, nodes_[launch], &params);
-    if (result == kSuccess) continue;
-    addresses_.assign(addresses_.size(), 0);  // some nodes have changed, others not: next time all are written
-    driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
+    const Result result = driver_.cuGraphExecKernelNodeSetParams(instance.exec, nodes_[launch], &params);
+    if (result != kSuccess) {
+      driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
+    }
   }
-  addresses_.assign(addresses.begin(), addresses.end());
-  driver_.check(driver_.cuGraphLaunch(exec_, stream), "cuGraphLaunch");
+  instance.addresses.assign(addresses.begin(), addresses.end());
 }
 
 void Loaded::add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,
                             std::span<const DevicePointer> addresses) {
+  encode_maps(addresses);
   std::vector<GraphNode> nodes;
   std::vector<GraphNode> last = add_nodes(graph, before, addresses, nodes);
   if (last.empty()) return;

@@ -1,11 +1,12 @@
 // CUDA's driver played by the host: a libcuda.so.1 whose kernels are functions of a library of the host.
 //
 // It is as lazy as CUDA may be. What is given to a stream waits until somebody synchronises; then streams are served in a random
-// order, and so are the nodes of a graph, as far as events and edges allow it. Memory comes filled with NaN. All that is taken is
-// counted, and any call can be made to fail.
+// order, and so are the nodes of the graphs on them, as far as events and edges allow it. Memory comes filled with NaN. All that
+// is taken is counted, and any call can be made to fail.
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -82,12 +83,21 @@ struct CUgraphExec_st {
 
 namespace {
 
+// A graph that was launched: which of its nodes are over. What is changed later is for later launches.
+struct GraphRun {
+  std::vector<Node> nodes;
+  std::vector<bool> is_over = std::vector<bool>(nodes.size());
+
+  // Runs a node, if one is left, and says whether all are over.
+  bool step();
+};
+
 struct Item {
   enum class Kind { kKernel, kRecord, kWait, kGraph } kind;
   Launched launched;
   Event event = nullptr;
   uint64_t record = 0;
-  std::vector<Node> nodes;
+  GraphRun graph;
 };
 
 }  // namespace
@@ -110,8 +120,7 @@ struct Machine {
   std::set<Stream> streams;
   int live = 0;     // modules, functions' modules, streams, events, graphs, executables, allocations
   int current = 0;  // contexts pushed and not popped
-  int calls = 0;    // given to the device: launches of kernels and graphs, changes of nodes
-  int maps = 0;     // tensor maps that were made
+  std::map<std::string, int> counts;  // of calls
   std::string failing;
   int countdown = 0;
   Result failure = kSuccess;
@@ -126,6 +135,7 @@ Machine& machine() {
 
 #define CALL(name)                                               \
   const std::lock_guard lock(machine().mutex);                   \
+  ++machine().counts[name];                                      \
   if (machine().is_lost) return machine().failure;               \
   if (machine().failing == name && machine().countdown-- == 0) { \
     machine().failing.clear();                                   \
@@ -135,19 +145,17 @@ Machine& machine() {
 
 void execute(const Launched& launched) { launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles); }
 
-void execute(const std::vector<Node>& nodes) {
-  std::vector<bool> done(nodes.size());
-  for (size_t count = 0; count < nodes.size(); ++count) {
-    std::vector<size_t> able;
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      bool ready = !done[i];
-      for (const size_t parent : nodes[i].parents) ready = ready && done[parent];
-      if (ready) able.push_back(i);
-    }
-    const size_t next = able[machine().random() % able.size()];
-    execute(nodes[next].launched);
-    done[next] = true;
+bool GraphRun::step() {
+  std::vector<size_t> able;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto& parents = nodes[i].parents;
+    if (!is_over[i] && std::ranges::all_of(parents, [&](size_t parent) { return is_over[parent]; })) able.push_back(i);
   }
+  if (able.empty()) return true;
+  const size_t next = able[machine().random() % able.size()];
+  execute(nodes[next].launched);
+  is_over[next] = true;
+  return false;
 }
 
 bool is_able(const Item& item) { return item.kind != Item::Kind::kWait || item.event->done[item.record]; }
@@ -160,11 +168,11 @@ void serve() {
     }
     if (able.empty()) break;
     const Stream stream = able[machine().random() % able.size()];
-    const Item item = std::move(stream->items.front());
-    stream->items.pop_front();
+    Item& item = stream->items.front();
+    if (item.kind == Item::Kind::kGraph && !item.graph.step()) continue;
     if (item.kind == Item::Kind::kKernel) execute(item.launched);
-    if (item.kind == Item::Kind::kGraph) execute(item.nodes);
     if (item.kind == Item::Kind::kRecord) item.event->done[item.record] = true;
+    stream->items.pop_front();
   }
   for (const Stream stream : machine().streams) {
     if (!stream->items.empty()) {
@@ -205,8 +213,8 @@ extern "C" {
 // For tests.
 int fake_cuda_live() { return machine().live; }
 int fake_cuda_current() { return machine().current; }
-int fake_cuda_calls() { return machine().calls; }
-int fake_cuda_maps() { return machine().maps; }
+// Calls of a function so far, named as in CUDA's manual.
+int fake_cuda_count(const char* name) { return machine().counts[name]; }
 void fake_cuda_seed(unsigned seed) { machine().random.seed(seed); }
 // The call number `countdown` of `name` from now on fails with an error.
 void fake_cuda_fail(const char* name, int countdown, int failure) {
@@ -463,7 +471,6 @@ Result cuEventRecord(Event event, Stream stream) {
 Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                       unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra) {
   CALL("cuLaunchKernel");
-  ++machine().calls;
   const auto what = launched(function, grid_x, block_x, shared_bytes, arguments);
   if (!what || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra != nullptr) return kInvalidValue;
   if (stream->capturing != nullptr) return kStreamCaptureInvalid;
@@ -474,7 +481,6 @@ Result cuTensorMapEncodeTiled(TensorMap* map, int data_type, uint32_t rank, void
                               const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle,
                               int promotion, int fill) {
   CALL("cuTensorMapEncodeTiled");
-  ++machine().maps;
   const bool is_played =
       data_type == kMapUint16 && interleave == kMapNoInterleave && swizzle == kMapSwizzle128 && fill == kMapZeros;
   const bool is_aligned = reinterpret_cast<uintptr_t>(map) % alignof(TensorMap) == 0;
@@ -529,7 +535,6 @@ Result cuGraphExecDestroy(GraphExec exec) {
 }
 Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node, const KernelNodeParams* params) {
   CALL("cuGraphExecKernelNodeSetParams");
-  ++machine().calls;
   const auto what = launched(params->function, params->grid_x, params->block_x, params->shared_bytes, params->arguments);
   if (!what || node->graph != exec->graph) return kInvalidValue;
   exec->nodes[node->index].launched = *what;
@@ -537,9 +542,11 @@ Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node, const K
 }
 Result cuGraphLaunch(GraphExec exec, Stream stream) {
   CALL("cuGraphLaunch");
-  ++machine().calls;
-  // What is changed later is for later launches.
-  stream->items.push_back({Item::Kind::kGraph, {}, nullptr, 0, exec->nodes});
+  stream->items.push_back({Item::Kind::kGraph, {}, nullptr, 0, {exec->nodes}});
+  return kSuccess;
+}
+Result cuGraphUpload(GraphExec, Stream) {
+  CALL("cuGraphUpload");
   return kSuccess;
 }
 
