@@ -1,6 +1,7 @@
 #include "loaded.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -11,6 +12,15 @@ namespace {
 
 // More than this of shared memory must be asked for.
 constexpr int kFreeSharedBytes = 48 << 10;
+
+constexpr const char* kProgrammaticVariable = "ASPEN_CUDA_PROGRAMMATIC";
+
+bool wants_programmatic() {
+  const char* const text = std::getenv(kProgrammaticVariable);
+  const std::string wanted = text == nullptr ? "on" : text;
+  if (wanted == "on" || wanted == "off") return wanted == "on";
+  throw DeviceError(std::string(kProgrammaticVariable) + "='" + wanted + "' is no choice; set it to 'on' or 'off'");
+}
 
 }  // namespace
 
@@ -55,6 +65,7 @@ Loaded::Loaded(const Driver& driver, const Executable& executable, Context conte
     find_kernels();
     copy_boxes();
     take_workspace();
+    is_programmatic_ = wants_programmatic() && driver_.cuGraphAddDependencies != nullptr && kernels_wait();
     instances_.reserve(kMostInstances);
     streams_.resize(executable_.schedule().num_streams - 1);
     for (Stream& stream : streams_) driver_.check(driver_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
@@ -131,6 +142,18 @@ void Loaded::find_kernels() {
                     "cuFuncSetAttribute");
     }
   }
+}
+
+bool Loaded::kernels_wait() {
+  DevicePointer data = 0;
+  size_t bytes = 0;
+  const Result result = driver_.cuModuleGetGlobal(&data, &bytes, module_, "aspen_kernels_wait");
+  if (result == kNotFound) return false;  // code of an earlier version
+  driver_.check(result, "cuModuleGetGlobal");
+  int32_t value = 0;
+  if (bytes != sizeof value) throw DeviceError("the code's aspen_kernels_wait has another size; install one build of aspen_jax");
+  driver_.check(driver_.cuMemcpyDtoH(&value, data, bytes), "cuMemcpyDtoH");
+  return value != 0;
 }
 
 void Loaded::copy_boxes() {
@@ -257,28 +280,45 @@ void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addr
 }
 
 std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const GraphNode> before,
-                                         std::span<const DevicePointer> addresses, std::vector<GraphNode>& nodes) {
+                                         std::span<const DevicePointer> addresses, Edges edges) {
   const auto& parents = executable_.nearest_parents();
-  nodes.assign(parents.size(), nullptr);
-  std::vector<bool> is_last(parents.size(), true);
+  std::vector<GraphNode> nodes(parents.size());
   std::vector<GraphNode> after;
   for (uint32_t launch = 0; launch < parents.size(); ++launch) {
     after.clear();
-    for (const uint32_t parent : parents[launch]) {
-      after.push_back(nodes[parent]);
-      is_last[parent] = false;
+    if (edges == Edges::kFull) {
+      for (const uint32_t parent : parents[launch]) after.push_back(nodes[parent]);
+      if (after.empty()) after.assign(before.begin(), before.end());
     }
-    if (after.empty()) after.assign(before.begin(), before.end());
     Arguments values = arguments(launch, addresses);
     const KernelNodeParams params = node_params(launch, values);
     const Result result = driver_.cuGraphAddKernelNode(&nodes[launch], graph, after.data(), after.size(), &params);
     if (result != kSuccess) driver_.check(result, ("cuGraphAddKernelNode for " + executable_.describe(launch)).c_str());
   }
-  std::vector<GraphNode> last;
-  for (size_t launch = 0; launch < nodes.size(); ++launch) {
-    if (is_last[launch]) last.push_back(nodes[launch]);
+  return nodes;
+}
+
+// A launch that starts early waits in its kernel until its parents are over. They waited for theirs, and so on: see
+// kernels/launch_order.h. Its own nodes have no other edges, and nothing in a graph of ours comes before the first.
+void Loaded::add_programmatic_edges() {
+  const auto& parents = executable_.nearest_parents();
+  std::vector<GraphNode> from, to;
+  for (size_t launch = 0; launch < parents.size(); ++launch) {
+    for (const uint32_t parent : parents[launch]) {
+      from.push_back(nodes_[parent]);
+      to.push_back(nodes_[launch]);
+    }
   }
-  return last;
+  const std::vector<EdgeData> data(from.size(), EdgeData{kProgrammaticPort, 0, kProgrammaticEdge, {}});
+  check_graph(driver_.cuGraphAddDependencies(graph_, from.data(), to.data(), data.data(), from.size()), "cuGraphAddDependencies");
+}
+
+void Loaded::check_graph(Result result, const char* call) const {
+  if (is_programmatic_ && result != kSuccess && result != kOutOfMemory) {
+    throw DeviceError(std::string(call) + " failed with " + driver_.name_of(result) + "; set " + kProgrammaticVariable +
+                      "=off, for graphs whose launches do not start early, and start again, or run on the CPU (JAX_PLATFORMS=cpu)");
+  }
+  driver_.check(result, call);
 }
 
 void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
@@ -295,7 +335,8 @@ void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
 void Loaded::make_graph(std::span<const DevicePointer> addresses) {
   driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
   try {
-    add_nodes(graph_, {}, addresses, nodes_);
+    nodes_ = add_nodes(graph_, {}, addresses, is_programmatic_ ? Edges::kNone : Edges::kFull);
+    if (is_programmatic_) add_programmatic_edges();
     graph_addresses_.assign(addresses.begin(), addresses.end());
   } catch (...) {
     driver_.cuGraphDestroy(graph_);
@@ -311,7 +352,7 @@ void Loaded::make_instance(Stream stream, std::span<const DevicePointer> address
   const bool is_new = instances_.size() < kMostInstances;
   if (is_new) {
     instance.addresses = graph_addresses_;
-    driver_.check(driver_.cuGraphInstantiate(&instance.exec, graph_, 0), "cuGraphInstantiate");
+    check_graph(driver_.cuGraphInstantiate(&instance.exec, graph_, 0), "cuGraphInstantiate");
   } else {
     instance = std::move(instances_.back());
     instances_.pop_back();
@@ -348,8 +389,16 @@ void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addres
 void Loaded::add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,
                             std::span<const DevicePointer> addresses) {
   encode_maps(addresses);
-  std::vector<GraphNode> nodes;
-  std::vector<GraphNode> last = add_nodes(graph, before, addresses, nodes);
+  // Full edges: the graph is the caller's, who may ask for its edges by calls that refuse others.
+  std::vector<GraphNode> nodes = add_nodes(graph, before, addresses, Edges::kFull);
+  std::vector<bool> is_last(nodes.size(), true);
+  for (const auto& parents : executable_.nearest_parents()) {
+    for (const uint32_t parent : parents) is_last[parent] = false;
+  }
+  std::vector<GraphNode> last;
+  for (size_t launch = 0; launch < nodes.size(); ++launch) {
+    if (is_last[launch]) last.push_back(nodes[launch]);
+  }
   if (last.empty()) return;
   driver_.check(driver_.cuStreamUpdateCaptureDependencies(stream, last.data(), last.size(), kSetCaptureDependencies),
                 "cuStreamUpdateCaptureDependencies");

@@ -69,6 +69,8 @@ class Loaded {
 
   void take_workspace();
   void find_kernels();
+  // Whether each of the code's kernels first waits for the launches before it.
+  bool kernels_wait();
   void prepare_maps(size_t op, const KernelShape& shape);
   // Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
@@ -76,17 +78,21 @@ class Loaded {
   void release() noexcept;
   Arguments arguments(uint32_t launch, std::span<const DevicePointer> addresses);
   KernelNodeParams node_params(uint32_t launch, Arguments& arguments) const;
-  // What stands for all that runs gave to streams so far.
+  // The run has given all to the stream.
   Result record_run(Stream stream) noexcept;
   void issue_to_streams(Stream stream, std::span<const DevicePointer> addresses);
   void replay(Stream stream, std::span<const DevicePointer> addresses);
   void make_graph(std::span<const DevicePointer> addresses);
+  void add_programmatic_edges();
+  // Of a call that may refuse a graph because of such edges.
+  void check_graph(Result result, const char* call) const;
   // Makes one for these addresses the first: a new one, or the one that was used longest ago.
   void make_instance(Stream stream, std::span<const DevicePointer> addresses);
   void set_nodes(Instance& instance, std::span<const DevicePointer> addresses);
-  // Adds a node for each launch and returns those that nothing waits for.
+  // Adds a node for each launch, without its edges or behind `before` and its parents.
+  enum class Edges { kNone, kFull };
   std::vector<GraphNode> add_nodes(DeviceGraph graph, std::span<const GraphNode> before, std::span<const DevicePointer> addresses,
-                                   std::vector<GraphNode>& nodes);
+                                   Edges edges);
 
   const Driver& driver_;
   const Executable& executable_;
@@ -101,6 +107,7 @@ class Loaded {
   Event last_run_ = nullptr;     // the end of the one that uses the workspace last
   std::vector<Stream> streams_;  // all but the caller's
   std::vector<Event> events_;
+  bool is_programmatic_ = false;  // nodes of graph_ start before their parents are over
   DeviceGraph graph_ = nullptr;
   std::vector<GraphNode> nodes_;                // of each launch in graph_
   std::vector<DevicePointer> graph_addresses_;  // that they hold

@@ -1,8 +1,9 @@
 // CUDA's driver played by the host: a libcuda.so.1 whose kernels are functions of a library of the host.
 //
 // It is as lazy as CUDA may be. What is given to a stream waits until somebody synchronises; then streams are served in a random
-// order, and so are the nodes of the graphs on them, as far as events and edges allow it. Memory comes filled with NaN. All that
-// is taken is counted, and any call can be made to fail.
+// order, and so are the nodes of the graphs on them, as far as events and edges allow it. A node behind a programmatic edge may
+// begin before its parent; where its kernel waits, the parents run, and nobody else. Memory comes filled with NaN. All that is
+// taken is counted, and any call can be made to fail.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -57,9 +59,14 @@ struct Launched {
   int tiles = 0;
 };
 
+struct Edge {
+  size_t parent;
+  bool is_programmatic;
+};
+
 struct Node {
   Launched launched;
-  std::vector<size_t> parents;
+  std::vector<Edge> parents;  // earlier ones
 };
 
 }  // namespace
@@ -90,7 +97,17 @@ struct GraphRun {
 
   // Runs a node, if one is left, and says whether all are over.
   bool step();
+  // Of those that are not over, which may begin.
+  std::vector<size_t> able() const;
+  void run(size_t node);
 };
+
+// The node whose kernel runs, innermost; none outside of graphs.
+struct Running {
+  GraphRun* graph = nullptr;
+  size_t node = 0;
+};
+Running running;
 
 struct Item {
   enum class Kind { kKernel, kRecord, kWait, kGraph } kind;
@@ -145,17 +162,39 @@ Machine& machine() {
 
 void execute(const Launched& launched) { launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles); }
 
-bool GraphRun::step() {
+std::vector<size_t> GraphRun::able() const {
+  std::vector<bool> may_begin(nodes.size());  // or has begun
   std::vector<size_t> able;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    const auto& parents = nodes[i].parents;
-    if (!is_over[i] && std::ranges::all_of(parents, [&](size_t parent) { return is_over[parent]; })) able.push_back(i);
+    may_begin[i] = std::ranges::all_of(nodes[i].parents, [&](const Edge& edge) {
+      return is_over[edge.parent] || (edge.is_programmatic && may_begin[edge.parent]);
+    });
+    if (may_begin[i] && !is_over[i]) able.push_back(i);
   }
-  if (able.empty()) return true;
-  const size_t next = able[machine().random() % able.size()];
-  execute(nodes[next].launched);
-  is_over[next] = true;
-  return false;
+  return able;
+}
+
+void GraphRun::run(size_t node) {
+  const Running outer = running;
+  running = {this, node};
+  execute(nodes[node].launched);
+  running = outer;
+  is_over[node] = true;
+}
+
+bool GraphRun::step() {
+  const std::vector<size_t> some = able();
+  if (!some.empty()) run(some[machine().random() % some.size()]);
+  return some.empty();
+}
+
+// What a kernel does that waits.
+void wait_for_parents() {
+  if (running.graph == nullptr) return;
+  const auto [graph, node] = running;
+  for (const Edge& edge : graph->nodes[node].parents) {
+    if (!graph->is_over[edge.parent]) graph->run(edge.parent);
+  }
 }
 
 bool is_able(const Item& item) { return item.kind != Item::Kind::kWait || item.event->done[item.record]; }
@@ -310,6 +349,8 @@ Result cuModuleLoadData(Module* module, const void* image) {
   void* const library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   unlink(path);
   if (library == nullptr) return kNoBinaryForGpu;
+  const auto play_wait = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "aspen_play_wait"));
+  if (play_wait != nullptr) play_wait(&wait_for_parents);
   *module = new CUmod_st{library};
   ++machine().live;
   return kSuccess;
@@ -338,7 +379,7 @@ Result cuModuleGetGlobal_v2(DevicePointer* data, size_t* bytes, Module module, c
   void* const found = dlsym(module->library, name);
   if (found == nullptr) return kNotFound;
   *data = reinterpret_cast<DevicePointer>(found);
-  *bytes = sizeof(KernelShape);
+  *bytes = std::string_view(name).ends_with("_shape") ? sizeof(KernelShape) : sizeof(int32_t);
   return kSuccess;
 }
 Result cuFuncSetAttribute(Function, int attribute, int value) {
@@ -516,9 +557,21 @@ Result cuGraphAddKernelNode_v2(GraphNode* node, DeviceGraph graph, const GraphNo
   Node added{*what, {}};
   for (size_t i = 0; i < count; ++i) {
     if (parents[i]->graph != graph) return kInvalidHandle;
-    added.parents.push_back(parents[i]->index);
+    added.parents.push_back({parents[i]->index, false});
   }
   *node = add(graph, std::move(added));
+  return kSuccess;
+}
+Result cuGraphAddDependencies_v2(DeviceGraph graph, const GraphNode* from, const GraphNode* to, const EdgeData* data,
+                                 size_t count) {
+  CALL("cuGraphAddDependencies");
+  for (size_t i = 0; i < count; ++i) {
+    const bool is_programmatic = data != nullptr && data[i].type == kProgrammaticEdge;
+    const EdgeData wanted{is_programmatic ? kProgrammaticPort : uint8_t{0}, 0, is_programmatic ? kProgrammaticEdge : uint8_t{0}, {}};
+    if (data != nullptr && std::memcmp(&data[i], &wanted, sizeof wanted) != 0) return kInvalidValue;
+    if (from[i]->graph != graph || to[i]->graph != graph || from[i]->index >= to[i]->index) return kInvalidValue;
+    graph->nodes[to[i]->index].parents.push_back({from[i]->index, is_programmatic});
+  }
   return kSuccess;
 }
 Result cuGraphInstantiateWithFlags(GraphExec* exec, DeviceGraph graph, unsigned long long) {

@@ -285,18 +285,6 @@ def test_a_run_of_the_same_memory_changes_nothing_on_the_device(example):
     assert [fake.fake_cuda_count(call.encode()) - count for call, count in zip(CHANGES, before, strict=True)] == [1, 1, 0]
 
 
-def test_nodes_are_written_again_after_a_failure(example):
-    fake, (graph, code, arguments, operands) = fake_cuda.load(), example
-    run = DeviceRun(graph, code, Executor.GRAPH)
-    given = arguments(2)
-    run.run(*operands(given))
-    kept = [np.zeros(1000) for _ in range(9)]  # may lie where operands lay
-    fake.fake_cuda_fail(b"cuGraphExecKernelNodeSetParams", 2, LAUNCH_FAILED)
-    with pytest.raises(EngineError, match=r"cuGraphExecKernelNodeSetParams for tiles .* of op"):
-        run.run(*operands(given))
-    assert is_right(run.run(*operands(given)), given)
-
-
 def by_maps(a, b, c, image, w):
     """A convolution and products by tensor maps; one reads what another writes, one has an epilogue of other inputs."""
     d = jax.nn.relu(a @ b)
@@ -353,6 +341,21 @@ def test_tensor_maps_follow_memory_that_moves(mapped, executor, captured):
     del run
     gc.collect()
     assert fake.fake_cuda_live() == live
+
+
+def test_launches_of_code_that_waits_start_early(mapped, monkeypatch):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), mapped
+    for setting, calls in (("on", 1), ("off", 0)):
+        monkeypatch.setenv("ASPEN_CUDA_PROGRAMMATIC", setting)
+        before = fake.fake_cuda_count(b"cuGraphAddDependencies")
+        for seed in range(3):
+            fake.fake_cuda_seed(seed)
+            given = arguments(10 * seed)
+            assert agree(DeviceRun(graph, code, Executor.GRAPH).run(*operands(given)), given)
+        assert fake.fake_cuda_count(b"cuGraphAddDependencies") - before == 3 * calls
+    monkeypatch.setenv("ASPEN_CUDA_PROGRAMMATIC", "1")
+    with pytest.raises(EngineError, match="ASPEN_CUDA_PROGRAMMATIC='1' is no choice; set it to 'on' or 'off'"):
+        DeviceRun(graph, code, Executor.GRAPH).run(*operands(arguments(0)))
 
 
 def test_maps_are_made_where_memory_has_moved(mapped):

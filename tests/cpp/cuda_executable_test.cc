@@ -1,6 +1,7 @@
 // Graphs on the fake of CUDA's driver, from many threads at once. Python's tests/test_cuda_runtime.py has real kernels and
 // faults.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "cuda/executable.h"
+#include "cuda/loaded.h"
 #include "cuda/standalone.h"
 #include "dag.h"
 #include "engine_check.h"
@@ -20,6 +22,7 @@ extern "C" int fake_cuda_live();
 extern "C" int fake_cuda_current();
 extern "C" int fake_cuda_count(const char* name);
 extern "C" void fake_cuda_seed(unsigned seed);
+extern "C" void fake_cuda_fail(const char* name, int countdown, int failure);
 
 namespace aspen::testing {
 namespace {
@@ -33,8 +36,8 @@ using cuda::Stream;
 
 constexpr int64_t kTiles = 40, kWidth = 3, kElements = kTiles * kWidth;
 
-std::vector<std::byte> fake_image() {
-  std::ifstream file(ASPEN_FAKE_IMAGE, std::ios::binary);
+std::vector<std::byte> fake_image(const char* path = ASPEN_IMAGE_WAITS) {
+  std::ifstream file(path, std::ios::binary);
   std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
   CHECK(!bytes.empty());
   const auto* const data = reinterpret_cast<const std::byte*>(bytes.data());
@@ -105,13 +108,14 @@ class Caller {
     CHECK_EQ(driver_.cuMemsetD8(buffers_[2], 0xff, kBytes), cuda::kSuccess);
     executable.run(stream_, buffers_);
   }
-  void check(float expected) {
+  bool is_right(const Sums& sums) {
     CHECK_EQ(driver_.cuStreamSynchronize(stream_), cuda::kSuccess);
     std::vector<float> result(kElements);
     CHECK_EQ(driver_.cuMemcpyDtoH(result.data(), buffers_[2], kBytes), cuda::kSuccess);
-    for (const float value : result) CHECK_EQ(value, expected);
+    const float expected = operands_[0] * sums.terms.first + operands_[1] * sums.terms.second;
+    return std::ranges::all_of(result, [&](float value) { return value == expected; });
   }
-  void check(const Sums& sums) { check(operands_[0] * sums.terms.first + operands_[1] * sums.terms.second); }
+  void check(const Sums& sums) { CHECK(is_right(sums)); }
 
  private:
   static constexpr size_t kBytes = kElements * sizeof(float);
@@ -248,6 +252,25 @@ TEST(only_what_has_moved_is_given_to_the_device_again) {
   CHECK_EQ(fake_cuda_live(), 0);
 }
 
+TEST(nodes_that_were_half_set_are_not_used) {
+  const Driver& driver = Driver::get();
+  const Sums example = sums(7, 12);
+  {
+    Executable executable(example.graph, Code{fake_image(), example.kernels}, Executor::kGraph);
+    Caller caller(driver, 2, 3);
+    for (size_t i = 0; i < 2 * cuda::Loaded::kMostInstances; ++i) {  // new instances, then some that were used
+      caller.run(executable);
+      caller.move(0);
+      caller.move(1);
+      fake_cuda_fail("cuGraphExecKernelNodeSetParams", 1, 719);
+      CHECK_THROWS(caller.run(executable), "cuGraphExecKernelNodeSetParams for tiles 0 to ");
+      caller.run(executable);
+      caller.check(example);
+    }
+  }
+  CHECK_EQ(fake_cuda_live(), 0);
+}
+
 TEST(a_captured_run_has_a_workspace_of_its_own) {
   const Driver& driver = Driver::get();
   for (const Executor executor : {Executor::kStream, Executor::kGraph}) {
@@ -273,6 +296,58 @@ TEST(a_captured_run_has_a_workspace_of_its_own) {
     }
     CHECK_EQ(fake_cuda_live(), 0);
   }
+}
+
+// Runs of a graph on the fake, by code that waits and code that does not; whether all were right.
+bool are_right(const char* image) {
+  const Driver& driver = Driver::get();
+  bool all = true;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    fake_cuda_seed(static_cast<unsigned>(seed));
+    Sums example = sums(seed, 12);
+    Executable executable(example.graph, Code{fake_image(image), example.kernels}, Executor::kGraph);
+    Caller caller(driver, 2, 3);
+    caller.run(executable);
+    all = caller.is_right(example) && all;
+  }
+  CHECK_EQ(fake_cuda_live(), 0);
+  return all;
+}
+
+TEST(launches_start_early_only_where_kernels_wait) {
+  const auto early = [] { return fake_cuda_count("cuGraphAddDependencies"); };
+  int before = early();
+  CHECK(are_right(ASPEN_IMAGE_WAITS));
+  CHECK_EQ(early() - before, 20);
+  before = early();
+  CHECK(are_right(ASPEN_IMAGE_PLAIN));
+  CHECK_EQ(early() - before, 0);
+  CHECK(!are_right(ASPEN_IMAGE_FORGETS));  // the fake would see it
+
+  before = early();
+  setenv("ASPEN_CUDA_PROGRAMMATIC", "off", 1);
+  CHECK(are_right(ASPEN_IMAGE_WAITS));
+  CHECK(are_right(ASPEN_IMAGE_FORGETS));
+  CHECK_EQ(early() - before, 0);
+  setenv("ASPEN_CUDA_PROGRAMMATIC", "always", 1);
+  CHECK_THROWS(are_right(ASPEN_IMAGE_WAITS), "ASPEN_CUDA_PROGRAMMATIC='always' is no choice; set it to 'on' or 'off'");
+  unsetenv("ASPEN_CUDA_PROGRAMMATIC");
+  CHECK_EQ(fake_cuda_live(), 0);
+}
+
+TEST(a_driver_that_refuses_early_starts_says_how_to_do_without) {
+  Sums example = sums(1, 12);
+  {
+    Executable executable(example.graph, Code{fake_image(), example.kernels}, Executor::kGraph);
+    Caller caller(Driver::get(), 2, 3);
+    for (const char* const call : {"cuGraphAddDependencies", "cuGraphInstantiate"}) {
+      fake_cuda_fail(call, 0, 801);
+      CHECK_THROWS(caller.run(executable), "; set ASPEN_CUDA_PROGRAMMATIC=off");
+    }
+    caller.run(executable);
+    caller.check(example);
+  }
+  CHECK_EQ(fake_cuda_live(), 0);
 }
 
 TEST(a_large_workspace_is_the_callers) {
