@@ -189,7 +189,7 @@ bool GraphRun::step() {
 }
 
 // What a kernel does that waits.
-void wait_for_parents() {
+void run_parents() {
   if (running.graph == nullptr) return;
   const auto [graph, node] = running;
   for (const Edge& edge : graph->nodes[node].parents) {
@@ -253,7 +253,10 @@ extern "C" {
 int fake_cuda_live() { return machine().live; }
 int fake_cuda_current() { return machine().current; }
 // Calls of a function so far, named as in CUDA's manual.
-int fake_cuda_count(const char* name) { return machine().counts[name]; }
+int fake_cuda_count(const char* name) {
+  const std::lock_guard lock(machine().mutex);
+  return machine().counts[name];
+}
 void fake_cuda_seed(unsigned seed) { machine().random.seed(seed); }
 // The call number `countdown` of `name` from now on fails with an error.
 void fake_cuda_fail(const char* name, int countdown, int failure) {
@@ -350,7 +353,7 @@ Result cuModuleLoadData(Module* module, const void* image) {
   unlink(path);
   if (library == nullptr) return kNoBinaryForGpu;
   const auto play_wait = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "aspen_play_wait"));
-  if (play_wait != nullptr) play_wait(&wait_for_parents);
+  if (play_wait != nullptr) play_wait(&run_parents);
   *module = new CUmod_st{library};
   ++machine().live;
   return kSuccess;
