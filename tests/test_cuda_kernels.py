@@ -390,7 +390,7 @@ def assert_launches_wait(virtual, count, *, waits):
             assert "griddepcontrol.launch_dependents;" in after[: MEMORY.search(after).start()]
 
 
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90", "compute_90a"])
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90a"])
 def test_kernels_wait_for_launches_before_them_first(architecture):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
 

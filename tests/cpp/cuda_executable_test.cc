@@ -254,7 +254,8 @@ TEST(only_what_has_moved_is_given_to_the_device_again) {
 
 TEST(nodes_that_were_half_set_are_not_used) {
   const Driver& driver = Driver::get();
-  const Sums example = sums(7, 12);
+  Sums example = sums(0, 12);
+  for (uint64_t seed = 1; readers(example.graph, {0, 1}) < 2; ++seed) example = sums(seed, 12);
   {
     Executable executable(example.graph, Code{fake_image(), example.kernels}, Executor::kGraph);
     Caller caller(driver, 2, 3);
@@ -263,7 +264,7 @@ TEST(nodes_that_were_half_set_are_not_used) {
       caller.move(0);
       caller.move(1);
       fake_cuda_fail("cuGraphExecKernelNodeSetParams", 1, 719);
-      CHECK_THROWS(caller.run(executable), "cuGraphExecKernelNodeSetParams for tiles 0 to ");
+      CHECK_THROWS(caller.run(executable), "cuGraphExecKernelNodeSetParams for tiles ");
       caller.run(executable);
       caller.check(example);
     }
