@@ -23,10 +23,10 @@ enum class Executor : int32_t {
   kGraph,   // as one CUDA graph
 };
 
-// A workspace up to here is the executable's own: one for each context, for as long as it lives. So it stays where it is, and so do
-// the addresses of nearly all nodes of a CUDA graph; nodes whose addresses have changed are uploaded again, 200 us a call on an
-// H200. A larger one is the caller's, who shares that memory among all that it runs, and whose run takes too long for the upload
-// to matter.
+// A workspace up to here is the executable's own: one for each context, for as long as it lives. So it stays where it is, and so
+// do the addresses of nearly all nodes of a CUDA graph; nodes whose addresses have changed are uploaded again, 200 us a call on
+// an H200. A larger one is the caller's, who shares that memory among all that it runs, and whose run takes too long for the
+// upload to matter.
 inline constexpr int64_t kLargestKeptWorkspace = int64_t{128} << 20;
 
 struct Code {

@@ -315,8 +315,9 @@ void Loaded::add_programmatic_edges() {
 
 void Loaded::check_graph(Result result, const char* call) const {
   if (is_programmatic_ && result != kSuccess && result != kOutOfMemory) {
-    throw DeviceError(std::string(call) + " failed with " + driver_.name_of(result) + "; set " + kProgrammaticVariable +
-                      "=off, for graphs whose launches do not start early, and start again, or run on the CPU (JAX_PLATFORMS=cpu)");
+    throw DeviceError(
+        std::string(call) + " failed with " + driver_.name_of(result) + "; set " + kProgrammaticVariable +
+        "=off, for graphs whose launches do not start early, and start again, or run on the CPU (JAX_PLATFORMS=cpu)");
   }
   driver_.check(result, call);
 }

@@ -135,8 +135,8 @@ struct Machine {
   CUctx_st context;
   std::map<DevicePointer, size_t> memory;
   std::set<Stream> streams;
-  int live = 0;     // modules, functions' modules, streams, events, graphs, executables, allocations
-  int current = 0;  // contexts pushed and not popped
+  int live = 0;                       // modules, functions' modules, streams, events, graphs, executables, allocations
+  int current = 0;                    // contexts pushed and not popped
   std::map<std::string, int> counts;  // of calls
   std::string failing;
   int countdown = 0;
@@ -570,7 +570,8 @@ Result cuGraphAddDependencies_v2(DeviceGraph graph, const GraphNode* from, const
   CALL("cuGraphAddDependencies");
   for (size_t i = 0; i < count; ++i) {
     const bool is_programmatic = data != nullptr && data[i].type == kProgrammaticEdge;
-    const EdgeData wanted{is_programmatic ? kProgrammaticPort : uint8_t{0}, 0, is_programmatic ? kProgrammaticEdge : uint8_t{0}, {}};
+    const EdgeData wanted{
+        is_programmatic ? kProgrammaticPort : uint8_t{0}, 0, is_programmatic ? kProgrammaticEdge : uint8_t{0}, {}};
     if (data != nullptr && std::memcmp(&data[i], &wanted, sizeof wanted) != 0) return kInvalidValue;
     if (from[i]->graph != graph || to[i]->graph != graph || from[i]->index >= to[i]->index) return kInvalidValue;
     graph->nodes[to[i]->index].parents.push_back({from[i]->index, is_programmatic});

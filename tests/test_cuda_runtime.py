@@ -181,7 +181,8 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
             if message is None:
                 assert countdown
             else:
-                assert re.match(rf"{call}( for (tiles \d+ to \d+ of op '.+'|.* bytes))? failed with CUDA_ERROR_LAUNCH_FAILED \(", message)
+                what = r" for (tiles \d+ to \d+ of op '.+'|a workspace of \d+ bytes)"
+                assert re.match(rf"{call}({what})? failed with CUDA_ERROR_LAUNCH_FAILED \(", message)
                 assert ("of op" in message) == (call in ("cuLaunchKernel", "cuGraphAddKernelNode"))
                 assert "start again, or run on the CPU" in message
             fake.fake_cuda_fail(b"", 0, 0)
@@ -199,7 +200,7 @@ def test_a_lack_of_memory_says_what_to_do(example):
     live, given = fake.fake_cuda_live(), arguments(4)
     assert graph.workspace_bytes
     buffers = len(graph.operands) + len(graph.results) + 1
-    # The first operand, the caller's workspace, the boxes of tiles, our workspace; then what the driver takes for code and graphs.
+    # The first operand, the caller's workspace, the boxes of tiles, our workspace; then what the driver takes for itself.
     places = [("cuMemAlloc", place) for place in (0, buffers - 1, buffers, buffers + 1)]
     calls = ("cuModuleLoadData", "cuGraphInstantiate", "cuGraphUpload", "cuGraphLaunch")
     for call, countdown in [*places, *((call, 0) for call in calls)]:
@@ -207,9 +208,8 @@ def test_a_lack_of_memory_says_what_to_do(example):
         fake.fake_cuda_fail(call.encode(), countdown, OUT_OF_MEMORY)
         message = failure(example, given, Executor.GRAPH, captured=False)
         assert message is not None
-        assert re.match(
-            rf"{call}{of_ours} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); use a smaller batch or a smaller model, or", message
-        )
+        remedy = "use a smaller batch or a smaller model, or"
+        assert re.match(rf"{call}{of_ours} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); {remedy}", message)
         assert fake.fake_cuda_current() == 0
         assert the_cpu_is_no_worse_off()
         run = DeviceRun(graph, code, Executor.GRAPH)

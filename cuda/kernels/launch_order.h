@@ -5,8 +5,9 @@
 // parents over, they theirs, and so on. So a launch that waits for its nearest parents sees all that any launch before it wrote,
 // and nobody before it reads any more what it writes. Where a module's `aspen_kernels_wait` is not 0, executors rely on that.
 //
-// A kernel lets those behind it start after its own wait. So when a launch starts, all before it but its nearest parents are over,
-// and one generation at most waits on the device. It takes no place from its parents, whose thread blocks all run by then.
+// A kernel lets those behind it start after its own wait. So when a launch starts, all that it comes after is over but its
+// nearest parents, and one generation at most waits on the device. It takes no place from those parents: all their thread blocks
+// run by then.
 #pragma once
 
 #include <cstdint>

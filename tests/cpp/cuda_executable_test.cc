@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda/executable.h"
@@ -96,11 +97,14 @@ class Caller {
     driver_.cuStreamDestroy(stream_);
   }
 
-  // An operand comes to lie where the caller had none before.
-  void move(size_t operand) {
-    buffers_[operand] = take(kBytes);
+  // An operand comes to lie where the caller had none before. Gives its old place.
+  DevicePointer move(size_t operand) {
+    const DevicePointer place = std::exchange(buffers_[operand], take(kBytes));
     fill(operand);
+    return place;
   }
+  // Nobody may read there any more.
+  void spoil(DevicePointer place) { CHECK_EQ(driver_.cuMemsetD8(place, 0xff, kBytes), cuda::kSuccess); }
   DevicePointer& operand(size_t number) { return buffers_[number]; }
   Stream stream() const { return stream_; }
 
@@ -193,7 +197,9 @@ TEST(runs_on_several_streams_do_not_meet_in_the_workspace) {
 
 // How many of a graph's launches, which are its ops here, read one of these buffers.
 int readers(const Graph& graph, const std::set<int32_t>& buffers) {
-  const auto is_read = [&](const Input& input) { return buffers.contains(graph.values[static_cast<size_t>(input.value)].buffer); };
+  const auto is_read = [&](const Input& input) {
+    return buffers.contains(graph.values[static_cast<size_t>(input.value)].buffer);
+  };
   return static_cast<int>(
       std::ranges::count_if(graph.ops, [&](const Op& op) { return std::ranges::any_of(graph.inputs_of(op), is_read); }));
 }
@@ -261,8 +267,8 @@ TEST(nodes_that_were_half_set_are_not_used) {
     Caller caller(driver, 2, 3);
     for (size_t i = 0; i < 2 * cuda::Loaded::kMostInstances; ++i) {  // new instances, then some that were used
       caller.run(executable);
-      caller.move(0);
-      caller.move(1);
+      caller.check(example);
+      for (const size_t operand : {0u, 1u}) caller.spoil(caller.move(operand));
       fake_cuda_fail("cuGraphExecKernelNodeSetParams", 1, 719);
       CHECK_THROWS(caller.run(executable), "cuGraphExecKernelNodeSetParams for tiles ");
       caller.run(executable);
