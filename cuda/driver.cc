@@ -15,14 +15,19 @@ Driver load() {
     throw DeviceError("CUDA's driver is not here (libcuda.so.1); install NVIDIA's driver, or run on the CPU (JAX_PLATFORMS=cpu)");
   }
   Driver driver;
-  const auto find = [library](auto& function, const char* symbol) {
+  const auto look_for = [library](auto& function, const char* symbol) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
+  };
+  const auto find = [&](auto& function, const char* symbol) {
+    look_for(function, symbol);
     if (function == nullptr) {
       throw DeviceError(std::string("CUDA's driver has no ") + symbol + "; install a driver of CUDA 12 or later");
     }
   };
 #define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) find(driver.name, symbol);
+#define ASPEN_LATER_DRIVER_FUNCTION(name, symbol, parameters) look_for(driver.name, symbol);
 #include "driver_functions.inc"
+#undef ASPEN_LATER_DRIVER_FUNCTION
 #undef ASPEN_DRIVER_FUNCTION
   driver.check(driver.cuInit(0), "cuInit");
   int version = 0;

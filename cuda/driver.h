@@ -73,16 +73,26 @@ struct KernelNodeParams {
   Context context;
 };
 
+// CUgraphEdgeData.
+struct EdgeData {
+  unsigned char from_port, to_port, type, reserved[5];
+};
+// The child may start as soon as all blocks of the parent let it, or are over.
+inline constexpr unsigned char kProgrammaticPort = 1;  // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+inline constexpr unsigned char kProgrammaticEdge = 1;  // CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
 // Something that CUDA refuses; says which call, why, and what can be done.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Its functions are named as in CUDA's manual.
+// Its functions are named as in CUDA's manual; a later one is nullptr where the driver has none.
 struct Driver {
 #define ASPEN_DRIVER_FUNCTION(name, symbol, parameters) Result(*name) parameters = nullptr;
+#define ASPEN_LATER_DRIVER_FUNCTION ASPEN_DRIVER_FUNCTION
 #include "driver_functions.inc"
+#undef ASPEN_LATER_DRIVER_FUNCTION
 #undef ASPEN_DRIVER_FUNCTION
 
   // Throws DeviceError where there is no driver, or one that is too old.

@@ -82,7 +82,6 @@ void Executable::run(Stream stream, std::span<const DevicePointer> buffers) {
   if (graph_.ops.empty()) return;
   const Driver& driver = Driver::get();
   Loaded& here = loaded(stream);
-  const std::vector<DevicePointer> where = addresses(buffers);
   const Current current(driver, here.context());
   CaptureStatus status = CaptureStatus::kNone;
   uint64_t id = 0;
@@ -90,13 +89,15 @@ void Executable::run(Stream stream, std::span<const DevicePointer> buffers) {
   const GraphNode* before = nullptr;
   size_t num_before = 0;
   driver.check(driver.cuStreamGetCaptureInfo(stream, &status, &id, &graph, &before, &num_before), "cuStreamGetCaptureInfo");
+  const bool is_captured = status == CaptureStatus::kActive;
+  std::vector<DevicePointer> used(buffers.begin(), buffers.end());
+  if (!is_captured && here.workspace() != 0) used.back() = here.workspace();
+  const std::vector<DevicePointer> where = addresses(used);
   const std::lock_guard lock(here.mutex());
-  if (status == CaptureStatus::kActive) {
+  if (is_captured) {
     here.add_to_capture(stream, graph, std::span(before, num_before), where);
-  } else if (executor_ == Executor::kGraph) {
-    here.replay(stream, where);
   } else {
-    here.issue_to_streams(stream, where);
+    here.run(stream, executor_, where);
   }
 }
 

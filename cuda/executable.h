@@ -23,6 +23,12 @@ enum class Executor : int32_t {
   kGraph,   // as one CUDA graph
 };
 
+// A workspace up to here is the executable's own: one for each context, for as long as it lives. So it stays where it is, and so
+// do the addresses of nearly all nodes of a CUDA graph; nodes whose addresses have changed are uploaded again, 200 us a call on
+// an H200. A larger one is the caller's, who shares that memory among all that it runs, and whose run takes too long for the
+// upload to matter.
+inline constexpr int64_t kLargestKeptWorkspace = int64_t{128} << 20;
+
 struct Code {
   std::vector<std::byte> image;       // a cubin, a fat binary or PTX
   std::vector<int32_t> kernel_of_op;  // op k's kernel is called op<kernel_of_op[k]>
@@ -42,11 +48,14 @@ class Executable {
   void load(Stream stream);
 
   // Gives the graph to a stream, or adds it to the CUDA graph that the stream's work is being captured into. `buffers` are
-  // addresses on the device: operands, results, workspace. Returns as soon as all is in the stream's hands. Where it throws
-  // DeviceError, which names op and tiles, the stream is usable. May be called from many threads.
+  // addresses on the device: operands, results, workspace. The workspace is used where the run is captured, or where the
+  // executable keeps none: a captured run may be replayed at any time, and only who replays it can order that. Returns as soon as
+  // all is in the stream's hands. Where it throws DeviceError, which names op and tiles, the stream is usable. May be called from
+  // many threads; runs in one context follow each other on the device where the workspace is the executable's.
   void run(Stream stream, std::span<const DevicePointer> buffers);
 
   const Graph& graph() const { return graph_; }
+  bool keeps_workspace() const { return graph_.workspace_bytes > 0 && graph_.workspace_bytes <= kLargestKeptWorkspace; }
   const LaunchGraph& launches() const { return launches_; }
   const Schedule& schedule() const { return schedule_; }
   const Code& code() const { return code_; }

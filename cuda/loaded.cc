@@ -1,7 +1,9 @@
 #include "loaded.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "executable.h"
 
@@ -10,6 +12,15 @@ namespace {
 
 // More than this of shared memory must be asked for.
 constexpr int kFreeSharedBytes = 48 << 10;
+
+constexpr const char* kProgrammaticVariable = "ASPEN_CUDA_PROGRAMMATIC";
+
+bool wants_programmatic() {
+  const char* const text = std::getenv(kProgrammaticVariable);
+  const std::string wanted = text == nullptr ? "on" : text;
+  if (wanted == "on" || wanted == "off") return wanted == "on";
+  throw DeviceError(std::string(kProgrammaticVariable) + "='" + wanted + "' is no choice; set it to 'on' or 'off'");
+}
 
 }  // namespace
 
@@ -53,6 +64,9 @@ Loaded::Loaded(const Driver& driver, const Executable& executable, Context conte
     driver_.check(driver_.cuModuleLoadData(&module_, executable_.code().image.data()), "cuModuleLoadData");
     find_kernels();
     copy_boxes();
+    take_workspace();
+    is_programmatic_ = wants_programmatic() && driver_.cuGraphAddDependencies != nullptr && kernels_wait();
+    instances_.reserve(kMostInstances);
     streams_.resize(executable_.schedule().num_streams - 1);
     for (Stream& stream : streams_) driver_.check(driver_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
     events_.resize(executable_.schedule().num_events);
@@ -72,7 +86,7 @@ Loaded::~Loaded() {
 }
 
 void Loaded::release() noexcept {
-  if (exec_ != nullptr) driver_.cuGraphExecDestroy(exec_);
+  for (const Instance& instance : instances_) driver_.cuGraphExecDestroy(instance.exec);
   if (graph_ != nullptr) driver_.cuGraphDestroy(graph_);
   for (const Event event : events_) {
     if (event != nullptr) driver_.cuEventDestroy(event);
@@ -80,8 +94,21 @@ void Loaded::release() noexcept {
   for (const Stream stream : streams_) {
     if (stream != nullptr) driver_.cuStreamDestroy(stream);
   }
+  if (last_run_ != nullptr) driver_.cuEventDestroy(last_run_);
+  if (workspace_ != 0) driver_.cuMemFree(workspace_);
   if (boxes_ != 0) driver_.cuMemFree(boxes_);
   if (module_ != nullptr) driver_.cuModuleUnload(module_);
+}
+
+void Loaded::take_workspace() {
+  if (!executable_.keeps_workspace()) return;
+  const auto bytes = static_cast<size_t>(executable_.graph().workspace_bytes);
+  const Result result = driver_.cuMemAlloc(&workspace_, bytes);
+  if (result != kSuccess) {
+    workspace_ = 0;
+    driver_.check(result, ("cuMemAlloc for a workspace of " + std::to_string(bytes) + " bytes").c_str());
+  }
+  driver_.check(driver_.cuEventCreate(&last_run_, kEventDisableTiming), "cuEventCreate");
 }
 
 void Loaded::find_kernels() {
@@ -115,6 +142,18 @@ void Loaded::find_kernels() {
                     "cuFuncSetAttribute");
     }
   }
+}
+
+bool Loaded::kernels_wait() {
+  DevicePointer data = 0;
+  size_t bytes = 0;
+  const Result result = driver_.cuModuleGetGlobal(&data, &bytes, module_, "aspen_kernels_wait");
+  if (result == kNotFound) return false;  // code of an earlier version
+  driver_.check(result, "cuModuleGetGlobal");
+  int32_t value = 0;
+  if (bytes != sizeof value) throw DeviceError("the code's aspen_kernels_wait has another size; install one build of aspen_jax");
+  driver_.check(driver_.cuMemcpyDtoH(&value, data, bytes), "cuMemcpyDtoH");
+  return value != 0;
 }
 
 void Loaded::copy_boxes() {
@@ -205,6 +244,28 @@ KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) cons
           nullptr};
 }
 
+void Loaded::run(Stream stream, Executor executor, std::span<const DevicePointer> addresses) {
+  const auto give = [&] { executor == Executor::kGraph ? replay(stream, addresses) : issue_to_streams(stream, addresses); };
+  if (workspace_ == 0) return give();
+  // Runs on several streams write the same workspace: each waits for the one before, on the device. Nobody waits where that was
+  // given to the same stream, or is over.
+  driver_.check(driver_.cuStreamWaitEvent(stream, last_run_, 0), "cuStreamWaitEvent");
+  try {
+    give();
+  } catch (...) {
+    record_run(stream);  // the device may have got a part of it
+    throw;
+  }
+  driver_.check(record_run(stream), "cuEventRecord");
+}
+
+Result Loaded::record_run(Stream stream) noexcept {
+  const Result result = driver_.cuEventRecord(last_run_, stream);
+  // Then nothing stands for the run, and the next one would not wait for it: so the host does.
+  if (result != kSuccess) driver_.cuStreamSynchronize(stream);
+  return result;
+}
+
 void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addresses) {
   encode_maps(addresses);
   StreamLauncher launcher(*this, stream, addresses);
@@ -219,69 +280,126 @@ void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addr
 }
 
 std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const GraphNode> before,
-                                         std::span<const DevicePointer> addresses, std::vector<GraphNode>& nodes) {
-  encode_maps(addresses);
+                                         std::span<const DevicePointer> addresses, Edges edges) {
   const auto& parents = executable_.nearest_parents();
-  nodes.assign(parents.size(), nullptr);
-  std::vector<bool> is_last(parents.size(), true);
+  std::vector<GraphNode> nodes(parents.size());
   std::vector<GraphNode> after;
   for (uint32_t launch = 0; launch < parents.size(); ++launch) {
     after.clear();
-    for (const uint32_t parent : parents[launch]) {
-      after.push_back(nodes[parent]);
-      is_last[parent] = false;
+    if (edges == Edges::kFull) {
+      for (const uint32_t parent : parents[launch]) after.push_back(nodes[parent]);
+      if (after.empty()) after.assign(before.begin(), before.end());
     }
-    if (after.empty()) after.assign(before.begin(), before.end());
     Arguments values = arguments(launch, addresses);
     const KernelNodeParams params = node_params(launch, values);
     const Result result = driver_.cuGraphAddKernelNode(&nodes[launch], graph, after.data(), after.size(), &params);
     if (result != kSuccess) driver_.check(result, ("cuGraphAddKernelNode for " + executable_.describe(launch)).c_str());
   }
-  std::vector<GraphNode> last;
-  for (size_t launch = 0; launch < nodes.size(); ++launch) {
-    if (is_last[launch]) last.push_back(nodes[launch]);
+  return nodes;
+}
+
+// A launch that starts early waits in its kernel until its parents are over. They waited for theirs, and so on: see
+// kernels/launch_order.h. Its own nodes have no other edges, and nothing in a graph of ours comes before the first.
+void Loaded::add_programmatic_edges() {
+  const auto& parents = executable_.nearest_parents();
+  std::vector<GraphNode> from, to;
+  for (size_t launch = 0; launch < parents.size(); ++launch) {
+    for (const uint32_t parent : parents[launch]) {
+      from.push_back(nodes_[parent]);
+      to.push_back(nodes_[launch]);
+    }
   }
-  return last;
+  const std::vector<EdgeData> data(from.size(), EdgeData{kProgrammaticPort, 0, kProgrammaticEdge, {}});
+  check_graph(driver_.cuGraphAddDependencies(graph_, from.data(), to.data(), data.data(), from.size()), "cuGraphAddDependencies");
+}
+
+void Loaded::check_graph(Result result, const char* call) const {
+  if (is_programmatic_ && result != kSuccess && result != kOutOfMemory) {
+    throw DeviceError(
+        std::string(call) + " failed with " + driver_.name_of(result) + "; set " + kProgrammaticVariable +
+        "=off, for graphs whose launches do not start early, and start again, or run on the CPU (JAX_PLATFORMS=cpu)");
+  }
+  driver_.check(result, call);
 }
 
 void Loaded::replay(Stream stream, std::span<const DevicePointer> addresses) {
-  if (exec_ == nullptr) {
-    driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
-    try {
-      add_nodes(graph_, {}, addresses, nodes_);
-      driver_.check(driver_.cuGraphInstantiate(&exec_, graph_, 0), "cuGraphInstantiate");
-    } catch (...) {
-      driver_.cuGraphDestroy(graph_);
-      graph_ = nullptr;
-      exec_ = nullptr;
-      throw;
-    }
-    addresses_.assign(addresses.begin(), addresses.end());
+  const auto same = [&](const Instance& instance) { return std::ranges::equal(instance.addresses, addresses); };
+  const auto found = std::ranges::find_if(instances_, same);
+  if (found == instances_.end()) {
+    make_instance(stream, addresses);
+  } else {
+    std::rotate(instances_.begin(), found, found + 1);
   }
+  driver_.check(driver_.cuGraphLaunch(instances_.front().exec, stream), "cuGraphLaunch");
+}
+
+void Loaded::make_graph(std::span<const DevicePointer> addresses) {
+  driver_.check(driver_.cuGraphCreate(&graph_, 0), "cuGraphCreate");
+  try {
+    nodes_ = add_nodes(graph_, {}, addresses, is_programmatic_ ? Edges::kNone : Edges::kFull);
+    if (is_programmatic_) add_programmatic_edges();
+    graph_addresses_.assign(addresses.begin(), addresses.end());
+  } catch (...) {
+    driver_.cuGraphDestroy(graph_);
+    graph_ = nullptr;
+    throw;
+  }
+}
+
+void Loaded::make_instance(Stream stream, std::span<const DevicePointer> addresses) {
   encode_maps(addresses);
-  // Weights stay where they are, and results often come to lie where they lay before: so only a few nodes change, if any.
-  const auto& first = executable_.first_address();
-  std::vector<bool> has_moved(first.size() - 1);
-  for (size_t op = 0; op + 1 < first.size(); ++op) {
-    has_moved[op] = !std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], addresses_.begin() + first[op]);
+  if (graph_ == nullptr) make_graph(addresses);
+  Instance instance;
+  const bool is_new = instances_.size() < kMostInstances;
+  if (is_new) {
+    instance.addresses = graph_addresses_;
+    check_graph(driver_.cuGraphInstantiate(&instance.exec, graph_, 0), "cuGraphInstantiate");
+  } else {
+    instance = std::move(instances_.back());
+    instances_.pop_back();
   }
+  try {
+    set_nodes(instance, addresses);
+    // Here, so that a device without room for it is named, and a launch is but a launch.
+    if (is_new) driver_.check(driver_.cuGraphUpload(instance.exec, stream), "cuGraphUpload");
+  } catch (...) {
+    driver_.cuGraphExecDestroy(instance.exec);  // some of its nodes may have changed, others not
+    throw;
+  }
+  instances_.insert(instances_.begin(), std::move(instance));  // there is room, so this does not throw
+}
+
+// Weights stay where they are, and so does the workspace: so only a few nodes change.
+void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addresses) {
+  const auto& first = executable_.first_address();
   for (uint32_t launch = 0; launch < nodes_.size(); ++launch) {
-    if (!has_moved[executable_.launches().launches[launch].op]) continue;
+    const uint32_t op = executable_.launches().launches[launch].op;
+    if (std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], instance.addresses.begin() + first[op])) {
+      continue;
+    }
     Arguments values = arguments(launch, addresses);
     const KernelNodeParams params = node_params(launch, values);
-    const Result result = driver_.cuGraphExecKernelNodeSetParams(exec_, nodes_[launch], &params);
-    if (result == kSuccess) continue;
-    addresses_.assign(addresses_.size(), 0);  // some nodes have changed, others not: next time all are written
-    driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
+    const Result result = driver_.cuGraphExecKernelNodeSetParams(instance.exec, nodes_[launch], &params);
+    if (result != kSuccess) {
+      driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
+    }
   }
-  addresses_.assign(addresses.begin(), addresses.end());
-  driver_.check(driver_.cuGraphLaunch(exec_, stream), "cuGraphLaunch");
+  instance.addresses.assign(addresses.begin(), addresses.end());
 }
 
 void Loaded::add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,
                             std::span<const DevicePointer> addresses) {
-  std::vector<GraphNode> nodes;
-  std::vector<GraphNode> last = add_nodes(graph, before, addresses, nodes);
+  encode_maps(addresses);
+  // Full edges: the graph is the caller's, who may ask for its edges by calls that refuse others.
+  std::vector<GraphNode> nodes = add_nodes(graph, before, addresses, Edges::kFull);
+  std::vector<bool> is_last(nodes.size(), true);
+  for (const auto& parents : executable_.nearest_parents()) {
+    for (const uint32_t parent : parents) is_last[parent] = false;
+  }
+  std::vector<GraphNode> last;
+  for (size_t launch = 0; launch < nodes.size(); ++launch) {
+    if (is_last[launch]) last.push_back(nodes[launch]);
+  }
   if (last.empty()) return;
   driver_.check(driver_.cuStreamUpdateCaptureDependencies(stream, last.data(), last.size(), kSetCaptureDependencies),
                 "cuStreamUpdateCaptureDependencies");

@@ -15,23 +15,29 @@
 namespace aspen::cuda {
 
 class Executable;
+enum class Executor : int32_t;
 
 class Loaded {
  public:
+  // Of one CUDA graph, by the addresses that their nodes hold. An allocator gives few different ones in turn: two for an argument
+  // and two for a result, where a caller keeps one of each.
+  static constexpr size_t kMostInstances = 4;
+
   // The context is current. Throws DeviceError.
   Loaded(const Driver& driver, const Executable& executable, Context context);
   ~Loaded();
   Loaded(const Loaded&) = delete;
   Loaded& operator=(const Loaded&) = delete;
 
-  // Streams, events and the CUDA graph are used by one run at a time; while it is issued, not until it has run: what is issued
-  // later waits for what was issued before, because it goes to the same streams.
+  // Streams, events and CUDA graphs are used by one run at a time; while it is issued, not until it has run: on the device a run
+  // waits for the one before.
   std::mutex& mutex() { return mutex_; }
   Context context() const { return context_; }
+  // The workspace that all runs share but captured ones; 0 where each is given its own (Executable::keeps_workspace).
+  DevicePointer workspace() const { return workspace_; }
 
   // Each gives a whole run to a stream of the context, which is current. `addresses` are those of all ops. Throw DeviceError.
-  void issue_to_streams(Stream stream, std::span<const DevicePointer> addresses);
-  void replay(Stream stream, std::span<const DevicePointer> addresses);
+  void run(Stream stream, Executor executor, std::span<const DevicePointer> addresses);
   // The stream's work is being captured into `graph`, and comes after `before` there.
   void add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,
                       std::span<const DevicePointer> addresses);
@@ -55,7 +61,16 @@ class Loaded {
     std::vector<DevicePointer> addresses;  // that are in the maps; none where some map could not be made
   };
 
+  // The CUDA graph, ready for the device, and the addresses that its nodes hold.
+  struct Instance {
+    GraphExec exec = nullptr;
+    std::vector<DevicePointer> addresses;
+  };
+
+  void take_workspace();
   void find_kernels();
+  // Whether each of the code's kernels first waits for the launches before it.
+  bool kernels_wait();
   void prepare_maps(size_t op, const KernelShape& shape);
   // Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
@@ -63,9 +78,21 @@ class Loaded {
   void release() noexcept;
   Arguments arguments(uint32_t launch, std::span<const DevicePointer> addresses);
   KernelNodeParams node_params(uint32_t launch, Arguments& arguments) const;
-  // Adds a node for each launch and returns those that nothing waits for.
+  // The run has given all to the stream.
+  Result record_run(Stream stream) noexcept;
+  void issue_to_streams(Stream stream, std::span<const DevicePointer> addresses);
+  void replay(Stream stream, std::span<const DevicePointer> addresses);
+  void make_graph(std::span<const DevicePointer> addresses);
+  void add_programmatic_edges();
+  // Of a call that may refuse a graph because of such edges.
+  void check_graph(Result result, const char* call) const;
+  // Makes one for these addresses the first: a new one, or the one that was used longest ago.
+  void make_instance(Stream stream, std::span<const DevicePointer> addresses);
+  void set_nodes(Instance& instance, std::span<const DevicePointer> addresses);
+  // Adds a node for each launch, without its edges or behind `before` and its parents.
+  enum class Edges { kNone, kFull };
   std::vector<GraphNode> add_nodes(DeviceGraph graph, std::span<const GraphNode> before, std::span<const DevicePointer> addresses,
-                                   std::vector<GraphNode>& nodes);
+                                   Edges edges);
 
   const Driver& driver_;
   const Executable& executable_;
@@ -76,12 +103,15 @@ class Loaded {
   std::map<size_t, Mapped> mapped_;      // by op; its arguments are those of the run that is being issued
   DevicePointer boxes_ = 0;              // of all launches' tiles
   std::vector<DevicePointer> boxes_of_;  // of each launch's
-  std::vector<Stream> streams_;          // all but the caller's
+  DevicePointer workspace_ = 0;
+  Event last_run_ = nullptr;     // the end of the one that uses the workspace last
+  std::vector<Stream> streams_;  // all but the caller's
   std::vector<Event> events_;
+  bool is_programmatic_ = false;  // nodes of graph_ start before their parents are over
   DeviceGraph graph_ = nullptr;
-  GraphExec exec_ = nullptr;
-  std::vector<GraphNode> nodes_;          // of each launch in graph_
-  std::vector<DevicePointer> addresses_;  // that exec_ holds
+  std::vector<GraphNode> nodes_;                // of each launch in graph_
+  std::vector<DevicePointer> graph_addresses_;  // that they hold
+  std::vector<Instance> instances_;             // of graph_; the latest first
 };
 
 }  // namespace aspen::cuda

@@ -25,9 +25,9 @@ class Standalone {
 
   const Graph& graph() const { return executable_->graph(); }
 
-  // Copies operands to memory of the device that is taken for this run, runs, and copies results back; results and workspace are
-  // NaN before. If `captured` the run is captured into a CUDA graph first, as XLA does. Then it is timed, with operands where
-  // they are. Throws DeviceError.
+  // Copies operands to memory of the device that is taken for this run, runs, and copies results back; results, and the workspace
+  // where it is not the executable's, are NaN before. If `captured` the run is captured into a CUDA graph first, as XLA does.
+  // Then it is timed, with operands where they are. Throws DeviceError.
   RunTimes run(std::span<const void* const> operands, std::span<void* const> results, bool captured, int rounds);
 
  private:

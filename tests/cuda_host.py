@@ -32,6 +32,7 @@ extern "C" {{
 KernelShape {name}_shape = shape_of<{op}>();
 }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
+  wait_for_parents();
   for (int tile = 0; tile < tiles; ++tile) play_tile<{op}>(*buffers, boxes + tile * {words});
 }}
 // Makes the maps as well.
@@ -39,6 +40,14 @@ extern "C" void {name}_of_addresses(const void* addresses, const int32_t* boxes,
   const auto buffers = played_buffers<{op}::Addresses>(addresses, {name}_shape);
   {name}(&buffers, boxes, tiles);
 }}
+"""
+
+# Of a library: whether its kernels wait for launches before them, and what a wait does.
+_WAITS = """\
+extern "C" {
+int32_t aspen_kernels_wait = kKernelsWait;
+void aspen_play_wait(void (*wait)()) { played_wait = wait; }
+}
 """
 
 
@@ -50,7 +59,7 @@ def source(ops: Sequence[Op], *, warpgroups: bool = False) -> str:
         warpgroups: play a GPU that multiplies by warpgroups, as sm_90a does.
     """
     begin = ["#define ASPEN_PLAY_WARPGROUPS"] if warpgroups else []
-    return "\n".join([*begin, '#include "host.h"', translation_unit(ops, _RUN)])
+    return "\n".join([*begin, '#include "host.h"', translation_unit(ops, _RUN), _WAITS])
 
 
 def compiled(text: str) -> Path:

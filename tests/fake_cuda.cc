@@ -1,11 +1,13 @@
 // CUDA's driver played by the host: a libcuda.so.1 whose kernels are functions of a library of the host.
 //
 // It is as lazy as CUDA may be. What is given to a stream waits until somebody synchronises; then streams are served in a random
-// order, and so are the nodes of a graph, as far as events and edges allow it. Memory comes filled with NaN. All that is taken is
-// counted, and any call can be made to fail.
+// order, and so are the nodes of the graphs on them, as far as events and edges allow it. A node behind a programmatic edge may
+// begin before its parent; where its kernel waits, the parents run, and nobody else. Memory comes filled with NaN. All that is
+// taken is counted, and any call can be made to fail.
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -56,9 +59,14 @@ struct Launched {
   int tiles = 0;
 };
 
+struct Edge {
+  size_t parent;
+  bool is_programmatic;
+};
+
 struct Node {
   Launched launched;
-  std::vector<size_t> parents;
+  std::vector<Edge> parents;  // earlier ones
 };
 
 }  // namespace
@@ -82,12 +90,31 @@ struct CUgraphExec_st {
 
 namespace {
 
+// A graph that was launched: which of its nodes are over. What is changed later is for later launches.
+struct GraphRun {
+  std::vector<Node> nodes;
+  std::vector<bool> is_over = std::vector<bool>(nodes.size());
+
+  // Runs a node, if one is left, and says whether all are over.
+  bool step();
+  // Of those that are not over, which may begin.
+  std::vector<size_t> able() const;
+  void run(size_t node);
+};
+
+// The node whose kernel runs, innermost; none outside of graphs.
+struct Running {
+  GraphRun* graph = nullptr;
+  size_t node = 0;
+};
+Running running;
+
 struct Item {
   enum class Kind { kKernel, kRecord, kWait, kGraph } kind;
   Launched launched;
   Event event = nullptr;
   uint64_t record = 0;
-  std::vector<Node> nodes;
+  GraphRun graph;
 };
 
 }  // namespace
@@ -108,10 +135,9 @@ struct Machine {
   CUctx_st context;
   std::map<DevicePointer, size_t> memory;
   std::set<Stream> streams;
-  int live = 0;     // modules, functions' modules, streams, events, graphs, executables, allocations
-  int current = 0;  // contexts pushed and not popped
-  int calls = 0;    // given to the device: launches of kernels and graphs, changes of nodes
-  int maps = 0;     // tensor maps that were made
+  int live = 0;                       // modules, functions' modules, streams, events, graphs, executables, allocations
+  int current = 0;                    // contexts pushed and not popped
+  std::map<std::string, int> counts;  // of calls
   std::string failing;
   int countdown = 0;
   Result failure = kSuccess;
@@ -126,6 +152,7 @@ Machine& machine() {
 
 #define CALL(name)                                               \
   const std::lock_guard lock(machine().mutex);                   \
+  ++machine().counts[name];                                      \
   if (machine().is_lost) return machine().failure;               \
   if (machine().failing == name && machine().countdown-- == 0) { \
     machine().failing.clear();                                   \
@@ -135,18 +162,38 @@ Machine& machine() {
 
 void execute(const Launched& launched) { launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles); }
 
-void execute(const std::vector<Node>& nodes) {
-  std::vector<bool> done(nodes.size());
-  for (size_t count = 0; count < nodes.size(); ++count) {
-    std::vector<size_t> able;
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      bool ready = !done[i];
-      for (const size_t parent : nodes[i].parents) ready = ready && done[parent];
-      if (ready) able.push_back(i);
-    }
-    const size_t next = able[machine().random() % able.size()];
-    execute(nodes[next].launched);
-    done[next] = true;
+std::vector<size_t> GraphRun::able() const {
+  std::vector<bool> may_begin(nodes.size());  // or has begun
+  std::vector<size_t> able;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    may_begin[i] = std::ranges::all_of(nodes[i].parents, [&](const Edge& edge) {
+      return is_over[edge.parent] || (edge.is_programmatic && may_begin[edge.parent]);
+    });
+    if (may_begin[i] && !is_over[i]) able.push_back(i);
+  }
+  return able;
+}
+
+void GraphRun::run(size_t node) {
+  const Running outer = running;
+  running = {this, node};
+  execute(nodes[node].launched);
+  running = outer;
+  is_over[node] = true;
+}
+
+bool GraphRun::step() {
+  const std::vector<size_t> some = able();
+  if (!some.empty()) run(some[machine().random() % some.size()]);
+  return some.empty();
+}
+
+// What a kernel does that waits.
+void run_parents() {
+  if (running.graph == nullptr) return;
+  const auto [graph, node] = running;
+  for (const Edge& edge : graph->nodes[node].parents) {
+    if (!graph->is_over[edge.parent]) graph->run(edge.parent);
   }
 }
 
@@ -160,11 +207,11 @@ void serve() {
     }
     if (able.empty()) break;
     const Stream stream = able[machine().random() % able.size()];
-    const Item item = std::move(stream->items.front());
-    stream->items.pop_front();
+    Item& item = stream->items.front();
+    if (item.kind == Item::Kind::kGraph && !item.graph.step()) continue;
     if (item.kind == Item::Kind::kKernel) execute(item.launched);
-    if (item.kind == Item::Kind::kGraph) execute(item.nodes);
     if (item.kind == Item::Kind::kRecord) item.event->done[item.record] = true;
+    stream->items.pop_front();
   }
   for (const Stream stream : machine().streams) {
     if (!stream->items.empty()) {
@@ -205,8 +252,11 @@ extern "C" {
 // For tests.
 int fake_cuda_live() { return machine().live; }
 int fake_cuda_current() { return machine().current; }
-int fake_cuda_calls() { return machine().calls; }
-int fake_cuda_maps() { return machine().maps; }
+// Calls of a function so far, named as in CUDA's manual.
+int fake_cuda_count(const char* name) {
+  const std::lock_guard lock(machine().mutex);
+  return machine().counts[name];
+}
 void fake_cuda_seed(unsigned seed) { machine().random.seed(seed); }
 // The call number `countdown` of `name` from now on fails with an error.
 void fake_cuda_fail(const char* name, int countdown, int failure) {
@@ -302,6 +352,8 @@ Result cuModuleLoadData(Module* module, const void* image) {
   void* const library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   unlink(path);
   if (library == nullptr) return kNoBinaryForGpu;
+  const auto play_wait = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "aspen_play_wait"));
+  if (play_wait != nullptr) play_wait(&run_parents);
   *module = new CUmod_st{library};
   ++machine().live;
   return kSuccess;
@@ -330,7 +382,7 @@ Result cuModuleGetGlobal_v2(DevicePointer* data, size_t* bytes, Module module, c
   void* const found = dlsym(module->library, name);
   if (found == nullptr) return kNotFound;
   *data = reinterpret_cast<DevicePointer>(found);
-  *bytes = sizeof(KernelShape);
+  *bytes = std::string_view(name).ends_with("_shape") ? sizeof(KernelShape) : sizeof(int32_t);
   return kSuccess;
 }
 Result cuFuncSetAttribute(Function, int attribute, int value) {
@@ -463,7 +515,6 @@ Result cuEventRecord(Event event, Stream stream) {
 Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                       unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra) {
   CALL("cuLaunchKernel");
-  ++machine().calls;
   const auto what = launched(function, grid_x, block_x, shared_bytes, arguments);
   if (!what || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra != nullptr) return kInvalidValue;
   if (stream->capturing != nullptr) return kStreamCaptureInvalid;
@@ -474,7 +525,6 @@ Result cuTensorMapEncodeTiled(TensorMap* map, int data_type, uint32_t rank, void
                               const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle,
                               int promotion, int fill) {
   CALL("cuTensorMapEncodeTiled");
-  ++machine().maps;
   const bool is_played =
       data_type == kMapUint16 && interleave == kMapNoInterleave && swizzle == kMapSwizzle128 && fill == kMapZeros;
   const bool is_aligned = reinterpret_cast<uintptr_t>(map) % alignof(TensorMap) == 0;
@@ -510,9 +560,22 @@ Result cuGraphAddKernelNode_v2(GraphNode* node, DeviceGraph graph, const GraphNo
   Node added{*what, {}};
   for (size_t i = 0; i < count; ++i) {
     if (parents[i]->graph != graph) return kInvalidHandle;
-    added.parents.push_back(parents[i]->index);
+    added.parents.push_back({parents[i]->index, false});
   }
   *node = add(graph, std::move(added));
+  return kSuccess;
+}
+Result cuGraphAddDependencies_v2(DeviceGraph graph, const GraphNode* from, const GraphNode* to, const EdgeData* data,
+                                 size_t count) {
+  CALL("cuGraphAddDependencies");
+  for (size_t i = 0; i < count; ++i) {
+    const bool is_programmatic = data != nullptr && data[i].type == kProgrammaticEdge;
+    const EdgeData wanted{
+        is_programmatic ? kProgrammaticPort : uint8_t{0}, 0, is_programmatic ? kProgrammaticEdge : uint8_t{0}, {}};
+    if (data != nullptr && std::memcmp(&data[i], &wanted, sizeof wanted) != 0) return kInvalidValue;
+    if (from[i]->graph != graph || to[i]->graph != graph || from[i]->index >= to[i]->index) return kInvalidValue;
+    graph->nodes[to[i]->index].parents.push_back({from[i]->index, is_programmatic});
+  }
   return kSuccess;
 }
 Result cuGraphInstantiateWithFlags(GraphExec* exec, DeviceGraph graph, unsigned long long) {
@@ -529,7 +592,6 @@ Result cuGraphExecDestroy(GraphExec exec) {
 }
 Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node, const KernelNodeParams* params) {
   CALL("cuGraphExecKernelNodeSetParams");
-  ++machine().calls;
   const auto what = launched(params->function, params->grid_x, params->block_x, params->shared_bytes, params->arguments);
   if (!what || node->graph != exec->graph) return kInvalidValue;
   exec->nodes[node->index].launched = *what;
@@ -537,9 +599,11 @@ Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node, const K
 }
 Result cuGraphLaunch(GraphExec exec, Stream stream) {
   CALL("cuGraphLaunch");
-  ++machine().calls;
-  // What is changed later is for later launches.
-  stream->items.push_back({Item::Kind::kGraph, {}, nullptr, 0, exec->nodes});
+  stream->items.push_back({Item::Kind::kGraph, {}, nullptr, 0, {exec->nodes}});
+  return kSuccess;
+}
+Result cuGraphUpload(GraphExec, Stream) {
+  CALL("cuGraphUpload");
   return kSuccess;
 }
 

@@ -31,6 +31,8 @@ constexpr bool fits() {
     return fits<std::remove_cv_t<std::remove_pointer_t<A>>, std::remove_cv_t<std::remove_pointer_t<B>>>();
   } else if constexpr (std::is_same_v<A, KernelNodeParams>) {
     return std::is_same_v<B, CUDA_KERNEL_NODE_PARAMS_v2>;
+  } else if constexpr (std::is_same_v<A, EdgeData>) {
+    return std::is_same_v<B, CUgraphEdgeData>;
   } else if constexpr (std::is_same_v<A, TensorMap>) {
     return std::is_same_v<B, CUtensorMap>;
   } else {
@@ -49,6 +51,11 @@ static_assert(sizeof(KernelNodeParams) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2));
 static_assert(offsetof(KernelNodeParams, shared_bytes) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, sharedMemBytes));
 static_assert(offsetof(KernelNodeParams, arguments) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kernelParams));
 static_assert(offsetof(KernelNodeParams, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
+static_assert(sizeof(EdgeData) == sizeof(CUgraphEdgeData));
+static_assert(offsetof(EdgeData, from_port) == offsetof(CUgraphEdgeData, from_port));
+static_assert(offsetof(EdgeData, type) == offsetof(CUgraphEdgeData, type));
+static_assert(kProgrammaticPort == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC);
+static_assert(kProgrammaticEdge == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
 static_assert(kMapUint16 == CU_TENSOR_MAP_DATA_TYPE_UINT16 && kMapNoInterleave == CU_TENSOR_MAP_INTERLEAVE_NONE);
 static_assert(kMapSwizzle128 == CU_TENSOR_MAP_SWIZZLE_128B && kMapZeros == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -343,6 +343,7 @@ def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, archite
         assert all("MappedBuffers<" in kernels([op]) for op in ops)
     assemble(ops, architecture)
     virtual = compiled(kernels(ops), architecture.replace("sm", "compute")).decode()
+    assert_launches_wait(virtual, len(ops), waits=architecture == "sm_90a")
     assert ("wgmma.mma_async" in virtual) == (architecture == "sm_90a")
     for rank in (3, 4):
         assert (f"cp.async.bulk.tensor.{rank}d" in virtual) == (architecture == "sm_90a")
@@ -370,6 +371,39 @@ extern "C" __global__ void __launch_bounds__(128) kernel(float* out) {
 """
     assert re.findall(WAITS, compile_log(source.replace("WAIT", ""), "sm_90a"))
     assert not re.findall(WAITS, compile_log(source.replace("WAIT", "sums.wait<0>();"), "sm_90a"))
+
+
+MEMORY = re.compile(r"\b(ld(?!\.param)|st(?!\.param)|atom|red|cp\.async|prefetch|mbarrier)\b.*;")
+
+
+def assert_launches_wait(virtual, count, *, waits):
+    """Each kernel waits for the launches before it, once and before it touches any memory (cuda/kernels/launch_order.h)."""
+    assert re.findall(r"aspen_kernels_wait( = (\d+))?;", virtual) == [(" = 1", "1") if waits else ("", "")]
+    bodies = re.split(r"\.entry op\d+\(", virtual)[1:]
+    assert len(bodies) == count
+    for body in bodies:
+        assert body.count("griddepcontrol.wait;") == body.count("griddepcontrol.launch_dependents;") == waits
+        if waits:
+            before, after = body.split("griddepcontrol.wait;")
+            assert not MEMORY.search(before)
+            assert "bra" not in before
+            assert not MEMORY.search(after.split("griddepcontrol.launch_dependents;")[0])
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90a"])
+def test_kernels_wait_for_launches_before_them_first(architecture):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+
+    def function(a, x, w):
+        y = jax.nn.relu(conv(x, w)).mean((1, 2))
+        return jax.nn.softmax(a @ a.T) @ a, y, jnp.cumsum(a, 0), jnp.argmax(a, 1), a[::-1]
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((96, 64), (1, 12, 12, 64), (3, 3, 64, 64))]
+    ops = ops_of(function, shapes)
+    source = kernels(ops)
+    begins = re.findall(r"__global__ void [^{]*\{\s*(.*)\n", source)
+    assert begins == ["wait_for_parents();"] * len(ops)
+    assert_launches_wait(compiled(source, architecture).decode(), len(ops), waits=architecture != "compute_80")
 
 
 def assemble(ops, architecture):

@@ -147,7 +147,15 @@ UNSUPPORTED_PTX_VERSION, LAUNCH_FAILED, SYSTEM_DRIVER_MISMATCH = 222, 719, 803
 
 FALLIBLE = {
     (Executor.STREAM, False): ["cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"],
-    (Executor.GRAPH, False): ["cuGraphCreate", "cuGraphAddKernelNode", "cuGraphInstantiate", "cuGraphLaunch"],
+    (Executor.GRAPH, False): [
+        "cuStreamWaitEvent",
+        "cuGraphCreate",
+        "cuGraphAddKernelNode",
+        "cuGraphInstantiate",
+        "cuGraphUpload",
+        "cuEventRecord",
+        "cuGraphLaunch",
+    ],
     (Executor.STREAM, True): ["cuStreamBeginCapture", "cuGraphAddKernelNode", "cuStreamUpdateCaptureDependencies"],
 }
 AT_LOAD = ["cuModuleLoadData", "cuModuleGetGlobal", "cuModuleGetFunction", "cuMemAlloc", "cuMemcpyHtoD", "cuStreamCreate"]
@@ -173,7 +181,8 @@ def test_a_failure_is_named_and_leaves_the_device_usable(example, executor, capt
             if message is None:
                 assert countdown
             else:
-                assert re.match(rf"{call}( for tiles \d+ to \d+ of op '.+')? failed with CUDA_ERROR_LAUNCH_FAILED \(", message)
+                what = r" for (tiles \d+ to \d+ of op '.+'|a workspace of \d+ bytes)"
+                assert re.match(rf"{call}({what})? failed with CUDA_ERROR_LAUNCH_FAILED \(", message)
                 assert ("of op" in message) == (call in ("cuLaunchKernel", "cuGraphAddKernelNode"))
                 assert "start again, or run on the CPU" in message
             fake.fake_cuda_fail(b"", 0, 0)
@@ -191,15 +200,16 @@ def test_a_lack_of_memory_says_what_to_do(example):
     live, given = fake.fake_cuda_live(), arguments(4)
     assert graph.workspace_bytes
     buffers = len(graph.operands) + len(graph.results) + 1
-    # The first operand, the workspace, the boxes of tiles; then what the driver takes for code and CUDA graphs.
-    places = [("cuMemAlloc", 0), ("cuMemAlloc", buffers - 1), ("cuMemAlloc", buffers), ("cuModuleLoadData", 0)]
-    for call, countdown in [*places, ("cuGraphInstantiate", 0), ("cuGraphLaunch", 0)]:
+    # The first operand, the caller's workspace, the boxes of tiles, our workspace; then what the driver takes for itself.
+    places = [("cuMemAlloc", place) for place in (0, buffers - 1, buffers, buffers + 1)]
+    calls = ("cuModuleLoadData", "cuGraphInstantiate", "cuGraphUpload", "cuGraphLaunch")
+    for call, countdown in [*places, *((call, 0) for call in calls)]:
+        of_ours = f" for a workspace of {graph.workspace_bytes} bytes" if countdown > buffers else ""
         fake.fake_cuda_fail(call.encode(), countdown, OUT_OF_MEMORY)
         message = failure(example, given, Executor.GRAPH, captured=False)
         assert message is not None
-        assert re.match(
-            rf"{call} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); use a smaller batch or a smaller model, or", message
-        )
+        remedy = "use a smaller batch or a smaller model, or"
+        assert re.match(rf"{call}{of_ours} failed with CUDA_ERROR_OUT_OF_MEMORY \(.*\); {remedy}", message)
         assert fake.fake_cuda_current() == 0
         assert the_cpu_is_no_worse_off()
         run = DeviceRun(graph, code, Executor.GRAPH)
@@ -261,15 +271,18 @@ def test_a_device_that_is_lost_in_mid_run(example, executor, captured):
         assert is_right(DeviceRun(graph, code, executor).run(*operands(given), captured=captured), given)
 
 
-def test_nodes_are_written_again_after_a_failure(example):
+CHANGES = ("cuGraphInstantiate", "cuGraphUpload", "cuGraphExecKernelNodeSetParams")
+
+
+def test_a_run_of_the_same_memory_changes_nothing_on_the_device(example):
     fake, (graph, code, arguments, operands) = fake_cuda.load(), example
-    run = DeviceRun(graph, code, Executor.GRAPH)
-    given = arguments(2)
-    run.run(*operands(given))
-    fake.fake_cuda_fail(b"cuGraphExecKernelNodeSetParams", 2, LAUNCH_FAILED)
-    with pytest.raises(EngineError, match=r"cuGraphExecKernelNodeSetParams for tiles .* of op"):
-        run.run(*operands(given))
-    assert is_right(run.run(*operands(given)), given)
+    run, given = DeviceRun(graph, code, Executor.GRAPH), arguments(8)
+    before = [fake.fake_cuda_count(call.encode()) for call in CHANGES]
+    launched = fake.fake_cuda_count(b"cuGraphLaunch")
+    results, _ = run.timed(*operands(given), rounds=2)  # 21 runs
+    assert is_right(results, given)
+    assert fake.fake_cuda_count(b"cuGraphLaunch") - launched == 21
+    assert [fake.fake_cuda_count(call.encode()) - count for call, count in zip(CHANGES, before, strict=True)] == [1, 1, 0]
 
 
 def by_maps(a, b, c, image, w):
@@ -330,13 +343,28 @@ def test_tensor_maps_follow_memory_that_moves(mapped, executor, captured):
     assert fake.fake_cuda_live() == live
 
 
+def test_launches_of_code_that_waits_start_early(mapped, monkeypatch):
+    fake, (graph, code, arguments, operands) = fake_cuda.load(), mapped
+    for setting, calls in (("on", 1), ("off", 0)):
+        monkeypatch.setenv("ASPEN_CUDA_PROGRAMMATIC", setting)
+        before = fake.fake_cuda_count(b"cuGraphAddDependencies")
+        for seed in range(2):
+            fake.fake_cuda_seed(seed)
+            given = arguments(10 * seed)
+            assert agree(DeviceRun(graph, code, Executor.GRAPH).run(*operands(given)), given)
+        assert fake.fake_cuda_count(b"cuGraphAddDependencies") - before == 2 * calls
+    monkeypatch.setenv("ASPEN_CUDA_PROGRAMMATIC", "1")
+    with pytest.raises(EngineError, match="ASPEN_CUDA_PROGRAMMATIC='1' is no choice; set it to 'on' or 'off'"):
+        DeviceRun(graph, code, Executor.GRAPH).run(*operands(arguments(0)))
+
+
 def test_maps_are_made_where_memory_has_moved(mapped):
     fake, (graph, code, arguments, operands) = fake_cuda.load(), mapped
     run = DeviceRun(graph, code, Executor.GRAPH)
     given = arguments(7)
-    before = fake.fake_cuda_maps()
+    before = fake.fake_cuda_count(b"cuTensorMapEncodeTiled")
     run.timed(*operands(given), rounds=1)  # 11 runs of the same memory
-    assert fake.fake_cuda_maps() - before == 8
+    assert fake.fake_cuda_count(b"cuTensorMapEncodeTiled") - before == 8
 
 
 def test_what_does_not_belong_together_is_refused(example):

@@ -39,9 +39,17 @@ __device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
 extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
     {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
+  wait_for_parents();
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
 }}
+"""
+
+# Of all kernels of a module (cuda/kernels/launch_order.h).
+_KERNELS_WAIT = """\
+extern "C" {
+__device__ int32_t aspen_kernels_wait = kKernelsWait;
+}
 """
 
 
@@ -76,12 +84,13 @@ def kernels(ops: Sequence[Op]) -> str:
     It is launched with a thread block a tile, or a cluster of them. A global op0_shape (cuda/kernels/kernel_shape.h) says how
     many threads each has, how many bytes of shared memory, how many addresses the kernel takes, and of what it wants tensor maps.
     Its arguments are the addresses with the maps and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then
-    hi.
+    hi. A global aspen_kernels_wait, an int32, is 1 where all kernels first wait for the launches before them, as from compute
+    capability 9.0 on.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
     """
-    return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL)])
+    return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL), _KERNELS_WAIT])
 
 
 def _struct(op: Op, kernel: Kernel, name: str) -> str:

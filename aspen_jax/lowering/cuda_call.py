@@ -90,7 +90,7 @@ def _code(part: Part, architecture: str) -> Code:
 
 
 def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
-    """The part as a custom call of CUDA, whose last result is its workspace."""
+    """The part as a custom call of CUDA, whose last result is a workspace for runs that XLA captures (cuda/ffi.h)."""
     runtime.ensure_registered()
     code = _code(part, architecture())
     workspace = [jax.ShapeDtypeStruct((part.graph.workspace_bytes,), np.uint8)] if part.graph.workspace_bytes else []

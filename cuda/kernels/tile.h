@@ -5,6 +5,7 @@
 
 #include "block.h"
 #include "kernel_shape.h"
+#include "launch_order.h"
 #include "scalar.h"
 
 namespace aspen::cuda {
