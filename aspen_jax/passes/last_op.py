@@ -16,7 +16,8 @@ from aspen_jax.passes.layout import permutation_of
 
 _WRITERS = (CONV2D, CONV2D_PANELS, WINOGRAD)
 
-# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured.
+# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured. Where ops are
+# launched, another op is another launch.
 _SMALLEST_RESULT = 1 << 19
 
 
@@ -27,7 +28,9 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     outputs, made = list(program.outputs), dict[Op, Op]()
     for index, operand in enumerate(outputs):
         op = writers.get(operand.value)
-        if op is None or len(uses[operand.value]) > 1 or operand.value.nbytes < _SMALLEST_RESULT:
+        if op is None or len(uses[operand.value]) > 1:
+            continue
+        if operand.value.nbytes < _SMALLEST_RESULT and not machine.launch_ns:
             continue
         permutation = permutation_of(operand)
         if permutation is None or permutation == tuple(range(IMAGE_RANK)):
