@@ -353,7 +353,8 @@ class AspenFunction(Generic[P, R]):
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what stays with XLA and why.
 
-        The result prints as a table. With device="cuda" it is about the GPU, otherwise about the CPU. Nothing is compiled by XLA.
+        The result prints as a table. With device="cuda" it is about the GPU, otherwise about the CPU. Where there is a GPU, one
+        sentence says who runs the function there and why. Nothing is compiled by XLA.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -366,7 +367,16 @@ class AspenFunction(Generic[P, R]):
         from aspen_jax.report.explain import Explanation
 
         jaxpr, compiled = self._compiled(args, kwargs, chooses=chooses)
-        return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+        explanation = Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+        return dataclasses.replace(explanation, on_gpu=self._on_gpu([call for call, _ in compiled]) if chooses else ())
+
+    def _on_gpu(self, calls: Sequence[ClosedJaxpr]) -> tuple[str, ...]:
+        """Who runs calls on this process's GPU, and why; () where there is none."""
+        if self._choices.device not in ("auto", "cuda"):
+            return ()
+        from aspen_jax.lowering.cuda_choice import explained
+
+        return tuple(dict.fromkeys(filter(None, (explained(call, self._choices) for call in calls))))
 
     def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.

@@ -104,6 +104,7 @@ class Explanation:
         work: what the whole of it costs, as XLA counts; bytes are those that tiles and fallbacks read and write.
         in_tiles: the share of its work that is done in tiles, from 0 to 1: of all operations on elements, of a `scan` in each of
             its turns. 1 where there is nothing to do, nan where a shape is symbolic.
+        on_gpu: who runs each of its calls on this process's GPU and why, as sentences; () where there is no GPU.
     """
 
     function: str
@@ -112,6 +113,7 @@ class Explanation:
     reason: str | None
     work: Cost
     in_tiles: float
+    on_gpu: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -201,6 +203,8 @@ class Explanation:
         for notes, title in titles.items():
             yield from _notes(title, [getattr(op, notes) for part in self.parts for op in part.ops])
         yield ""
+        for line in self.on_gpu:
+            yield from textwrap.wrap(line, _WIDTH)
         if self.reason is not None:
             yield from textwrap.wrap(f"left to XLA: all of it, because the function {self.reason}", _WIDTH)
         elif self.fallbacks:
