@@ -1,13 +1,16 @@
-"""What networks cost a GPU, as numbers that may only improve: launches, bytes of the workspace and of partial sums."""
+"""What networks cost a GPU, as numbers that may only improve: launches, bytes, and what is in the code of products."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from aspen_jax import _engine
+from aspen_jax.cuda import kernels
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.cuda.image import compile_log, compiled, distinct
 from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of
 from benchmarks.gpu.row import Row
 
@@ -48,3 +51,73 @@ def test_launches_and_bytes_only_improve(row, architecture, monkeypatch):
     assert found.launches == most.launches, "write the better number into MOST, or say why it is worse"
     assert found.workspace <= most.workspace
     assert found.partial_sums <= most.partial_sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The code of a product for sm_90a: in PTX, but for what the assembler says of registers.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes that the assembler puts aside for want of registers.
+        wgmma: instructions of warpgroups, which become HGMMA one by one.
+        narrow: loads and stores of global memory of 2 bytes or less.
+        calls: functions that are called, and 64-bit divisions, which the assembler calls.
+    """
+
+    registers: int
+    spilled: int
+    wgmma: int
+    narrow: int
+    calls: int
+
+
+WGMMA = r"wgmma\.mma_async"
+NARROW = r"\b(?:ld|st)(?!\S*\.(?:shared|param|local|const|v\d))(?:\.\w+)*\.[busf](?:8|16)\b"
+CALLS = r"\bcall\b|\b(?:div|rem)\.[us]64"
+
+# BERT-base of 128 tokens: its distinct products, in their order. As above.
+KERNELS: tuple[Kernel, ...] = ()
+
+
+def kernels_of(ops) -> list[Kernel]:
+    """What the compiler makes of ops."""
+    log = compile_log(kernels(ops), "sm_90a")
+    text = compiled(kernels(ops), "compute_90a").decode()
+    bodies = dict(re.findall(r"\.entry op(\d+)\((.*?)^}", text, re.MULTILINE | re.DOTALL))
+    found = []
+    for number in range(len(ops)):
+        said = re.search(rf"function 'op{number}'.*?(\d+) bytes spill stores.*?Used (\d+) registers", log, re.DOTALL)
+        assert said is not None, log
+        body = bodies[str(number)]
+        counts = [len(re.findall(pattern, body)) for pattern in (WGMMA, NARROW, CALLS)]
+        found.append(Kernel(int(said[2]), int(said[1]), *counts))
+    return found
+
+
+def test_code_of_products_only_improves(monkeypatch):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
+    given = Row.of("bert-base:1:bfloat16:128")
+    (part,) = compiled_for_cuda(jaxpr_of(given.cast(given.build()))).parts
+    firsts, _ = distinct([op for op in part.program.ops if op.family.name == "matmul"])
+    found = kernels_of(firsts)
+    assert len(found) == len(KERNELS), found
+    for own, most in zip(found, KERNELS, strict=True):
+        assert own.wgmma == most.wgmma
+        for field in ("registers", "spilled", "narrow", "calls"):
+            assert getattr(own, field) <= getattr(most, field), (field, own, most)
+
+
+def test_narrow_accesses_and_calls_are_seen():
+    """A kernel that has what the table forbids."""
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    text = """\
+extern "C" __global__ void op0(unsigned short* x, long long* y) {
+  x[threadIdx.x] = x[threadIdx.x + 1] + 1;
+  y[threadIdx.x] = y[threadIdx.x] / y[0];
+}
+"""
+    body = compiled(text, "compute_90a").decode()
+    assert len(re.findall(NARROW, body)) == 2
+    assert len(re.findall(CALLS, body)) == 1

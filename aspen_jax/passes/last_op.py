@@ -10,7 +10,7 @@ from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
-from aspen_jax.ops.transposed import IMAGE_RANK, transposed_of
+from aspen_jax.ops.transposed import transposed_of
 from aspen_jax.ops.winograd import WINOGRAD
 from aspen_jax.passes.layout import permutation_of
 
@@ -28,12 +28,12 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     outputs, made = list(program.outputs), dict[Op, Op]()
     for index, operand in enumerate(outputs):
         op = writers.get(operand.value)
-        if op is None or len(uses[operand.value]) > 1:
+        if op is None or len(uses[operand.value]) > 1 or operand.view.is_dense():
             continue
         if operand.value.nbytes < _SMALLEST_RESULT and not machine.launch_ns:
             continue
         permutation = permutation_of(operand)
-        if permutation is None or permutation == tuple(range(IMAGE_RANK)):
+        if permutation is None:
             continue
         new = transposed_of(op, permutation, Value(operand.shape, operand.dtype))
         if machine.has_kernel(new):
