@@ -204,7 +204,7 @@ def test_products_that_are_apart_have_a_reason():
         assert all(" ".join(note.split())[:40] in " ".join(str(explanation).split()) for note in notes)
         return notes
 
-    wide, around = ((4096, 64), (64, 512), (512, 64)), ((1, 16, 16, 64), (1, 1, 64, 64), (3, 3, 64, 64))
+    wide, around = ((1 << 16, 64), (64, 512), (512, 64)), ((32, 56, 56, 64), (1, 1, 64, 64), (3, 3, 64, 64))
     (of_wide,), (of_around,) = reasons(pair, "cuda", *wide), reasons(pixels, "cuda", *around)
     assert "no block owns all columns of the part before, which are more than 256" in of_wide
     assert "it reads other rows than it writes; only the first part may" in of_around

@@ -12,6 +12,7 @@ The record is plain data:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -21,11 +22,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.lowering import cuda_cost
 from aspen_jax.lowering.choice import Rates, time_of
+from benchmarks.chooser.fit import rates_of
 from benchmarks.markdown import table
 
 RECORD = Path(__file__).with_name("h200.json")
@@ -69,7 +70,7 @@ def gpu_fit(record: Path = RECORD, out: Path | None = None) -> int:
         out: where the entry for aspen_jax/lowering/gpus.json goes; it is printed by default.
     """
     known = json.loads(record.read_text())
-    print("\n".join(page(held_out(known))))
+    print("\n".join([*page(held_out(known)), "", *page_of_kinds(known)]))
     text = json.dumps(entry(known), indent=1) + "\n"
     print(text) if out is None else out.write_text(text)
     return 0
@@ -108,34 +109,72 @@ def page(predictions: Sequence[Prediction]) -> list[str]:
     sides = ("graph, device", "graph, call", "XLA, call")
     header = ["row", *(f"{side}: {what}" for side in sides for what in ("predicted", "measured")), "error of the ratio"]
     rows = [
-        [item.row, *(f"{value:.0f}" for pair in (item.device, item.call, item.xla) for value in pair), f"{math.exp(item.error):.2f}"]
+        [
+            item.row,
+            *(f"{value:.0f}" for pair in (item.device, item.call, item.xla) for value in pair),
+            f"{math.exp(item.error):.2f}",
+        ]
         for item in predictions
     ]
     return table(header, rows)
+
+
+def page_of_kinds(record: Record) -> list[str]:
+    """A table of launches alone: each kind's time beside what rates predict that have not seen the network."""
+    measured, predicted, errors = (collections.defaultdict(list) for _ in range(3))
+    for network in sorted({_network(item["row"]) for item in record["launches"]}):
+        rates = _by_kind([item for item in record["launches"] if _network(item["row"]) != network])
+        for item in record["launches"]:
+            if _network(item["row"]) == network:
+                kind, amounts = item["kind"], (1.0, item["flops"], item["bytes"])
+                us = sum(rate * amount for rate, amount in zip(rates[kind], amounts, strict=True)) / 1e3
+                measured[kind] += [item["us"]] * item["count"]
+                predicted[kind] += [us] * item["count"]
+                errors[kind] += [abs(math.log(us / item["us"]))] * item["count"]
+    rows = [
+        [
+            kind,
+            str(len(measured[kind])),
+            f"{sum(measured[kind]):.0f}",
+            f"{sum(predicted[kind]):.0f}",
+            f"{math.exp(median(errors[kind])):.2f}",
+        ]
+        for kind in cuda_cost.KINDS
+        if measured[kind]
+    ]
+    return table(["kind", "launches", "measured", "predicted", "median factor of error"], rows)
 
 
 def fitted(record: Record, without: str = "") -> Rates:
     """The rates that fit a record, or what is left of it without one network."""
     launches = [item for item in record["launches"] if _network(item["row"]) != without]
     rows = [item for item in record["rows"] if _network(item["row"]) != without]
-    of_all = _launch_rates(launches)
-    by_kind = {kind: _launch_rates([item for item in launches if item["kind"] == kind]) or of_all for kind in cuda_cost.KINDS}
     alone = _longer_alone(launches, rows)
     tiles = {"calls": 1e3 * float(np.mean([row["call_us"] - row["device_us"] for row in rows]))}
-    for kind, (launch, flops, nbytes) in by_kind.items():
+    for kind, (launch, flops, nbytes) in _by_kind(launches).items():
         tiles |= {f"{kind} launches": max(launch - alone, _LEAST_LAUNCH_NS), f"{kind} flops": flops, f"{kind} bytes": nbytes}
     tiles["sums of clusters"] = Gpu.add_ns  # not measured
     names = ("calls", "kernels", "flops", "bytes")
-    xla = _nonnegative([[row["xla"][name] for name in names] for row in rows], [1e3 * row["xla_us"] for row in rows])
-    return Rates(dict(zip(names, xla, strict=True)), tiles)
+    xla = rates_of([row["xla"] for row in rows], [1e3 * row["xla_us"] for row in rows])
+    return Rates({name: xla.get(name, 0.0) for name in names}, tiles)
+
+
+def _by_kind(launches: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The rates of each kind; those of all launches for kinds that have none."""
+    of_all = _launch_rates(launches)
+    return {kind: _launch_rates([item for item in launches if item["kind"] == kind]) or of_all for kind in cuda_cost.KINDS}
 
 
 def _launch_rates(launches: Sequence[Mapping[str, Any]]) -> list[float]:
     """Nanoseconds of a launch by `ncu`, of a flop and of a byte; [] without launches."""
     if not launches:
         return []
-    weights = [item["count"] for item in launches]
-    return _nonnegative([[1.0, item["flops"], item["bytes"]] for item in launches], [1e3 * item["us"] for item in launches], weights)
+    every = [item for item in launches for _ in range(item["count"])]
+    names = ("launches", "flops", "bytes")
+    rates = rates_of(
+        [{"launches": 1.0, **{name: item[name] for name in names[1:]}} for item in every], [1e3 * item["us"] for item in every]
+    )
+    return [rates.get(name, 0.0) for name in names]
 
 
 def _longer_alone(launches: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float:
@@ -149,20 +188,9 @@ def _longer_alone(launches: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[
     return max(0.0, median(found))
 
 
-def _nonnegative(amounts: Sequence[Sequence[float]], times: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """The rates, none below 0, whose relative errors have the least squares."""
-    measured = np.asarray(times)
-    columns = np.asarray(amounts) / measured[:, None]
-    scale = np.maximum(columns.max(axis=0), 1e-300)
-    root = np.sqrt(np.ones(len(measured)) if weights is None else np.asarray(weights, float))
-    rates, _ = optimize.nnls(columns / scale * root[:, None], root)
-    return [float(rate) for rate in rates / scale]
-
-
 def _network(row: str) -> str:
     return row.partition(":")[0]
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
-

@@ -20,9 +20,11 @@ struct Transposed : Part {
     Block<Part::kThreads> block;
     block.each_thread([&](int thread) {
       constexpr Axes order = kOrder;
-      if (thread >= 2 * kRank) return;
-      const int axis = thread % kRank, end = thread / kRank;
-      memory.box[end * kRank + order.of[axis]] = box[thread];
+      if (thread != 0) return;
+      ASPEN_UNROLL for (int axis = 0; axis < kRank; ++axis) {
+        memory.box[order.of[axis]] = box[axis];
+        memory.box[kRank + order.of[axis]] = box[kRank + axis];
+      }
     });
     block.sync();
     Part::tile(buffers, memory.box, memory.own);
