@@ -79,8 +79,8 @@ def matmul(op: Op, run: int | None = None) -> Kernel | None:
 
     Args:
         op: the product.
-        run: adjacent sums that blocks store at once, or DOWN_COLUMNS, and then None where no blocks are multiplied; as many as may
-            be by default.
+        run: adjacent sums that blocks store at once, or DOWN_COLUMNS, and then None where no blocks are multiplied; by default as
+            many as may be.
     """
     own = op if op.slices == 1 else sliced(op, op.slices)
     matrices = None if own is None else Matrices.of(own)

@@ -1,7 +1,7 @@
 """Who runs a function on a GPU where device="auto": the fastest side that was timed, or else one that is predicted to win.
 
-Times are predicted for kinds of GPU in gpus.json alone. Rates there follow from single launches and calls that were timed on such a
-GPU (benchmarks/gpu/fit.py). Predictions err, so a graph must win by more than that. On any other GPU XLA runs what was not timed.
+Times are predicted for kinds of GPU in gpus.json alone. Rates there follow from launches and calls that were timed on such a GPU
+(benchmarks/gpu/fit.py). Predictions err, so a graph must win by more than that. On any other GPU XLA runs what was not timed.
 """
 
 from __future__ import annotations

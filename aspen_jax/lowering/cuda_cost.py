@@ -1,7 +1,7 @@
 """What a graph of tiles does on a GPU, and what XLA does there, in amounts of work by name; gpus.json has the time of each.
 
 The amounts of a launch are those of the busiest place for a thread block, in work of whole blocks (`work_of_boxes`): few tiles
-leave most places idle, and take as long as one tile. XLA's amounts are totals: kernels after fusion, and what they compute and move.
+leave most places idle, and take as long as one tile. XLA's amounts are totals: kernels after fusion, what they compute and move.
 """
 
 from __future__ import annotations
