@@ -18,6 +18,7 @@ from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
 from aspen_jax.cuda.machine import Gpu
+from aspen_jax.frontend.partition import Tileable
 from aspen_jax.lowering import cuda_choice, cuda_cost
 from aspen_jax.lowering import cuda_times as times
 from aspen_jax.lowering.choice import Rates
@@ -197,6 +198,7 @@ def test_amounts_of_xla():
 
     jaxpr = jax.make_jaxpr(function)(*SHAPES[::-1])
     (step,) = compile_jaxpr(jaxpr, cuda_options(Choices())).trace.steps
+    assert isinstance(step, Tileable)
     found = cuda_cost.of_xla(step.items, [operand.value for operand in step.program.outputs])
     assert found["flops"] == 2 * 2 * 32 * 64 * (64 + 8)  # TF32 at half the rate
     assert 4 <= found["kernels"] <= 5  # two products, what is behind each, and perhaps the slice

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,7 @@ def of_xla(items: Sequence[Converted], outputs: Iterable[Value]) -> Amounts:
     for item in items:
         if item.equation.primitive.name in ("dot_general", "conv_general_dilated"):
             # Tensor cores multiply float32, as TF32, at half the rate of 16 bits.
-            itemsize = np.dtype(item.equation.invars[0].aval.dtype).itemsize
+            aval: Any = item.equation.invars[0].aval
+            itemsize = np.dtype(aval.dtype).itemsize
             flops += of_equation(item.equation).flops * max(1.0, itemsize / 2)
     return {"calls": 1.0, "kernels": float(kernels), "flops": flops, "bytes": nbytes}

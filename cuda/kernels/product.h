@@ -234,8 +234,8 @@ struct ProductMemory {
 // spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long
 // (docs/results/h100.md).
 //
-// A kRun of 0 says that in the output rows are adjacent, not columns. Then `count` is 1, and neighbouring threads have neighbouring
-// rows. An odd stride leaves them no bank in common.
+// A kRun of 0 says that in the output rows are adjacent, not columns. Then `count` is 1, and neighbouring threads have
+// neighbouring rows. An odd stride leaves them no bank in common.
 //
 // Of kSlices blocks of a cluster each has the sums of a slice. Each adds up a share of them, slice by slice, and stores that.
 template <int kRunOrNone, int kSlices = 1, class Core, class Store>
