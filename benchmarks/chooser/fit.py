@@ -23,19 +23,12 @@ _PASSES = 6
 
 def fitted(samples: Sequence[Sample]) -> Rates:
     """The rates that fit the samples' times; amounts that no sample has get none."""
-    xla = rates_of([sample.xla for sample in samples], [sample.xla_ns for sample in samples], too_long=_WRONG)
-    tiles = rates_of([sample.tiles for sample in samples], [sample.tiles_ns for sample in samples])
+    xla = _fitted([sample.xla for sample in samples], [sample.xla_ns for sample in samples], too_long=_WRONG)
+    tiles = _fitted([sample.tiles for sample in samples], [sample.tiles_ns for sample in samples])
     return Rates(xla, tiles)
 
 
-def rates_of(amounts: Sequence[Mapping[str, float]], times: Sequence[float], too_long: float = 1.0) -> dict[str, float]:
-    """The rate of each amount under which times are the nearest by factors.
-
-    Args:
-        amounts: of each sample, by name.
-        times: of each sample.
-        too_long: so many times as much counts a time that is predicted too long.
-    """
+def _fitted(amounts: Sequence[Mapping[str, float]], times: Sequence[float], too_long: float = 1.0) -> dict[str, float]:
     names = sorted({name for of_sample in amounts for name, amount in of_sample.items() if amount > 0})
     table = np.array([[of_sample.get(name, 0.0) for name in names] for of_sample in amounts])
     measured = np.asarray(times)

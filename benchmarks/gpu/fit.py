@@ -22,17 +22,20 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from aspen_jax.cuda.machine import Gpu
 from aspen_jax.lowering import cuda_cost
 from aspen_jax.lowering.choice import Rates, time_of
-from benchmarks.chooser.fit import rates_of
 from benchmarks.markdown import table
 
 RECORD = Path(__file__).with_name("h200.json")
 
 # No node of a graph takes less (docs/results/h200.md).
 _LEAST_LAUNCH_NS = 730.0
+
+# A factor that is so far off, as a logarithm, counts no longer with its square: one launch may be another kind in truth.
+_OUTLIER = 0.3
 
 # Of errors that are alike in size most are smaller than twice their root mean square.
 _MOST = 2.0
@@ -155,8 +158,8 @@ def fitted(record: Record, without: str = "") -> Rates:
         tiles |= {f"{kind} launches": max(launch - alone, _LEAST_LAUNCH_NS), f"{kind} flops": flops, f"{kind} bytes": nbytes}
     tiles["sums of clusters"] = Gpu.add_ns  # not measured
     names = ("calls", "kernels", "flops", "bytes")
-    xla = rates_of([row["xla"] for row in rows], [1e3 * row["xla_us"] for row in rows])
-    return Rates({name: xla.get(name, 0.0) for name in names}, tiles)
+    xla = _rates([[row["xla"][name] for name in names] for row in rows], [1e3 * row["xla_us"] for row in rows])
+    return Rates(dict(zip(names, xla, strict=True)), tiles)
 
 
 def _by_kind(launches: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -170,11 +173,7 @@ def _launch_rates(launches: Sequence[Mapping[str, Any]]) -> list[float]:
     if not launches:
         return []
     every = [item for item in launches for _ in range(item["count"])]
-    names = ("launches", "flops", "bytes")
-    rates = rates_of(
-        [{"launches": 1.0, **{name: item[name] for name in names[1:]}} for item in every], [1e3 * item["us"] for item in every]
-    )
-    return [rates.get(name, 0.0) for name in names]
+    return _rates([[1.0, item["flops"], item["bytes"]] for item in every], [1e3 * item["us"] for item in every])
 
 
 def _longer_alone(launches: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float:
@@ -186,6 +185,21 @@ def _longer_alone(launches: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[
             alone = sum(item["us"] * item["count"] for item in own)
             found.append(1e3 * (alone - row["device_us"]) / sum(item["count"] for item in own))
     return max(0.0, median(found))
+
+
+def _rates(amounts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """The rates, none below 0, under which times are the nearest by factors; 0 of an amount that none has."""
+    share = np.asarray(amounts) / np.asarray(times)[:, None]
+    # Each column in units of the rate that would explain all of the sample with the most of it, so that steps are alike.
+    scale = 1 / np.where(share.max(axis=0) > 0, share.max(axis=0), np.inf)
+    scaled = share * scale
+
+    def errors(unknown: np.ndarray) -> np.ndarray:
+        return np.log(scaled @ unknown + 1e-9)
+
+    first = optimize.nnls(scaled, np.ones(len(scaled)))[0] + 1e-3
+    found = optimize.least_squares(errors, first, bounds=(0, np.inf), loss="soft_l1", f_scale=_OUTLIER, max_nfev=400).x
+    return [float(rate) for rate in found * scale]
 
 
 def _network(row: str) -> str:
