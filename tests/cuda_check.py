@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +28,9 @@ def trace_of(function, arguments):
     return trace
 
 
-def prepared(part: Program, gpu: Gpu = Gpu()) -> Program:  # noqa: B008 - immutable
+def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = ()) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
-    return fitted(run_passes(part, LEFT_OUT, gpu))
+    return fitted(run_passes(part, LEFT_OUT.union(disabled), gpu))
 
 
 def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - immutable

@@ -185,3 +185,30 @@ def test_no_warning_where_tiles_do_the_most_or_there_is_little_to_do(warnings):
     for fun in (jnp.linalg.cholesky, lambda x: jax.lax.linalg.triangular_solve(x, x)):
         export.export(jax.jit(aspen(fun)))(jax.ShapeDtypeStruct((n, n), jnp.float32))
     assert not warnings.messages
+
+
+def test_products_that_are_apart_have_a_reason():
+    """On a GPU and on the CPU; each pair another one."""
+
+    def pair(x, w, v):
+        return jax.nn.relu(x @ w) @ v
+
+    def pixels(x, w, v):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.lax.conv_general_dilated(y, v, (1, 1), "SAME", dimension_numbers=numbers)
+
+    def reasons(function, device, *shapes):
+        explanation = aspen(function, device=device).explain(*(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
+        notes = [op.apart for part in explanation.parts for op in part.ops if op.apart]
+        assert all(" ".join(note.split())[:40] in " ".join(str(explanation).split()) for note in notes)
+        return notes
+
+    wide, around = ((1 << 16, 64), (64, 512), (512, 64)), ((32, 56, 56, 64), (1, 1, 64, 64), (3, 3, 64, 64))
+    (of_wide,), (of_around,) = reasons(pair, "cuda", *wide), reasons(pixels, "cuda", *around)
+    assert "no block owns all columns of the part before, which are more than 256" in of_wide
+    assert "it reads other rows than it writes; only the first part may" in of_around
+    (dear,) = reasons(pair, "cuda", (1 << 16, 1024), (1024, 256), (256, 1024))
+    assert re.search(r"by the cost model both as one take \d+\.\d\d times as long", dear)
+    assert reasons(pair, "cuda", (100_000, 96), (96, 32), (32, 96)) == []  # a chain
+    assert "it reads other rows than it writes" in reasons(pixels, "cpu", *around)[0]

@@ -57,7 +57,6 @@ WITHOUT: dict[str, dict[str, str]] = {
         "strassen_rows": _CPU,
         "winograd": _CPU,
         "winograd_weights": _CPU,
-        "transposed": _LATER,
         "select_and_gather_add": _LATER,
         "select_and_scatter_add": _LATER,
         "sort": _LATER,

@@ -98,7 +98,8 @@ def aspen(
             `AspenFunction.prepare`.
         device: where the function is tiled. "cpu": on CPUs. "cuda" or "gpu": on GPUs; a call for the CPU is an error, and
             CuPy must be installed where the function is traced. "auto": on CPUs, and on a GPU where `AspenFunction.tune` timed
-            the function there and found tiles faster. In all other places XLA runs it as if it were not decorated.
+            the function there and found tiles faster, or where nothing was timed and they are predicted to win clearly
+            (docs/explanation/gpu.md). In all other places XLA runs it as if it were not decorated.
             ASPEN_CUDA_EXECUTOR overrides "auto" and "cuda" on GPUs (docs/how-to/gpu.md).
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA. All of the function is
             then tiled, also what XLA would do as fast.
@@ -353,7 +354,8 @@ class AspenFunction(Generic[P, R]):
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What becomes of the function for arguments of these shapes: ops, tiles, what stays with XLA and why.
 
-        The result prints as a table. With device="cuda" it is about the GPU, otherwise about the CPU. Nothing is compiled by XLA.
+        The result prints as a table. With device="cuda" it is about the GPU, otherwise about the CPU. Where there is a GPU, one
+        sentence says who runs the function there and why. Nothing is compiled by XLA.
 
         Args:
             *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
@@ -366,7 +368,16 @@ class AspenFunction(Generic[P, R]):
         from aspen_jax.report.explain import Explanation
 
         jaxpr, compiled = self._compiled(args, kwargs, chooses=chooses)
-        return Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+        explanation = Explanation.of(self.__name__, jaxpr.jaxpr, compiled, primitive.why_inlined(jaxpr))
+        return dataclasses.replace(explanation, on_gpu=self._on_gpu([call for call, _ in compiled]) if chooses else ())
+
+    def _on_gpu(self, calls: Sequence[ClosedJaxpr]) -> tuple[str, ...]:
+        """Who runs calls on this process's GPU, and why; () where there is none."""
+        if self._choices.device not in ("auto", "cuda"):
+            return ()
+        from aspen_jax.lowering.cuda_choice import explained
+
+        return tuple(dict.fromkeys(filter(None, (explained(call, self._choices) for call in calls))))
 
     def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.

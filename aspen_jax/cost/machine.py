@@ -100,6 +100,10 @@ class Machine:
         """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""
         return 1
 
+    def why_apart(self, parts: Sequence[Op]) -> str | None:
+        """Why no kernel is there for ops, each of which reads the one before, as one stack; None where there is one."""
+        return None
+
     def blocks_of(self, op: Op) -> str | None:
         """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
         return None

@@ -21,19 +21,29 @@ def _conv2d(op: Op) -> Kernel | None:
     x, w = op.inputs[:2]
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)
+    return in_blocks(op) or (conv_by_element(op) if op.slices == 1 else None)
+
+
+def in_blocks(op: Op, run: int | None = None) -> Kernel | None:
+    """As a product, of which blocks are multiplied; None where strides forbid it.
+
+    Args:
+        op: the convolution.
+        run: adjacent sums that are stored at once, or DOWN_COLUMNS; as many as may be by default.
+    """
     product = _as_product(op)
-    kernel = None if product is None else matmul(product)
-    return kernel or _products(op) or (conv_by_element(op) if op.slices == 1 else None)
+    kernel = None if product is None else matmul(product, run)
+    return kernel or _products(op, run)
 
 
 @writes("conv2d_slices")
-def _products(op: Op) -> Kernel | None:
+def _products(op: Op, run: int | None = None) -> Kernel | None:
     """As products of rows that are gathered, or copied in boxes where a GPU has warpgroups; None where strides forbid it."""
     own = op if op.slices == 1 else sliced(op, op.slices)
     shape = None if own is None else ConvTileShape.of(own)
     if own is None or shape is None:
         return None
-    shape = dataclasses.replace(shape, run=sums_at_once(op))  # what is stored is the op's
+    shape = dataclasses.replace(shape, run=sums_at_once(op) if run is None else run)  # what is stored is the op's
     arguments, boxes = [template(shape.core(own)), constant(shape)], ConvBoxesShape.of(own)
     if boxes is None:
         return Kernel("ConvTile", arguments, shape.run, slices=op.slices)

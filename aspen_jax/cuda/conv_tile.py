@@ -33,7 +33,7 @@ class ConvTileShape:
         input: strides of images, lines, pixels and channels.
         input_vector: adjacent channels of the input that may be read at once; 1 where channels are not adjacent, as in NCHW.
         weights_vector: adjacent outputs of the weights that may be read at once.
-        run: adjacent sums that are stored at once.
+        run: adjacent sums that are stored at once, or DOWN_COLUMNS (cuda/products.py).
     """
 
     window: Window

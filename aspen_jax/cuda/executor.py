@@ -27,11 +27,11 @@ def chosen_executor(choices: Choices, fastest: Callable[[], str]) -> str:
     """What runs a call on a GPU, as a name in `EXECUTORS`.
 
     What was decided for the call stays so, and device="cpu" is never run by us on a GPU. Then ASPEN_CUDA_EXECUTOR decides where
-    it is set. Otherwise "cuda" takes CUDA graphs, and "auto" what was the fastest.
+    it is set. Otherwise "cuda" takes CUDA graphs, and "auto" the fastest.
 
     Args:
         choices: of the call.
-        fastest: gives the name of what was the fastest, if that is asked for.
+        fastest: gives the name of what was, or is thought to be, the fastest, if that is asked for.
 
     Raises:
         InputError: the environment variable names no executor.

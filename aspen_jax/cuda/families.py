@@ -17,6 +17,7 @@ from aspen_jax.cuda import (  # noqa: F401 - they declare what gives their kerne
     rows,
     scatter,
     stack,
+    transposed,
 )
 from aspen_jax.cuda.kernel import FAMILIES, Kernel
 from aspen_jax.cuda.lanes import element

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aspen_jax.cuda.lanes import element
 from aspen_jax.ir.program import Op
@@ -36,14 +36,15 @@ class Kernel(NamedTuple):
 
 
 Write = Callable[[Op], "Kernel | None"]
+W = TypeVar("W", bound=Write)
 
 FAMILIES: dict[str, Write] = {}
 
 
-def writes(family: str) -> Callable[[Write], Write]:
+def writes(family: str) -> Callable[[W], W]:
     """Declares what gives the kernel for ops of a family: None where there is none."""
 
-    def declare(write: Write) -> Write:
+    def declare(write: W) -> W:
         FAMILIES[family] = write
         return write
 

@@ -55,10 +55,14 @@ def lane_bits(scalar: np.ndarray) -> int:
     return int(wide) & 0xFFFFFFFF
 
 
-def finish(op: Op) -> str:
+def finish(op: Op, strides: Sequence[int] | None = None) -> str:
     """A function `finish` that stores an element of each output: from the kernel's own lane, where there is a kernel.
 
     The result of a kernel of floats of 16 bits is a float32; `program` reads it and the other inputs at the output's coordinates.
+
+    Args:
+        op: the op.
+        strides: of its outputs in memory; those of dense values by default.
     """
     num_main = op.family.num_main(op)
     at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
@@ -71,14 +75,16 @@ def finish(op: Op) -> str:
     own = ", [[maybe_unused]] uint32_t own" if num_main else ""
     # A kernel with further outputs and no program stores them itself.
     stores = [
-        store(value, buffer, at, result) for value, buffer, result in zip(op.outputs, output_buffers(op), results, strict=False)
+        store(value, buffer, at, result, strides)
+        for value, buffer, result in zip(op.outputs, output_buffers(op), results, strict=False)
     ]
     return function("void finish", own, [*lines, *stores])
 
 
-def store(value: Value, buffer: str, coordinates: Sequence[str], lane: str) -> str:
-    """Storing a lane as an element of a value."""
-    return f"{element(value.dtype)}::store({buffer}, {place(coordinates, View.identity(value.shape).strides())}, {lane});"
+def store(value: Value, buffer: str, coordinates: Sequence[str], lane: str, strides: Sequence[int] | None = None) -> str:
+    """Storing a lane as an element of a value, which has other strides than a dense one where they are given."""
+    at = place(coordinates, View.identity(value.shape).strides() if strides is None else strides)
+    return f"{element(value.dtype)}::store({buffer}, {at}, {lane});"
 
 
 def output_buffers(op: Op) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.slices import sliced
-from aspen_jax.ops.stack import STACK, parts_of
+from aspen_jax.ops.stack import STACK, WEIGHTED, parts_of
+from aspen_jax.ops.transposed import TRANSPOSED, own_boxes
+from aspen_jax.ops.transposed import part_of as untransposed
 
 NUM_BLOCKS = 2 * MULTIPROCESSORS
 
@@ -90,7 +93,15 @@ class Gpu(Machine):
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
 
+    def why_apart(self, parts: Sequence[Op]) -> str | None:
+        if any(part.family not in WEIGHTED for part in parts):
+            return None  # stacks of pools and blocks
+        plan = ChainPlan.of([part.replace(slices=1) for part in parts], exact=any(part.exact for part in parts))
+        return plan if isinstance(plan, str) else None
+
     def blocks_of(self, op: Op) -> str | None:
+        if op.family is TRANSPOSED:
+            return self.blocks_of(untransposed(op))
         if (plan := _chain(op)) is not None:
             return str(plan.block)
         choice = choice_for(op)
@@ -104,26 +115,41 @@ class Gpu(Machine):
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
-        own = sliced(op, op.slices) if op.slices > 1 else None
-        if own is not None:
-            one = np.broadcast_to(np.array([0, 1]), (len(boxes), 1, 2))
-            return self.of_boxes(own, np.concatenate([one, boxes], axis=1)) + self.add_ns
+        if op.family is TRANSPOSED:
+            return self.of_boxes(untransposed(op), own_boxes(op, boxes))
         if op.family is PARTIAL_REDUCE:  # the elements that are reduced are still in the cache
             part = part_of(op)
             more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
             return self.of_boxes(part, boxes) + more / self.flops_per_ns
-        work = op.family.work(op, boxes)
-        if (plan := _chain(op)) is not None:
-            return self.nanoseconds(_of_chain(plan, op, boxes, work))
-        if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
-            return self.nanoseconds(work)
-        extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
-        columns = extents[:, -1]
-        rows = extents[:, row_axes(op)].prod(axis=1)
-        block_rows, block_columns = block(op)
-        filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
-        # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
-        return self.nanoseconds(Work(work.flops / filled, work.bytes / filled))
+        adds = self.add_ns if op.slices > 1 and sliced(op, op.slices) is not None else 0.0
+        return self.nanoseconds(work_of_boxes(op, boxes)) + adds
+
+
+def work_of_boxes(op: Op, boxes: np.ndarray) -> Work:
+    """What a thread block does for each tile of an op: of products whole blocks, of a sum in slices one slice.
+
+    Args:
+        op: the op.
+        boxes: int64 [tiles, rank, 2], of its output.
+    """
+    if op.family is TRANSPOSED:
+        return work_of_boxes(untransposed(op), own_boxes(op, boxes))
+    own = sliced(op, op.slices) if op.slices > 1 else None
+    if own is not None:
+        one = np.broadcast_to(np.array([0, 1]), (len(boxes), 1, 2))
+        return work_of_boxes(own, np.concatenate([one, boxes], axis=1))
+    work = op.family.work(op, boxes)
+    if (plan := _chain(op)) is not None:
+        return _of_chain(plan, op, boxes, work)
+    if op.family.name not in ("conv2d", "conv2d_slices", "matmul") or not op.output.shape or _has_few_rows(op):
+        return work
+    extents = np.maximum(boxes[:, :, 1] - boxes[:, :, 0], 1)
+    columns = extents[:, -1]
+    rows = extents[:, row_axes(op)].prod(axis=1)
+    block_rows, block_columns = block(op)
+    filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
+    # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
+    return Work(work.flops / filled, work.bytes / filled)
 
 
 def _chain(op: Op) -> ChainPlan | None:

@@ -17,6 +17,9 @@ from aspen_jax.cuda.tensor_maps import MatrixMap, matrix_maps
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.slices import sliced
 
+# In place of a run: in the output rows are adjacent, not columns. Sums are stored one by one, neighbouring threads down a column.
+DOWN_COLUMNS = 0
+
 
 @dataclasses.dataclass(frozen=True)
 class ProductShape:
@@ -30,7 +33,7 @@ class ProductShape:
         row_extents: of the whole output, along `rows`.
         left: the rows.
         right: the columns.
-        run: adjacent sums that are stored at once.
+        run: adjacent sums that are stored at once, or DOWN_COLUMNS.
         maps: of rows and columns, for GPUs with warpgroups; (): there are none.
     """
 
@@ -71,19 +74,29 @@ def sums_at_once(op: Op) -> int:
 
 
 @writes("matmul")
-def matmul(op: Op) -> Kernel | None:
-    """A product of any axes in any order; None where it is to be sliced and cannot be."""
+def matmul(op: Op, run: int | None = None) -> Kernel | None:
+    """A product of any axes in any order; None where it is to be sliced and cannot be.
+
+    Args:
+        op: the product.
+        run: adjacent sums that blocks store at once, or DOWN_COLUMNS, and then None where no blocks are multiplied; by default as
+            many as may be.
+    """
     own = op if op.slices == 1 else sliced(op, op.slices)
     matrices = None if own is None else Matrices.of(own)
     if own is None or matrices is None or matrices.depth < 1:
-        return product_by_element(op) if op.slices == 1 else None
+        return product_by_element(op) if op.slices == 1 and run is None else None
     few = FewRowsShape.of(own, matrices)
+    if few is not None and run is not None:
+        return None
     if few is not None:
         # Along the depth lanes share it already.
         return few_rows(own, few)._replace(slices=op.slices) if op.slices == 1 or not few.right.along_depth else None
     shape = ProductShape.of(own, matrices)
     if op.slices > 1:  # what is stored is the op's
         shape = dataclasses.replace(shape, run=sums_at_once(op) if matrices.column == len(own.output.shape) - 1 else 1)
+    if run is not None:
+        shape = dataclasses.replace(shape, run=run)
     vector = min(shape.left.vector, shape.right.vector)
     multiplies = block_core(own, matrices.num_rows(own), shape.depth, vector, along_depth=shape.right.along_depth)
     return Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)

@@ -8,8 +8,9 @@ from aspen_jax.cuda.families import kernel_of
 from aspen_jax.cuda.kernel import Kernel
 from aspen_jax.cuda.lanes import finish
 from aspen_jax.cuda.runs import run_function
+from aspen_jax.cuda.transposed import strides_of_result
 from aspen_jax.ir.program import Op
-from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
+from aspen_jax.ops import partial_reduce, transposed
 
 # They include all others, each under one name: NVRTC knows a header again by that alone.
 HEADERS = (
@@ -31,6 +32,7 @@ HEADERS = (
     "cuda/kernels/rows.h",
     "cuda/kernels/scatter.h",
     "cuda/kernels/split_sum.h",
+    "cuda/kernels/transposed.h",
 )
 
 _KERNEL = """\
@@ -97,12 +99,16 @@ def _struct(op: Op, kernel: Kernel, name: str) -> str:
     """A struct `name` with Addresses, kThreads, Memory (what its threads share) and tile(buffers, box, memory)."""
     counts = f"{max(1, len(op.inputs))}" + (f", {len(op.further)}" if op.further else "")
     addresses = f"  using Addresses = {'MappedBuffers' if kernel.maps else 'Buffers'}<{counts}>;"
-    own = part_of(op) if op.family is PARTIAL_REDUCE else op
+    own, strides = op, None
+    if op.family is partial_reduce.PARTIAL_REDUCE:
+        own = partial_reduce.part_of(op)
+    elif op.family is transposed.TRANSPOSED:
+        own, strides = transposed.part_of(op), strides_of_result(op)
     parts = [
         f"struct {name}Program {{",
         addresses,
         f"  static constexpr int kRank = {len(op.output.shape)}, kSlices = {kernel.slices};",
-        finish(own),
+        finish(own, strides),
     ]
     parts += [text for text in (kernel.functions, run_function(own, kernel.run) if kernel.run > 1 else "") if text]
     program = f"SliceOf<{name}Program>" if kernel.slices > 1 else f"{name}Program"

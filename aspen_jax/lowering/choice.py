@@ -91,7 +91,7 @@ class Evidence:
 
     def nanoseconds(self, rates: Rates) -> tuple[float, float]:
         """The predicted times in XLA and in tiles."""
-        return _time(self.xla, rates.xla), _time(self.tiles, rates.tiles)
+        return time_of(self.xla, rates.xla), time_of(self.tiles, rates.tiles)
 
     def why_left_to_xla(self, rates: Rates) -> str | None:
         """The reason why XLA runs the part, or None where tiles do."""
@@ -121,7 +121,8 @@ def of_machine(machines: Mapping[str, Mapping[str, Amounts]], target: str) -> Ra
     return Rates(*(dict(collections.ChainMap(*(dict(one[side]) for one in known))) for side in ("xla", "tiles")))
 
 
-def _time(amounts: Amounts, rates: Amounts) -> float:
+def time_of(amounts: Amounts, rates: Amounts) -> float:
+    """Nanoseconds of amounts of work."""
     return sum(amount * rates.get(name, 0.0) for name, amount in amounts.items())
 
 

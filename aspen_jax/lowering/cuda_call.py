@@ -66,17 +66,10 @@ def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices) -> Compiled | None:
 
 
 def _fastest(jaxpr: ClosedJaxpr, choices: Choices) -> str:
-    """What was the fastest for this function on this GPU; XLA where it was not timed."""
-    from aspen_jax.lowering import cuda_times as times
+    """What was, or is predicted to be, the fastest for this function on this GPU."""
+    from aspen_jax.lowering.cuda_choice import chosen
 
-    of_functions = times.known()
-    if not of_functions:
-        return "xla"
-    try:
-        timed = of_functions.get(times.key(compile_jaxpr(jaxpr, cuda_options(choices._replace(strict=False, executor="graph")))))
-    except UnsupportedOp:
-        return "xla"
-    return "xla" if timed is None else min(timed, key=lambda name: timed[name])
+    return chosen(jaxpr, choices).executor
 
 
 _codes: weakref.WeakKeyDictionary[Part, dict[str, Code]] = weakref.WeakKeyDictionary()

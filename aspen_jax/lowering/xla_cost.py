@@ -127,9 +127,7 @@ def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: i
         outputs: what is read of it by others.
         num_threads: how many threads XLA has.
     """
-    nodes = _linked(items, set(outputs))
-    for node in reversed(nodes):
-        _place(node)
+    nodes = _placed(items, outputs)
     amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
     for node in nodes:
         if node.is_root:
@@ -141,6 +139,25 @@ def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: i
     if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
     return dict(amounts)
+
+
+def kernels(items: Sequence[Converted], outputs: Iterable[Value]) -> tuple[int, float]:
+    """How many loops, products and convolutions XLA makes of a part, and the bytes that they read and write.
+
+    Args:
+        items: its equations, in order.
+        outputs: what is read of it by others.
+    """
+    loops = [_loop(node, 1) for node in _placed(items, outputs) if node.is_root]
+    return len(loops), sum(loop.get(name, 0.0) for loop in loops for name in ("bytes", "far bytes"))
+
+
+def _placed(items: Sequence[Converted], outputs: Iterable[Value]) -> list[_Node]:
+    """The nodes of a part; each knows whether it is the last of a loop."""
+    nodes = _linked(items, set(outputs))
+    for node in reversed(nodes):
+        _place(node)
+    return nodes
 
 
 def _linked(items: Sequence[Converted], outputs: set[Value]) -> list[_Node]:

@@ -70,7 +70,7 @@ class Transposed(OpFamily):
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         part = part_of(op)
-        return part.family.region(part, index, _own(op, boxes))
+        return part.family.region(part, index, own_boxes(op, boxes))
 
     def grain(self, op: Op) -> tuple[int, ...]:
         part = part_of(op)
@@ -81,7 +81,7 @@ class Transposed(OpFamily):
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         part = part_of(op)
-        return part.family.work(part, _own(op, boxes))
+        return part.family.work(part, own_boxes(op, boxes))
 
     def reference(self, attrs: TransposedAttrs, *inputs: jax.Array) -> jax.Array:
         raise ValueError("a transposed op's reference is that of its op; see ops/reference.py")
@@ -105,7 +105,7 @@ def transposed_of(op: Op, permutation: Sequence[int], output: Value) -> Op:
     return op.replace(family=TRANSPOSED, attrs=attrs, output=output)
 
 
-def _own(op: Op, boxes: np.ndarray) -> np.ndarray:
+def own_boxes(op: Op, boxes: np.ndarray) -> np.ndarray:
     """Boxes of the output as the op's result has them."""
     return boxes[:, np.argsort(op.attrs.permutation)]
 

@@ -8,32 +8,47 @@ from __future__ import annotations
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
-from aspen_jax.ops.transposed import IMAGE_RANK, transposed_of
+from aspen_jax.ops.transposed import transposed_of
 from aspen_jax.ops.winograd import WINOGRAD
 from aspen_jax.passes.layout import permutation_of
 
 _WRITERS = (CONV2D, CONV2D_PANELS, WINOGRAD)
 
-# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured.
+# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured. Where ops are
+# launched, another op is another launch.
 _SMALLEST_RESULT = 1 << 19
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
-    """Transpose outputs where they are computed, if nothing else reads them."""
-    writers = {op.output: op for op in program.ops if op.family in _WRITERS}
+    """Transpose outputs where they are computed, if nothing else reads them.
+
+    Where ops are launched an element-wise op does so too: it spares a launch.
+    """
+    families = (*_WRITERS, BLOCK) if machine.launch_ns else _WRITERS
+    writers = {op.output: op for op in program.ops if op.family in families and not op.further}
     uses = program.uses()
     outputs, made = list(program.outputs), dict[Op, Op]()
     for index, operand in enumerate(outputs):
         op = writers.get(operand.value)
-        if op is None or len(uses[operand.value]) > 1 or operand.value.nbytes < _SMALLEST_RESULT:
+        if op is None or len(uses[operand.value]) > 1 or operand.view.is_dense():
+            continue
+        if operand.value.nbytes < _SMALLEST_RESULT and not machine.launch_ns:
             continue
         permutation = permutation_of(operand)
-        if permutation is None or permutation == tuple(range(IMAGE_RANK)):
+        if permutation is None:
             continue
-        new = transposed_of(op, permutation, Value(operand.shape, operand.dtype))
+        output = Value(operand.shape, operand.dtype)
+        new = _block(op, permutation, output) if op.family is BLOCK else transposed_of(op, permutation, output)
         if machine.has_kernel(new):
             made[op] = new
             outputs[index] = Operand.whole(new.output)
     return program.replace(ops=tuple(made.get(op, op) for op in program.ops), outputs=tuple(outputs)) if made else program
+
+
+def _block(op: Op, permutation: tuple[int, ...], output: Value) -> Op:
+    """The element-wise op on its inputs transposed by the permutation."""
+    inputs = (Operand(item.value, item.view.transpose(permutation)) for item in op.inputs)
+    return op.replace(inputs=tuple(inputs), output=output)

@@ -56,26 +56,66 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     return program.replace(ops=tuple(ops))
 
 
+def reasons(program: Program, machine: Machine) -> dict[Op, str]:
+    """Why products and convolutions are no part of a stack with the one before, by the op that alone reads that."""
+    readers = {value: len(uses) for value, uses in program.uses().items()}
+    writers = {op.output: op for op in program.ops if op.family in WEIGHTED}
+    found = {}
+    for op in program.ops:
+        before = writers.get(op.inputs[0].value) if op.family in WEIGHTED else None
+        if before is not None and readers[before.output] == 1:
+            parts = [before, op]
+            reason = machine.why_apart(parts) or _why_not_behind(op, before, machine) or _why_not_joined(parts, machine)
+            if reason is not None:
+                found[op] = reason
+    return found
+
+
+def _why_not_joined(parts: list[Op], machine: Machine) -> str | None:
+    """Why two ops that may be a stack are none."""
+    if not machine.keeps_rows:
+        stack = _in_rows(parts)
+        if not machine.has_kernel(stack):
+            return "there is no kernel for both"
+        return _dearer(price([stack], machine), price(parts, machine))
+    shape = _in_strips(parts, machine.stack_bytes, machine.fewest_bytes)(parts)
+    if shape is None:
+        return "what is between does not fit the cache beside their weights"
+    return _why_not_worth(stack_of(parts, _axis(parts), *shape), parts, machine)
+
+
+def _dearer(joined: float, apart: float) -> str | None:
+    if joined < _LEAST_GAIN * apart:
+        return None
+    return f"by the cost model both as one take {joined / apart:.2f} times as long" if apart else "there is nothing to compute"
+
+
 def _may_follow(op: Op, before: Op, machine: Machine) -> bool:
     """Whether an op may be a part of a stack behind another."""
+    return _why_not_behind(op, before, machine) is None
+
+
+def _why_not_behind(op: Op, before: Op, machine: Machine) -> str | None:
+    """Why an op may not be a part of a stack behind another; None where it may."""
     value = before.output
-    if (
-        not op.inputs[0].is_whole
-        or any(item.value is value for item in op.inputs[1:])
-        or len(value.shape) != len(op.output.shape)
-    ):
-        return False
+    if not op.inputs[0].is_whole or len(value.shape) != len(op.output.shape):
+        return "it reads the part before through a view, or has another rank"
+    if any(item.value is value for item in op.inputs[1:]):
+        return "it reads the part before twice"
     if not machine.keeps_rows and not _is_for_blocks(op, before):
-        return False
+        return "a thread block computes pools and blocks, or products, but none behind the other"
     if op.family in _PRODUCTS:
-        return before.family in _PRODUCTS and _has_matrix(before) and _has_matrix(op)
+        may = before.family in _PRODUCTS and _has_matrix(before) and _has_matrix(op)
+        return None if may else "rows of one of both are not multiplied by one matrix"
     if len(value.shape) != _IMAGE_RANK or not (before.family in (POOL, BLOCK) or _is_dense(before)):
-        return False
+        return "the part before gives no image, or is a convolution of groups"
     if op.family is POOL:
-        return _is_cheap(before) and _keeps(op)
+        return None if _is_cheap(before) and _keeps(op) else "rows that two tiles share are dear, or windows leave the image"
     if _is_depthwise(op):
-        return _is_cheap(before) and before.family in _CONVOLUTIONS and value.dtype == np.float32
-    return _is_dense(op) and _is_pointwise(op) and before.family in _CONVOLUTIONS
+        may = _is_cheap(before) and before.family in _CONVOLUTIONS and value.dtype == np.float32
+        return None if may else "behind a window other than 1x1, or in 16 bits, rows would be computed twice"
+    may = _is_dense(op) and _is_pointwise(op) and before.family in _CONVOLUTIONS
+    return None if may else "it reads other rows than it writes"
 
 
 def _is_for_blocks(op: Op, before: Op) -> bool:
@@ -140,7 +180,7 @@ def _stacks(chain: list[Op], machine: Machine) -> Iterator[Op]:
         parts, chain = chain[:length], chain[length:]
         shape = shapes(parts) if length > 1 else None
         stack = None if shape is None else stack_of(parts, _axis(parts), *shape)
-        yield from parts if stack is None or not _pays(stack, parts, machine) else (stack,)
+        yield from parts if stack is None or _why_not_worth(stack, parts, machine) is not None else (stack,)
     yield from chain
 
 
@@ -156,26 +196,32 @@ def _products_in_blocks(chain: list[Op], machine: Machine) -> Iterator[Op]:
 
 def _of_rows(parts: list[Op], machine: Machine) -> Op | None:
     """The stack of products whose thread blocks own rows; None where there is no kernel for it, or it does not pay."""
-    axis, output = _axis(parts), parts[-1].output
-    inner = output.shape[axis + 1 :]
-    stack = stack_of(parts, axis, 1, (*(1 for _ in inner[1:]), max(inner[-1], 1)))
+    stack = _in_rows(parts)
     if not machine.has_kernel(stack):
         return None
-    return stack if price([stack], machine) < _LEAST_GAIN * price(parts, machine) else None
+    return stack if _dearer(price([stack], machine), price(parts, machine)) is None else None
 
 
-def _pays(stack: Op, parts: list[Op], machine: Machine) -> bool:
+def _in_rows(parts: list[Op]) -> Op:
+    """Products as one op of rows."""
+    axis, output = _axis(parts), parts[-1].output
+    inner = output.shape[axis + 1 :]
+    return stack_of(parts, axis, 1, (*(1 for _ in inner[1:]), max(inner[-1], 1)))
+
+
+def _why_not_worth(stack: Op, parts: list[Op], machine: Machine) -> str | None:
+    """Why a stack does not pay; None where it does."""
     between = [part.output for part in parts[:-1]]
     images = max(between[0].shape[0], 1) if parts[-1].family not in _PRODUCTS else 1
     if max(value.nbytes for value in between) // images < _SMALLEST_BETWEEN:
-        return False
+        return "what is between is small enough to stay in the L2 caches"
     # Arithmetic takes most of a pool's time where the last cache holds what it reads and writes.
     if parts[-1].family is POOL and _HELD * max(value.nbytes for value in between) <= machine.last_cache_bytes:
-        return False
+        return "the last cache holds what is between"
     if not machine.has_kernel(stack):
-        return False
+        return "there is no kernel for both"
     # Where arithmetic takes most of the time, a stack only keeps the workers from choosing their tiles.
-    return machine.of_ops([stack]) < _LEAST_GAIN * machine.of_ops(parts)
+    return _dearer(machine.of_ops([stack]), machine.of_ops(parts))
 
 
 _Shape = tuple[int, tuple[int, ...]]

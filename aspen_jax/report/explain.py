@@ -18,7 +18,7 @@ from aspen_jax.cost import equations as cost
 from aspen_jax.cost.equations import Cost
 from aspen_jax.lowering.share import in_tiles
 from aspen_jax.ops.block import BLOCK
-from aspen_jax.passes import align
+from aspen_jax.passes import align, stacks
 from aspen_jax.primitive.control_flow import is_control_flow
 from aspen_jax.report.html_table import escaped, html_table
 
@@ -48,6 +48,7 @@ class OpReport:
         source: the user's source line; may be empty.
         blocks: how its blocks are multiplied and why so, on GPUs; empty where there is nothing to choose.
         advice: which shapes would be faster; empty where there is nothing to say.
+        apart: why it is not computed together with the product that it alone reads; empty where it reads none, or is.
     """
 
     name: str
@@ -61,6 +62,7 @@ class OpReport:
     source: str
     blocks: str = ""
     advice: str = ""
+    apart: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Explanation:
         work: what the whole of it costs, as XLA counts; bytes are those that tiles and fallbacks read and write.
         in_tiles: the share of its work that is done in tiles, from 0 to 1: of all operations on elements, of a `scan` in each of
             its turns. 1 where there is nothing to do, nan where a shape is symbolic.
+        on_gpu: who runs each of its calls on this process's GPU and why, as sentences; () where there is no GPU.
     """
 
     function: str
@@ -110,6 +113,7 @@ class Explanation:
     reason: str | None
     work: Cost
     in_tiles: float
+    on_gpu: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -195,9 +199,12 @@ class Explanation:
             ]
             yield from _table(header, rows, right_aligned=(3, 5, 6, 7), kept={0: 0.5, 1: 1, 2: 1, 4: 1, 8: 0})
         yield from self._padding()
-        for title, notes in (("blocks of products", "blocks"), ("advice", "advice")):
+        titles = {"blocks": "blocks of products", "apart": "products apart from those they read", "advice": "advice"}
+        for notes, title in titles.items():
             yield from _notes(title, [getattr(op, notes) for part in self.parts for op in part.ops])
         yield ""
+        for line in self.on_gpu:
+            yield from textwrap.wrap(line, _WIDTH)
         if self.reason is not None:
             yield from textwrap.wrap(f"left to XLA: all of it, because the function {self.reason}", _WIDTH)
         elif self.fallbacks:
@@ -227,6 +234,7 @@ def _report_part(part: Part) -> PartReport:
     assert machine is not None
     _, children = graph.dag.edges()
     edges = np.bincount(graph.tile_ops[children], minlength=graph.num_ops)
+    apart = stacks.reasons(part.program, machine)
     reports = []
     for number, op in enumerate(part.program.ops):
         tiles, boxes = graph.tiles_of(number)
@@ -247,6 +255,7 @@ def _report_part(part: Part) -> PartReport:
                 source=op.source,
                 blocks=machine.blocks_of(op) or "",
                 advice=machine.advice(op) or "",
+                apart=apart.get(op, ""),
             )
         )
     return PartReport(graph, tuple(reports))

@@ -234,18 +234,23 @@ struct ProductMemory {
 // spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long
 // (docs/results/h100.md).
 //
+// A kRun of 0 says that in the output rows are adjacent, not columns. Then `count` is 1, and neighbouring threads have
+// neighbouring rows. An odd stride leaves them no bank in common.
+//
 // Of kSlices blocks of a cluster each has the sums of a slice. Each adds up a share of them, slice by slice, and stores that.
-template <int kRun, int kSlices = 1, class Core, class Store>
+template <int kRunOrNone, int kSlices = 1, class Core, class Store>
 ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* passing, int num_rows, int num_columns,
                              const Store& store) {
-  constexpr int kStride = kSumStride<Core>, kAcross = Core::kColumns / kRun;
+  constexpr bool kDown = kRunOrNone == 0;
+  constexpr int kRun = kDown ? 1 : kRunOrNone, kStride = kDown ? Core::kColumns + 1 : kSumStride<Core>;
+  constexpr int kAcross = Core::kColumns / kRun;
   static_assert(kRun <= 8 && Core::kColumns % kRun == 0);
   core.each(block, [&](int row, int column, float sum) { passing[row * kStride + column] = sum; });
   Cluster<kSlices>::sync(block);  // all have their sums
   block.each_thread([&](int thread) {
-    for (int run = thread + Cluster<kSlices>::rank() * Core::kThreads; run < num_rows * kAcross;
+    for (int run = thread + Cluster<kSlices>::rank() * Core::kThreads; run < num_rows * (kDown ? num_columns : kAcross);
          run += kSlices * Core::kThreads) {
-      const int row = run / kAcross, column = run % kAcross * kRun;
+      const int row = kDown ? run % num_rows : run / kAcross, column = kDown ? run / num_rows : run % kAcross * kRun;
       if (column >= num_columns) continue;
       if constexpr (kSlices == 1) {
         const auto sums = load_vector<kRun>(static_cast<const float*>(passing) + row * kStride + column);
