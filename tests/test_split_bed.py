@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,18 +47,6 @@ def test_a_link_is_as_slow_as_it_is_said_to_be(echo):
             seconds = time.perf_counter() - begin
     assert got == sent
     assert seconds >= len(sent) * 8 / shape.up + 2 * shape.delay - 0.02
-
-
-def test_a_server_of_the_bed_answers():
-    pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
-    from aspen_jax.split import Client
-    from tests.split_functions import net, net_args
-
-    x = np.ones((16, 24), np.float32)
-    file = Path(__file__).parent / "split_functions.py"
-    core = min(os.sched_getaffinity(0))
-    with bed.server(f"{file}:net", core, "--port", "0") as address, Client(address, net, (net_args(),)) as client:
-        np.testing.assert_allclose(client(x)["y"], net(x)["y"], rtol=1e-5, atol=1e-5)
 
 
 def profile():

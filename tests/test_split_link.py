@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from aspen_jax import InputError
 from aspen_jax.errors import LinkError
 from aspen_jax.split import cut, num_cuts
+from benchmarks.split import bed
 from tests.split_functions import net, net_args
 
 grpc = pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
@@ -28,7 +28,6 @@ from aspen_jax.split import Client, Halves, Offer, PeerLimits, Tls, codec, serve
 
 FILE = Path(__file__).parent / "split_functions.py"
 ROOT = FILE.parents[1]
-MAIN = "import sys; from aspen_jax.cli import main; sys.exit(main())"  # as `aspen`; -P, since the checkout is no package
 RANDOM = np.random.default_rng()
 # To send more: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
 HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "1000"))
@@ -55,21 +54,11 @@ def assert_same_bits(actual, expected):
 
 
 @contextlib.contextmanager
-def process(*options, port=0):
-    """`aspen serve` in another process; gives it and its address."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-P", "-c", MAIN, "serve", f"{FILE}:net", "--port", str(port), *options]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = child.stdout.readline()
-        assert line.startswith("serving net at "), line
-        yield child, line.split()[3].rstrip(",")
-    finally:
-        child.send_signal(signal.SIGCONT)
-        child.terminate()
-        status = child.wait(LONG)
-        child.stdout.close()
-    assert status in (0, -signal.SIGKILL)
+def process(port=0):
+    """`net` in another process, which ends in order unless a test kills it."""
+    with bed.server(f"{FILE}:net", None, "--port", str(port)) as found:
+        yield found
+    assert found.process.returncode in (0, -signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
