@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from aspen_jax.split.measure import measure_times
 from aspen_jax.split.schedule import METRICS, Constraint, Metrics, Target, choose
 
 CUTS, BITS = 500, 16
-BATCH = 16  # images a call whose heads are timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +36,22 @@ class Prediction:
 def predictions(fun: Callable[..., Any], args: tuple[Any, ...], cuts: int, rounds: int) -> list[Prediction]:
     """Heads at some cuts, spread over the predicted time, each timed alone and in turns with the others."""
     times = measure_times(fun, *args, rounds=rounds)
-    wanted = np.linspace(0, times.before[-1], cuts + 2)[1:-1]
-    chosen = sorted({int(np.searchsorted(times.before, seconds)) for seconds in wanted} | {len(times.before) - 1})
+    chosen = spread(times.before, cuts)
     heads = {str(k): cut(fun, k, *args)[0] for k in chosen}
     calls = {name: functools.partial(_wait, head, args) for name, head in heads.items()}
     found = interleaved(calls, rounds)
     return [Prediction(k, float(times.before[k]), found[str(k)].minimum) for k in chosen]
+
+
+def spread(before: np.ndarray, count: int) -> list[int]:
+    """So many cuts or fewer, spread over the seconds before them, float64 [cuts]; and the last one."""
+    wanted = np.linspace(0, before[-1], count + 2)[1:-1]
+    return sorted({int(np.searchsorted(before, seconds)) for seconds in wanted} | {len(before) - 1})
+
+
+def relative_errors(items: Sequence[Prediction]) -> np.ndarray:
+    """By how much each prediction is off, as a share of what was measured, float64 [items]."""
+    return np.array([abs(item.predicted - item.measured) / item.measured for item in items])
 
 
 def _wait(fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
