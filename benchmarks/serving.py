@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import aligned, duration, interleaved
+from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks.markdown import table
 from benchmarks.options import File
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
@@ -59,18 +60,30 @@ def serving(
         "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, {_EQUAL: calls[_SHORT]}, {_EQUAL: calls[_SHORT]}),
         "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, calls, {**calls, _SHORT: ahead}),
     }
-    rows, record = [], []
+    rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, alone, queued, pooled) in mixes.items():
-            for server, (latencies, rate) in _both(shares, alone, load, requests, queued, pooled).items():
+            served = _both(shares, alone, load, requests, queued, pooled)
+            for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
                     rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
                 record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
-    header = ("load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second")
-    print("\n".join(aligned([header, *rows])), flush=True)
+            quotients += [(f"{load:g}", mix, kind, *cells) for kind, cells in _quotients(served).items()]
+    names = [f"p{100 * q:g}" for q in _QUANTILES]
+    print("\n".join(table(("load", "requests", "server", "kind", *names, "a second"), rows)))
+    print("\n".join(["", f"{_POOL} by {_QUEUE}", "", *table(("load", "requests", "kind", *names, "a second"), quotients)]), flush=True)
     if json is not None:
         write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
     return 0
+
+
+def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> dict[str, list[str]]:
+    """By kind of requests: each quantile of the Ready Pool by that of the queue, and requests a second likewise."""
+    (queued, slow), (pooled, fast) = (served[server] for server in (_QUEUE, _POOL))
+    middles = {kind: [[item[0] for item in quantiles(side[kind])] for side in (pooled, queued)] for kind in queued}
+    return {
+        kind: [*(f"{a / b:.2f}" for a, b in zip(*sides, strict=True)), f"{fast / slow:.2f}"] for kind, sides in middles.items()
+    }
 
 
 def _both(
