@@ -18,7 +18,8 @@ from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks.markdown import table
-from benchmarks.options import File
+from benchmarks.models.model import Size
+from benchmarks.options import File, Sizes
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
 _QUEUE, _POOL = "one queue, first come first served", "Ready Pool at once"
@@ -33,6 +34,7 @@ def serving(
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     shorts_to_a_long: int = 10,
     requests: int = 1000,
+    size: Sizes = Size(),  # noqa: B008 - immutable
     json: File = None,
 ) -> int:
     """Latency of requests at several loads: equal ones, and short ones with priority beside long ones.
@@ -46,6 +48,7 @@ def serving(
         loads: shares of the capacity.
         shorts_to_a_long: how many short requests come to one long one.
         requests: about how many come at each load.
+        size: of the inputs of both models.
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
@@ -53,8 +56,8 @@ def serving(
     if requests < 1 or shorts_to_a_long < 1:
         raise InputError(f"{requests} requests and {shorts_to_a_long} short ones to a long one: take at least 1 of each")
     share_cores()
-    calls = {_SHORT: checked_call(short), _LONG: checked_call(long)}
-    ahead = checked_call(short, priority=1)
+    calls = {_SHORT: checked_call(short, size), _LONG: checked_call(long, size)}
+    ahead = checked_call(short, size, priority=1)
     seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
     mixes = {
         "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, {_EQUAL: calls[_SHORT]}, {_EQUAL: calls[_SHORT]}),
