@@ -46,7 +46,9 @@ def test_parts_of_trained_networks_give_tables_and_a_record(tmp_path, capsys):
     assert content["accuracy"]["digits"]["exact"] == 1
     assert content["accuracy"]["digits"]["values"][-1] == [1, 1]
     assert content["schedule"]["choose"]["min_s"] > 0
-    assert (tmp_path / "codec.png").stat().st_size > 0
+    assert len(content["range"]["digits"]["largest"]) == 60
+    assert 0 < content["range"]["digits"]["beyond"][0] < 1
+    assert all((tmp_path / f"{part}.png").stat().st_size > 0 for part in ("range", "codec"))
     out = capsys.readouterr().out
     assert "| digits | 1 | 0.2 | 0.2 |" in out
     assert "worst cut" in out
@@ -131,6 +133,7 @@ def test_parts_over_a_link(part, tmp_path, capsys):
         ["--parts", "none"],
         ["--trained.networks", "none"],
         ["--trained.images", "0"],
+        ["--trained.examples", "19"],
         ["--trained.rounds", "0"],
         ["--parts", "heads", "--heads.cuts", "0"],
         ["--parts", "heads", "--heads.rounds", "0"],

@@ -25,18 +25,18 @@ def split(
     """DynO's experiments; docs/how-to/benchmarks.md says which part gives which of the paper's figures.
 
     Args:
-        parts: `codec`: sizes on the link; `accuracy`: over cuts and bits; `schedule`: how long a choice takes; and, if they are
-            named, `heads`: predicted times of heads beside measured ones; `link`: latency and throughput over shaped links,
-            beside device-only, server-only and Neurosurgeon; `stages`: of a call, over cuts; `load`: throughput while others
-            use the device's core or the server's; `deadline`: what the server is spared where a deadline is kept; `overlap`:
-            latency where head, link and tail overlap.
-        trained: of `codec`, `accuracy` and `schedule`.
+        parts: `range`: of values, beside estimates; `codec`: sizes on the link; `accuracy`: over cuts and bits; `schedule`: how
+            long a choice takes; and, if they are named, `heads`: predicted times of heads beside measured ones; `link`: latency
+            and throughput over shaped links, beside device-only, server-only and Neurosurgeon; `stages`: of a call, over cuts;
+            `load`: throughput while others use the device's core or the server's; `deadline`: what the server is spared where
+            a deadline is kept; `overlap`: latency where head, link and tail overlap.
+        trained: of the parts range, codec, accuracy and schedule.
         heads: of the part heads.
         over: of the parts link, stages, load and deadline.
         loads: of the parts stages, load and deadline.
         tiles: of the part overlap.
         json: where to write the figures as well.
-        pictures: a folder; codec, heads, link, stages, load and deadline each draw a picture there.
+        pictures: a folder, where range, codec, heads, link, stages, load and deadline each draw a picture.
     """
     if unknown := set(parts) - set(PARTS):
         raise InputError(f"there is no part {min(unknown)!r}; take some of {', '.join(PARTS)}")

