@@ -74,7 +74,10 @@ def serving(
             quotients += [(f"{load:g}", mix, kind, *cells) for kind, cells in _quotients(served).items()]
     names = [f"p{100 * q:g}" for q in _QUANTILES]
     print("\n".join(table(("load", "requests", "server", "kind", *names, "a second"), rows)))
-    print("\n".join(["", f"{_POOL} by {_QUEUE}", "", *table(("load", "requests", "kind", *names, "a second"), quotients)]), flush=True)
+    print(
+        "\n".join(["", f"{_POOL} by {_QUEUE}", "", *table(("load", "requests", "kind", *names, "a second"), quotients)]),
+        flush=True,
+    )
     if json is not None:
         write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
     return 0

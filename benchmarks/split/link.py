@@ -66,9 +66,7 @@ class _Device:
     """The device's process."""
 
     def __init__(self, words: Sequence[str], network: str, core: int):
-        self._child = bed.started(
-            core, [*words, sys.executable, "-m", "benchmarks.split.device", network], stdin=subprocess.PIPE
-        )
+        self._child = bed.started(core, [*words, sys.executable, "-m", "benchmarks.split.device", network], stdin=subprocess.PIPE)
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Ask, and wait for the answer."""

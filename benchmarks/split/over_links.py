@@ -74,9 +74,7 @@ def run(parts: Sequence[str], options: Options, pictures: Path | None) -> dict[s
     )
     if pictures is not None:
         curves = {
-            side: [
-                (named[name].up / 1e6, row.throughput) for name, row in rows if row.side == side and name not in options.links
-            ]
+            side: [(named[name].up / 1e6, row.throughput) for name, row in rows if row.side == side and name not in options.links]
             for side in options.sides
         }
         save_curves(pictures / "link.png", f"{options.network} over a link", "Mbit/s", "calls a second", curves, log_x=True)

@@ -106,9 +106,7 @@ def _throughputs(setting: Setting, options: Options, picture: Path | None) -> li
 def _spared(setting: Setting, options: Options, picture: Path | None) -> list[loads.Spared]:
     rows = list(loads.spared(setting, options.others, options.deadlines))
     header = ["link", "others", "slower device", "deadline", "cut", "latency", "predicted", "server spared", "predicted"]
-    cells = [
-        [row.link, str(row.others), f"{row.device_load:.2f}", duration(row.deadline), *_chosen_cells(row)] for row in rows
-    ]
+    cells = [[row.link, str(row.others), f"{row.device_load:.2f}", duration(row.deadline), *_chosen_cells(row)] for row in rows]
     _print(f"{setting.network}, deadlines with the least work for the server.", header, cells)
     if picture is not None:
         deadlines = sorted({(row.link, row.deadline) for row in rows})

@@ -44,7 +44,9 @@ def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
         raise InputError(f"a device that is {options.slower} times slower; take 2, say")
     check_rounds(options.rounds)
     if options.cuts < 1 or not options.mbps or min(options.mbps) <= 0:
-        raise InputError(f"{options.cuts} cuts over links of {options.mbps} Mbit/s; take 1 cut or more, and links that carry bytes")
+        raise InputError(
+            f"{options.cuts} cuts over links of {options.mbps} Mbit/s; take 1 cut or more, and links that carry bytes"
+        )
     expected = list(overlap_clock.predicted(options.network, options.mbps, options.cuts, options.slower))
     overlap.printed(options.network, expected, "by the cost model on the lab's virtual clock")
     taken = list(overlap.measured(options.network, options.mbps, options.cuts, None, options.rounds))
