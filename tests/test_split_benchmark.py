@@ -61,7 +61,8 @@ def test_predicted_times_of_heads_stand_beside_measured_ones(tmp_path, capsys):
     assert items[-1]["cut"] == 3
     assert all(item["predicted"] > 0 and item["measured"] > 0 for item in items)
     error = np.median([abs(item["predicted"] / item["measured"] - 1) for item in items])
-    assert f"| {error:.1%} |" in [line for line in capsys.readouterr().out.splitlines() if line.startswith("| all |")][0]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| all |")]
+    assert f"| {error:.1%} |" in line
     assert (tmp_path / "heads.png").stat().st_size > 0
 
 
