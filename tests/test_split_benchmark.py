@@ -118,14 +118,15 @@ def test_parts_over_a_link(part, tmp_path, capsys):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a device and a server need two cores")
     network = "squeezenet1_1_at_48"
-    options = ["--over.network", network, "--over.links", "WiFi", "--over.mbps", "50", "--over.seconds", "0.05"]
+    links = ["--over.links", "--over.mbps", "50"] if part == "link" else ["--over.links", "WiFi"]
+    options = ["--over.network", network, *links, "--over.seconds", "0.05"]
     small = ["--loads.cuts", "3", "--loads.others", "0", "1", "--loads.deadlines", "1e-6", "1e6"]
     content = run(tmp_path, "--parts", part, *options, *small)[part]
     assert content["network"] == network
     function, args = networks.network(network)
     PARTS[part](content["rows"], num_cuts(function, *args) - 1)
     assert (tmp_path / f"{part}.png").stat().st_size > 0
-    assert "| WiFi | " in capsys.readouterr().out
+    assert f"| {'50 Mbit/s' if part == 'link' else 'WiFi'} | " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
