@@ -347,6 +347,21 @@ def test_keys_are_no_results():
         Halves(lambda x: jax.random.key(0), (np.ones(3),))
 
 
+def test_halves_are_made_once_unless_their_weights_are_large():
+    def large(x):
+        x = x @ weights
+        for _ in range(9):
+            x = jax.numpy.sin(x)
+        return x
+
+    weights = np.zeros((3200, 3200), np.float32)
+    for function, argument, is_kept in ((net, net_args(), True), (large, jax.ShapeDtypeStruct((1, 3200), np.float32), False)):
+        halves = Halves(function, (argument,))
+        assert halves.num_cuts > 10
+        tails = [halves.tail(number) for number in range(halves.num_cuts)]
+        assert (halves.tail(0) is tails[0]) == is_kept
+
+
 def test_another_function_is_refused():
     with serve({"net": (net, (net_args(),))}) as server:
         for other, args in ((lambda x: net(x)["y"], (net_args(),)), (net, (jax.ShapeDtypeStruct((8, 24), np.float32),))):
