@@ -121,10 +121,9 @@ def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:
     result = []
     for q in _QUANTILES:
         spread = _SURE * math.sqrt(count * q * (1 - q))
-        low, high = math.floor(count * q - spread), math.ceil(count * q + spread)
-        result.append(
-            (float(np.quantile(values, q)), float(values[max(low, 0)]), float(values[high]) if high < count else math.inf)
-        )
+        low, high = math.floor(count * q - spread), math.ceil(count * q + spread)  # counted from 1
+        ends = float(values[max(low - 1, 0)]), float(values[high - 1]) if high <= count else math.inf
+        result.append((float(np.quantile(values, q)), *ends))
     return result
 
 
