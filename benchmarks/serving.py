@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import aligned, duration, interleaved
+from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from benchmarks.options import File
+from benchmarks.markdown import table
+from benchmarks.models.model import Size
+from benchmarks.options import File, Sizes
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
 _QUEUE, _POOL = "one queue, first come first served", "Ready Pool at once"
@@ -32,6 +34,7 @@ def serving(
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     shorts_to_a_long: int = 10,
     requests: int = 1000,
+    size: Sizes = Size(),  # noqa: B008 - immutable
     json: File = None,
 ) -> int:
     """Latency of requests at several loads: equal ones, and short ones with priority beside long ones.
@@ -45,6 +48,7 @@ def serving(
         loads: shares of the capacity.
         shorts_to_a_long: how many short requests come to one long one.
         requests: about how many come at each load.
+        size: of the inputs of both models.
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
@@ -52,25 +56,40 @@ def serving(
     if requests < 1 or shorts_to_a_long < 1:
         raise InputError(f"{requests} requests and {shorts_to_a_long} short ones to a long one: take at least 1 of each")
     share_cores()
-    calls = {_SHORT: checked_call(short), _LONG: checked_call(long)}
-    ahead = checked_call(short, priority=1)
+    calls = {_SHORT: checked_call(short, size), _LONG: checked_call(long, size)}
+    ahead = checked_call(short, size, priority=1)
     seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
     mixes = {
         "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, {_EQUAL: calls[_SHORT]}, {_EQUAL: calls[_SHORT]}),
         "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, calls, {**calls, _SHORT: ahead}),
     }
-    rows, record = [], []
+    rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, alone, queued, pooled) in mixes.items():
-            for server, (latencies, rate) in _both(shares, alone, load, requests, queued, pooled).items():
+            served = _both(shares, alone, load, requests, queued, pooled)
+            for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
                     rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
                 record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
-    header = ("load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second")
-    print("\n".join(aligned([header, *rows])), flush=True)
+            quotients += [(f"{load:g}", mix, kind, *cells) for kind, cells in _quotients(served).items()]
+    names = [f"p{100 * q:g}" for q in _QUANTILES]
+    print("\n".join(table(("load", "requests", "server", "kind", *names, "a second"), rows)))
+    print(
+        "\n".join(["", f"{_POOL} by {_QUEUE}", "", *table(("load", "requests", "kind", *names, "a second"), quotients)]),
+        flush=True,
+    )
     if json is not None:
         write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
     return 0
+
+
+def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> dict[str, list[str]]:
+    """By kind of requests: each quantile of the Ready Pool by that of the queue, and requests a second likewise."""
+    (queued, slow), (pooled, fast) = (served[server] for server in (_QUEUE, _POOL))
+    middles = {kind: [[item[0] for item in quantiles(side[kind])] for side in (pooled, queued)] for kind in queued}
+    return {
+        kind: [*(f"{a / b:.2f}" for a, b in zip(*sides, strict=True)), f"{fast / slow:.2f}"] for kind, sides in middles.items()
+    }
 
 
 def _both(
@@ -102,10 +121,9 @@ def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:
     result = []
     for q in _QUANTILES:
         spread = _SURE * math.sqrt(count * q * (1 - q))
-        low, high = math.floor(count * q - spread), math.ceil(count * q + spread)
-        result.append(
-            (float(np.quantile(values, q)), float(values[max(low, 0)]), float(values[high]) if high < count else math.inf)
-        )
+        low, high = math.floor(count * q - spread), math.ceil(count * q + spread)  # counted from 1
+        ends = float(values[max(low - 1, 0)]), float(values[high - 1]) if high <= count else math.inf
+        result.append((float(np.quantile(values, q)), *ends))
     return result
 
 

@@ -113,9 +113,9 @@ def serve(
     return latencies, time.perf_counter() - start
 
 
-def checked_call(name: str, **options: Any) -> Callable[[], Any]:
-    """A call of a decorated model, whose results were compared with the undecorated one's."""
-    model = zoo.build(name, Size()).calibrated()
+def checked_call(name: str, size: Size | None = None, **options: Any) -> Callable[[], Any]:
+    """A call of a decorated model, whose results were compared with the undecorated one's; its own size if None."""
+    model = zoo.build(name, size or Size()).calibrated()
     wanted = jax.jit(model.apply)(*model.arguments)
     return _agreeing(model, wanted, jax.jit(aspen(model.apply, **options)))
 

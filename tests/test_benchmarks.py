@@ -14,7 +14,7 @@ from aspen_jax.demo.keras_application import keras_application
 from aspen_jax.report.comparison import TILED
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.schedule import Costs, Cpu, Machine
-from benchmarks import accuracy
+from benchmarks import accuracy, serving
 from benchmarks.__main__ import main
 from benchmarks.child import measure_in_child
 from benchmarks.kernel_cases import CASES
@@ -190,6 +190,34 @@ oneTBB: absent; install it
 def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+def test_serving_gives_both_servers_the_same_requests(record, capsys):
+    small = ["--image-size", "32", "--loads", "0.3", "0.9", "--requests", "22", "--shorts-to-a-long", "3"]
+    assert main(["serving", "--long", "resnet18", *small, "--json", str(record)]) == 0
+    served = json.loads(record.read_text())["served"]
+    assert len(served) == 8, "two loads, two mixes, two servers"
+    for queued, pooled in zip(served[::2], served[1::2], strict=True):
+        counts = [{kind: len(values) for kind, values in item["latencies_s"].items()} for item in (queued, pooled)]
+        assert counts[0] == counts[1]
+        assert min(counts[0].values()) > 0
+        for item in (queued, pooled):
+            assert all(value > 0 for values in item["latencies_s"].values() for value in values)
+            assert item["requests_per_s"] > 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
+    assert len(rows) == 6 + 3, "a row for each server and kind, and a quotient for each kind"
+
+
+def test_quantiles_have_intervals():
+    values = np.random.default_rng().permutation(1000).astype(float)
+    found = serving.quantiles(values.tolist())
+    assert found[0] == (499.5, 468, 530)
+    assert found[1][0] == pytest.approx(899.1)
+    assert found[3][1:] == (996, np.inf), "too few for an end"
+    for count in (1, 2, 60):
+        for middle, low, high in serving.quantiles(np.random.default_rng().random(count).tolist()):
+            assert low <= middle <= high
 
 
 def test_lab(record, capsys):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aspen_jax.split.profile import Link, Profile, Times
-from benchmarks.split import bed, link
+from benchmarks.split import bed, link, loads, plans
 
 RANDOM = np.random.default_rng()
 
@@ -51,18 +49,6 @@ def test_a_link_is_as_slow_as_it_is_said_to_be(echo):
     assert seconds >= len(sent) * 8 / shape.up + 2 * shape.delay - 0.02
 
 
-def test_a_server_of_the_bed_answers():
-    pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
-    from aspen_jax.split import Client
-    from tests.split_functions import net, net_args
-
-    x = np.ones((16, 24), np.float32)
-    file = Path(__file__).parent / "split_functions.py"
-    core = min(os.sched_getaffinity(0))
-    with bed.server(f"{file}:net", core, "--port", "0") as address, Client(address, net, (net_args(),)) as client:
-        np.testing.assert_allclose(client(x)["y"], net(x)["y"], rtol=1e-5, atol=1e-5)
-
-
 def profile():
     """Ten cuts of 10 ms each; 200 kB cross at the first ones, 20 kB at the others, and a quarter of it at 8 bits."""
     times = Times(np.linspace(0, 0.1, 11))
@@ -89,3 +75,36 @@ def test_gains_are_by_the_better_of_local_and_remote():
     rows = [row(link.DEVICE, 10.0), row(link.PACKED_INPUT, 8.0), row(link.NEUROSURGEON, 12.0), row(link.OURS, 15.0)]
     assert link.gains(rows)["4G"] == pytest.approx((0.8, 1.5, 1.25))
     assert link.gains(rows[:3]) == {}
+
+
+def test_cuts_are_spread_over_time():
+    before = np.concatenate([[0.0], np.cumsum(RANDOM.random(40))])
+    chosen = plans.spread(before, 5)
+    assert chosen == sorted(set(chosen))
+    assert chosen[-1] == 40
+    assert np.abs(before[chosen[:-1]] - before[-1] * np.arange(1, 6) / 6).max() <= 1
+    assert plans.spread(np.array([0.0, 1.0]), 5) == [1], "one equation has all the time"
+
+
+def test_errors_are_shares_of_what_was_measured():
+    items = [plans.Prediction(1, 1.5, 1.0), plans.Prediction(2, 1.0, 2.0)]
+    np.testing.assert_allclose(plans.relative_errors(items), [0.5, 0.5])
+
+
+class Remembered:
+    """Answers as a device and a server would that are two and three times slower than alone."""
+
+    def __init__(self, of):
+        self.of, self.asked = of, None
+
+    def stages(self, asked, count):
+        self.asked = asked
+        head, tail = 2 * self.of.device.before[asked.cut], 3 * self.of.server.behind[asked.cut]
+        return {"head": float(head), "pack": 0.0, "link": 0.0, "tail": float(tail), "latency": 1.0}
+
+
+def test_the_load_is_found_at_a_cut_that_leaves_work_to_both():
+    pair = Remembered(profile())
+    found = loads.observed(pair, profile(), (8,))
+    assert pair.asked == link.Configuration(5, 8), "of the middle, the first one with the fewest bytes"
+    assert (found.device_load, found.server_load) == pytest.approx((2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import struct
 import threading
@@ -85,7 +86,9 @@ def packed_codes(codes: np.ndarray, bits: int) -> np.ndarray:
         codes = np.concatenate([codes, np.zeros(-codes.size % each, codes.dtype)])
     words = codes.view(f"<u{each}")  # all codes of a byte in one word: pairs move together, then pairs of pairs
     for shift in _shifts(width):
-        words = words | (words >> shift)
+        moved = words >> shift
+        moved |= words
+        words = moved
     return words.astype(np.uint8)
 
 
@@ -112,18 +115,25 @@ def compress(payload: np.ndarray, codec: CodecName) -> bytes:
         return payload.tobytes()
     import blosc2
 
+    data = blosc2.compress2(payload, **_options(codec, payload.itemsize))
+    assert isinstance(data, bytes)
+    return data
+
+
+@functools.cache
+def _options(codec: CodecName, itemsize: int) -> Any:
+    """C-Blosc2's, which take a while to make."""
+    import blosc2
+
     _, shuffled, compressor, _, level = _CODECS[codec]
-    options: Any = {
+    return {
         "codec": blosc2.Codec(compressor),
         "clevel": level,
-        "typesize": payload.itemsize,
+        "typesize": itemsize,
         "filters": [blosc2.Filter.BITSHUFFLE if shuffled else blosc2.Filter.NOFILTER],
         "filters_meta": [0],
         "nthreads": 1,  # a message is small, and the other cores compute
     }
-    data = blosc2.compress2(payload, **options)
-    assert isinstance(data, bytes)
-    return data
 
 
 def decompress(data: memoryview, codec: CodecName, out: np.ndarray) -> None:

@@ -15,8 +15,8 @@ from aspen_jax.split.cut import crossings, cut
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.fingerprint import fingerprint
 
-# Each holds the constants of its half, compiled.
-_MOST_KEPT = 8
+# Compiled halves are kept for so many cuts. Each pair holds the function's constants once more.
+_LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 8, 64, 2**28
 # A message is at most as long as its tensors are raw, and this for each of them (docs/explanation/split.md), and for itself.
 _BYTES_OF_A_HEADER = 512
 
@@ -41,11 +41,15 @@ class Halves:
         """
         self._function, self.args = function, tuple(args)
         call = FlatCall.of(function, self.args, {})
-        self.fingerprint = fingerprint(call, flatten(call))
+        flat = flatten(call)
+        self.fingerprint = fingerprint(call, flat)
         self._crossings = [tuple(map(_struct, crossing)) for crossing in crossings(function, *self.args)]
         leaves, self.tree = jax.tree.flatten(call.result)
         self.results = tuple(map(_struct, leaves))
-        self._pair = functools.lru_cache(_MOST_KEPT)(self._made)
+        weights = [call.leaves[index] for index in call.weights]
+        held = sum(getattr(value, "nbytes", 0) for value in (*flat.constants.values(), *weights))
+        kept = min(max(_KEPT_BYTES // max(held, 1), _LEAST_KEPT), _MOST_KEPT)
+        self._pair = functools.lru_cache(kept)(self._made)
 
     @property
     def num_cuts(self) -> int:

@@ -17,6 +17,10 @@ MAX_BITS = 16
 
 # What codes are computed in. Floats of 16 bits are widened, so that rounding counts little beside half a step.
 _COMPUTED_IN = {dtype: np.dtype(np.float64 if dtype.itemsize == 8 else np.float32) for dtype in DTYPES if dtype.kind in "fV"}
+# Half of the largest float, and the smallest normal one; as numbers of Python, which compare faster than NumPy's.
+_LIMITS = {
+    dtype: (float(np.finfo(dtype).max) / 2, float(np.finfo(dtype).smallest_normal)) for dtype in set(_COMPUTED_IN.values())
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,15 +92,15 @@ def quantise(x: ArrayLike, bits: int | None) -> Quantised:
     if bits == RAW or computed is None or x.size == 0:
         return raw
     wide = x.astype(computed, copy=False)
-    low, high = float(wide.min()), float(wide.max())
-    limits, levels = np.finfo(computed), 2**bits - 1
+    low, high = float(np.minimum.reduce(wide, axis=None)), float(np.maximum.reduce(wide, axis=None))
+    (most, least_normal), levels = _LIMITS[computed], 2**bits - 1
     # A NaN or an infinity reaches low or high, so that no other look at the values is needed.
-    if not (abs(low) <= limits.max / 2 and abs(high) <= limits.max / 2 and high - low <= limits.max / 2):
+    if not (abs(low) <= most and abs(high) <= most and high - low <= most):
         return raw
     if low == high:
         return Quantised(np.zeros(x.shape, code_dtype(bits)), 0.0, float(wide.flat[0]), bits, x.dtype)
     scale = float(computed.type((high - low) / levels))
-    if scale < limits.smallest_normal:
+    if scale < least_normal:
         return raw
     shifted = wide if low == 0 else wide - computed.type(low)  # 0 is what a ReLU gives
     codes = np.divide(shifted, computed.type(scale))  # not times 1 / scale: that may overflow, and rounds once more

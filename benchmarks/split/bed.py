@@ -12,12 +12,13 @@ import dataclasses
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aspen_jax.errors import AspenError
 
@@ -26,6 +27,7 @@ _CHUNK = 4096  # bytes that leave at once
 _SOCKET_BUFFER = 64 * 1024  # what a sender may be ahead of the link
 _OVERSLEPT = 0.01  # seconds that timers may be late without losing bandwidth
 _START = 300  # seconds within which a server has compiled nothing yet, and so listens
+_END = 60  # seconds that a server may take to end; only one that hangs takes as long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,32 +173,46 @@ def namespace(shape: Shape) -> Iterator[tuple[list[str], str]]:
 # --- Both sides ---
 
 
-def bound_to(core: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """A process on one core, with JAX on the CPU."""
+class Served(NamedTuple):
+    """A server in a process of its own, and the address at which it listens."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+
+def started(core: int | None, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """A process on one core, or on any if None, with JAX on the CPU."""
+    bound = [] if core is None else ["taskset", "-c", str(core)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(
-        ["taskset", "-c", str(core), *command], cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options
-    )
+    return subprocess.Popen([*bound, *command], cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 
 @contextlib.contextmanager
-def server(function: str, core: int, *options: str) -> Iterator[str]:
-    """`aspen serve` on one core; gives its address.
+def server(function: str, core: int | None, *options: str) -> Iterator[Served]:
+    """`aspen serve` as long as the context lasts.
 
     Args:
-        function: MODULE:FUNCTION.
-        core: where it runs.
+        function: MODULE:FUNCTION, or FILE:FUNCTION.
+        core: where it runs; None for any.
         *options: of the command.
+
+    Raises:
+        AspenError: the server did not start.
     """
     main = "import sys, benchmarks; from aspen_jax.cli import main; sys.exit(main())"  # `benchmarks` finds what is installed
-    child = bound_to(core, [sys.executable, "-c", main, "serve", function, *options])
+    child = started(core, [sys.executable, "-c", main, "serve", function, *options])
     assert child.stdout is not None
     try:
         line = child.stdout.readline()
         if not line.startswith("serving"):
             raise AspenError(f"the server did not start: {line!r}; its messages are above")
-        yield line.partition(" at ")[2].split(",")[0]
+        yield Served(child, line.partition(" at ")[2].split(",")[0])
     finally:
+        child.send_signal(signal.SIGCONT)  # a stopped process would not end
         child.terminate()
-        child.wait()
         child.stdout.close()
+        try:
+            child.wait(_END)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise

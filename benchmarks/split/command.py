@@ -6,38 +6,47 @@ from typing import Any
 
 from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
-from benchmarks.options import File, Names
-from benchmarks.split import offline, over_links, over_tiles
+from benchmarks.options import File, Folder, Names
+from benchmarks.split import offline, over_heads, over_links, over_loads, over_tiles
 
-PARTS: tuple[str, ...] = (*offline.PARTS, *over_links.PARTS, *over_tiles.PARTS)
+PARTS: tuple[str, ...] = (*offline.PARTS, *over_heads.PARTS, *over_links.PARTS, *over_loads.PARTS, *over_tiles.PARTS)
 
 
 def split(
     parts: Names = offline.PARTS,
     trained: offline.Options = offline.Options(),  # noqa: B008 - immutable
+    heads: over_heads.Options = over_heads.Options(),  # noqa: B008 - immutable
     over: over_links.Options = over_links.Options(),  # noqa: B008 - immutable
+    loads: over_loads.Options = over_loads.Options(),  # noqa: B008 - immutable
     tiles: over_tiles.Options = over_tiles.Options(),  # noqa: B008 - immutable
     json: File = None,
-    picture: File = None,
-    curves: File = None,
+    pictures: Folder = None,
 ) -> int:
-    """DynO's experiments.
+    """DynO's experiments; docs/how-to/benchmarks.md says which part gives which of the paper's figures.
 
     Args:
-        parts: `codec`, figures 6 and 7: sizes on the link; `accuracy`, figure 8; `schedule`: predicted times of heads, and how
-            long a choice takes; and, if they are named, `link`, figures 9, 10 and 12: latency and throughput over shaped links,
-            beside device-only, server-only and Neurosurgeon; `overlap`: latency where head, link and tail overlap.
-        trained: of the first three, which run trained networks.
-        over: of the part link.
+        parts: `range`: of values, beside estimates; `codec`: sizes on the link; `accuracy`: over cuts and bits; `schedule`: how
+            long a choice takes; and, if they are named, `heads`: predicted times of heads beside measured ones; `link`: latency
+            and throughput over shaped links, beside device-only, server-only and Neurosurgeon; `stages`: of a call, over cuts;
+            `load`: throughput while others use the device's core or the server's; `deadline`: what the server is spared where
+            a deadline is kept; `overlap`: latency where head, link and tail overlap.
+        trained: of the parts range, codec, accuracy and schedule.
+        heads: of the part heads.
+        over: of the parts link, stages, load and deadline.
+        loads: of the parts stages, load and deadline.
         tiles: of the part overlap.
         json: where to write the figures as well.
-        picture: where to draw the sizes over bits, a PNG, PDF or SVG file.
-        curves: where to draw throughput against bandwidth, likewise.
+        pictures: a folder, where range, codec, heads, link, stages, load and deadline each draw a picture.
     """
     if unknown := set(parts) - set(PARTS):
         raise InputError(f"there is no part {min(unknown)!r}; take some of {', '.join(PARTS)}")
-    record: dict[str, Any] = {"benchmark": "split", **offline.run(parts, trained, picture)}
-    record |= {**over_links.run(parts, over, curves), **over_tiles.run(parts, tiles)}
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {"benchmark": "split", **offline.run(parts, trained, pictures)}
+    record |= over_heads.run(parts, heads, pictures)
+    record |= over_links.run(parts, over, pictures)
+    record |= over_loads.run(parts, over, loads, pictures)
+    record |= over_tiles.run(parts, tiles)
     if json is not None:
         write_record(json, record)
     return 0

@@ -1,13 +1,16 @@
 """The device of the test bed: a process on one core that times calls, as it is told by lines of JSON.
 
-    {"address": HOST:PORT, "jpeg": false, "cut": 7, "bits": 8, "codec": "auto", "bandwidth": 1e6, "seconds": 3}
+    {"do": "profile", "bits": [8, 32]}
+    {"do": "time", "call": {"address": HOST:PORT, "jpeg": false, "cut": 7, "bits": 8, ...}, "seconds": 3}
+    {"do": "stages", "call": {...}, "count": 5}
 
-Each line is answered by one: latency and throughput, bytes on the link, difference from the whole function.
+Each line is answered by one, an object of JSON.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import json
@@ -24,6 +27,8 @@ from aspen_jax.report.difference import largest_difference
 from aspen_jax.split import Client, Halves
 from aspen_jax.split.measure import measure
 from benchmarks.split.networks import encoded, network, photographs
+
+STAGES = ("head", "pack", "link", "tail")  # fields of a client's records
 
 _LEAST_CALLS = 4
 _PHOTOGRAPHS = 8
@@ -45,33 +50,35 @@ class Device:
         function, args = network(self._name + "_jpeg") if jpeg else (self._function, (self._images[0],))
         return Halves(function, args)
 
+    @contextlib.contextmanager
+    def _client(
+        self, address: str, plain_text: bool, jpeg: bool, cut: int, bits: int | None, codec: str, bandwidth: float
+    ) -> Iterator[Client]:
+        with Client(address, self._halves(jpeg), depth=_DEPTH, deadline=120, plain_text=plain_text) as client:
+            client.configure(client.num_cuts - 1 if cut < 0 else cut, bits, codec=codec, bandwidth=bandwidth)
+            yield client
+
     def profile(self, bits: list[int]) -> dict[str, Any]:
         """Of the network on this core."""
         return {"profile": measure(self._function, self._images[0], bits=bits).to_json()}
 
-    def time(
-        self,
-        address: str,
-        plain_text: bool,
-        jpeg: bool,
-        cut: int,
-        bits: int | None,
-        codec: str,
-        bandwidth: float,
-        seconds: float,
-    ) -> Any:
+    def stages(self, call: dict[str, Any], count: int) -> dict[str, float]:
+        """Medians over so many calls one behind the other: seconds of each stage, and of the call."""
+        with self._client(**call) as client:
+            client(self._input(0, call["jpeg"]))  # connects and compiles
+            client.records.clear()
+            latencies = self._latencies(client, call["jpeg"], 0.0, count)
+            medians = {stage: statistics.median(getattr(record, stage) for record in client.records) for stage in STAGES}
+        return {"latency": statistics.median(latencies), **medians}
+
+    def time(self, call: dict[str, Any], seconds: float) -> dict[str, float]:
         """Calls one behind the other, and many at once; each kind for so many seconds."""
-        with Client(address, self._halves(jpeg), depth=_DEPTH, deadline=120, plain_text=plain_text) as client:
-            client.configure(client.num_cuts - 1 if cut < 0 else cut, bits, codec=codec, bandwidth=bandwidth)
+        jpeg = call["jpeg"]
+        with self._client(**call) as client:
             differences = [
                 largest_difference(client(self._input(number, jpeg)), self._expected[number]) for number in range(_PHOTOGRAPHS)
             ]
-            latencies = []
-            end = time.perf_counter() + seconds
-            while time.perf_counter() < end or len(latencies) < _LEAST_CALLS:
-                begin = time.perf_counter()
-                client(self._input(len(latencies) % _PHOTOGRAPHS, jpeg))
-                latencies.append(time.perf_counter() - begin)
+            latencies = self._latencies(client, jpeg, seconds, _LEAST_CALLS)
             sent = statistics.median(record.sent_bytes for record in client.records)
             throughput = self._throughput(client, jpeg, seconds)
         return {
@@ -80,6 +87,16 @@ class Device:
             "sent_bytes": sent,
             "difference": max(differences),
         }
+
+    def _latencies(self, client: Client, jpeg: bool, seconds: float, least: int) -> list[float]:
+        """Seconds of calls one behind the other, for so many seconds, and at least so many calls."""
+        found: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(found) < least:
+            begin = time.perf_counter()
+            client(self._input(len(found) % _PHOTOGRAPHS, jpeg))
+            found.append(time.perf_counter() - begin)
+        return found
 
     def _throughput(self, client: Client, jpeg: bool, seconds: float) -> float:
         """Answers a second while the pipeline is full: the first ones, and those that come after the last input, do not count."""
@@ -106,10 +123,10 @@ class Device:
 def main() -> None:
     """Serve one parent, until it closes the pipe."""
     device = Device(sys.argv[1])
+    actions = {"profile": device.profile, "stages": device.stages, "time": device.time}
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = device.profile(asked["profile"]) if "profile" in asked else device.time(**asked)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(actions[asked.pop("do")](**asked)), flush=True)
 
 
 if __name__ == "__main__":

