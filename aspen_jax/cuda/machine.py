@@ -21,6 +21,7 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.slices import sliced
 from aspen_jax.ops.stack import STACK, parts_of
@@ -58,6 +59,7 @@ class Gpu(Machine):
     fewest_chunks: int = 4
     clusters: bool = False
     add_ns: float = 1_000.0
+    joins_siblings: bool = True
     reduces_results: bool = False  # not measured
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None
@@ -83,8 +85,9 @@ class Gpu(Machine):
         return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
 
     def whole_vector(self, op: Op) -> int:
+        # Of few rows a product reads its columns in vectors too (few_rows.h).
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
-        return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
+        return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and (op.family is MATMUL or rows > 32) else 1
 
     def blocks_of(self, op: Op) -> str | None:
         if (plan := _chain(op)) is not None:
