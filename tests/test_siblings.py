@@ -113,10 +113,6 @@ def test_weights_that_layers_share_are_stored_once():
 # What is not
 
 
-def both(first, second, x, w, v):
-    return jnp.tanh(first(x @ w)).sum() + jnp.sin(second(x @ v)).sum()
-
-
 W, V, ODD = normal(WIDTH, WIDTH), normal(WIDTH, WIDTH), normal(WIDTH, 31)
 
 KEPT = {
@@ -197,7 +193,7 @@ def test_a_layer_of_bert_against_float64(dtype, warpgroups, tolerance):
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 4e-2)])
 def test_a_step_of_decoding_against_float64(dtype, tolerance):
-    """Keys and values go from their columns of the one product into the caches, in place; `check_on_host` runs both ways."""
+    """Keys and values go from their columns of the one product into the caches: in place, and into memory of their own."""
     model = gpt2.build_decode(SMALL)
     params, (token, cache, position) = model.params, model.inputs
     if dtype != "float32":
