@@ -95,7 +95,9 @@ def test_a_cache_that_is_updated_shares_its_memory_with_the_result():
     def append(cache, row, i):
         return lax.dynamic_update_slice(cache, jnp.tanh(row), (i, 0))
 
-    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 8), np.float32), ((1, 8), np.float32), ((), np.int32))]
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 8), np.float32), ((1, 8), np.float32), ((), np.int32))
+    ]
     module = exported(aspen(append, device="cuda"), *shapes)
     (line,) = (line for line in module.splitlines() if "custom_call @" in line)
     assert "output_operand_alias<output_tuple_indices = [0], operand_index = 0," in line

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
@@ -61,12 +61,13 @@ class _Joiner:
         self._pays: dict[Hashable, bool] = {}
 
     def joined(self) -> Program:
-        candidates: dict[Hashable, list[Op]] = {}
+        candidates: dict[tuple[Operand, int, *tuple[Hashable, ...]], list[Op]] = {}
         for op in self._program.ops:
-            if self._may_join(op):
-                key = (op.inputs[0], op.attrs, op.inputs[1].dtype, op.program, op.exact, op.output.dtype)
-                candidates.setdefault((*key, *(item.dtype for item in op.extra_inputs)), []).append(op)
-        found = [self._group(ops) for ops in candidates.values() if len(ops) > 1]
+            place = self._place_of_weights(op)
+            if place is not None:
+                key = (op.inputs[1 - place], place, op.attrs, op.program, op.exact, op.output.dtype)
+                candidates.setdefault((*key, *(item.dtype for item in op.inputs)), []).append(op)
+        found = [self._group(ops, key[1]) for key, ops in candidates.items() if len(ops) > 1]
         groups = [group for group in found if group is not None]
         if not groups:
             return self._program
@@ -77,15 +78,17 @@ class _Joiner:
         ops = [op.replace(inputs=tuple(_shown(item, parts) for item in op.inputs)) for op in ops]
         return self._program.replace(ops=tuple(ops), constants=self._constants.all())
 
-    def _may_join(self, op: Op) -> bool:
-        """Whether it is a product by known weights, of which only ops of the program read the output."""
+    def _place_of_weights(self, op: Op) -> int | None:
+        """Which input of a product is known weights; None where it stays apart, as where the caller gets the output."""
         if op.family is not MATMUL or op.output.size == 0 or any(reader is None for reader, _ in self._uses.get(op.output, ())):
-            return False
-        return all(self._constants.source(item) is not None for item in op.inputs[1:])
+            return None
+        known = [self._constants.source(item) is not None for item in op.inputs]
+        return known.index(True) if any(known[:2]) and not all(known[:2]) and all(known[2:]) else None
 
-    def _group(self, ops: Sequence[Op]) -> _Group | None:
-        """The one product; None where there is none, or it does not pay."""
-        axis = _axis(ops)
+    def _group(self, ops: Sequence[Op], place: int) -> _Group | None:
+        """The one product, where input `place` is the weights; None where there is none, or it does not pay."""
+        labels = (ops[0].attrs.a, ops[0].attrs.b)
+        axis = _axis(ops, set(labels[place]) - set(labels[1 - place]))
         if axis is None:
             return None
         extents = [op.output.shape[axis] for op in ops]
@@ -100,10 +103,12 @@ class _Joiner:
         }
         if not all(self._is_read_as_well(part, value) for value, part in parts.items()):
             return None
-        weights = self._side_by_side([op.inputs[1] for op in ops], ops[0].attrs.b.index(axis))
-        others = [self._side_by_side([op.inputs[index] for op in ops], axis) for index in range(2, len(ops[0].inputs))]
+        inputs = list(ops[0].inputs)
+        for index in (place, *range(2, len(inputs))):
+            along = labels[place].index(axis) if index == place else axis
+            inputs[index] = self._side_by_side([op.inputs[index] for op in ops], along)
         name = " + ".join(dict.fromkeys(op.name for op in ops))
-        op = ops[0].replace(inputs=(ops[0].inputs[0], weights, *others), output=output, name=name)
+        op = ops[0].replace(inputs=tuple(inputs), output=output, name=name)
         return _Group(op, parts) if self._does_pay(op, ops) else None
 
     def _side_by_side(self, operands: Sequence[Operand], axis: int) -> Operand:
@@ -144,10 +149,9 @@ class _Joiner:
         return self._pays[key]
 
 
-def _axis(ops: Sequence[Op]) -> int | None:
-    """The first axis of columns along which the outputs may lie side by side: all others have the same extents."""
-    attrs = ops[0].attrs
-    for axis in sorted(label for label in attrs.b if label >= 0 and label not in attrs.a):
+def _axis(ops: Sequence[Op], columns: Collection[int]) -> int | None:
+    """The first of the axes of columns along which the outputs may lie side by side: all others have the same extents."""
+    for axis in sorted(columns):
         if len({_widened(op.output.shape, axis, 1) for op in ops}) == 1:
             return axis
     return None
