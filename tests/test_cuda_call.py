@@ -100,7 +100,7 @@ def test_a_cache_that_is_updated_shares_its_memory_with_the_result():
     ]
     module = exported(aspen(append, device="cuda"), *shapes)
     (line,) = (line for line in module.splitlines() if "custom_call @" in line)
-    assert "output_operand_alias<output_tuple_indices = [0], operand_index = 0," in line
+    assert "output_operand_alias<output_tuple_indices = [0], operand_index = 2," in line
     donating = exported(jax.jit(aspen(append, device="cuda"), donate_argnums=0), *shapes)
     assert custom_calls(donating) == [CUSTOM_CALL_TARGET]
 
