@@ -363,6 +363,7 @@ def allocations(graph, code, operands):
 
 
 def test_a_result_lies_in_the_operand_that_is_rewritten():
+    fake_cuda.load()
     operands = random(1, 30, 8), random(2, 1, 8), np.int32(5)
     jaxpr = jax.make_jaxpr(appended)(*operands)
     (part,) = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts)).parts

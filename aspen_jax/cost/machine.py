@@ -41,6 +41,7 @@ class Machine:
         joins_siblings: whether products of the same rows become one (passes/siblings.py). Not measured on CPUs.
         reduces_results: whether products reduce what they write, where others ask for that (passes/partial_reduce.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
+        edges_of_reuse: that a tile may have for the sake of a smaller workspace. A worker counts each down.
         measured: ops that were timed on this machine; the rest is estimated.
     """
 
@@ -62,6 +63,7 @@ class Machine:
     keeps_rows: bool = True
     joins_siblings: bool = False
     reduces_results: bool = True
+    edges_of_reuse: int = 16
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod

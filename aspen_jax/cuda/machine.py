@@ -61,6 +61,7 @@ class Gpu(Machine):
     add_ns: float = 1_000.0
     joins_siblings: bool = True
     reduces_results: bool = False  # not measured
+    edges_of_reuse: int = 64  # launches wait for each other, not tiles: so these edges cost nothing in a run
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None
 

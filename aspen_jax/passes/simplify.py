@@ -1,7 +1,7 @@
 """Removes what need not be computed.
 
-That is repeated ops and small constants, copies of whole values, zero padding in front of a convolution, the conversion to float32 of what a kernel
-widens by itself, and concatenations of concatenations.
+That is repeated ops and small constants, copies of whole values, zero padding in front of a convolution, the conversion to
+float32 of what a kernel widens by itself, and concatenations of concatenations.
 """
 
 from __future__ import annotations
