@@ -63,8 +63,8 @@ class CudaRun {
 
   // Milliseconds on the device and on the host, from each round.
   std::pair<std::vector<float>, std::vector<float>> run(const std::vector<uintptr_t>& operands,
-                                                        const std::vector<uintptr_t>& results, const std::vector<int32_t>& lies_in,
-                                                        bool captured, int rounds) {
+                                                        const std::vector<uintptr_t>& results,
+                                                        const std::vector<int32_t>& lies_in, bool captured, int rounds) {
     const Graph& graph = run_->graph();
     if (operands.size() != graph.operands.size() || results.size() != graph.results.size() || lies_in.size() != results.size()) {
       throw std::invalid_argument("the graph takes " + std::to_string(graph.operands.size()) + " operands and gives " +
