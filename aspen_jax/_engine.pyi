@@ -370,13 +370,14 @@ class CudaRun:
         """
 
     def run(
-        self, operands: Sequence[int], results: Sequence[int], captured: bool, rounds: int
+        self, operands: Sequence[int], results: Sequence[int], lies_in: Sequence[int], captured: bool, rounds: int
     ) -> tuple[list[float], list[float]]:
         """Run on memory of the host, whose addresses are given; the caller has looked at shapes and dtypes.
 
         Args:
             operands: where each operand begins.
             results: where each result is to be written.
+            lies_in: of each result the operand in whose memory on the device it lies; -1: in its own.
             captured: whether the run is captured into a CUDA graph first.
             rounds: how often it is timed afterwards, between events of the device.
 
@@ -384,6 +385,6 @@ class CudaRun:
             The milliseconds of a run, from each round.
 
         Raises:
-            InputError: there are too few addresses, or too many.
+            InputError: there are too few addresses, or too many, or no such operand of the result's size.
             EngineError: CUDA refused something; the message names it, op and tiles.
         """

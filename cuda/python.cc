@@ -63,18 +63,27 @@ class CudaRun {
 
   // Milliseconds on the device and on the host, from each round.
   std::pair<std::vector<float>, std::vector<float>> run(const std::vector<uintptr_t>& operands,
-                                                        const std::vector<uintptr_t>& results, bool captured, int rounds) {
+                                                        const std::vector<uintptr_t>& results,
+                                                        const std::vector<int32_t>& lies_in, bool captured, int rounds) {
     const Graph& graph = run_->graph();
-    if (operands.size() != graph.operands.size() || results.size() != graph.results.size()) {
+    if (operands.size() != graph.operands.size() || results.size() != graph.results.size() || lies_in.size() != results.size()) {
       throw std::invalid_argument("the graph takes " + std::to_string(graph.operands.size()) + " operands and gives " +
                                   std::to_string(graph.results.size()) + " results; pass as many addresses");
+    }
+    const auto bytes_of = [&](int32_t value) { return graph.values[static_cast<size_t>(value)].bytes; };
+    for (size_t i = 0; i < lies_in.size(); ++i) {
+      if (lies_in[i] < 0) continue;
+      const auto operand = static_cast<size_t>(lies_in[i]);
+      if (operand < operands.size() && bytes_of(graph.operands[operand]) == bytes_of(graph.results[i])) continue;
+      throw std::invalid_argument("result " + std::to_string(i) + " is to lie in operand " + std::to_string(operand) +
+                                  ", which there is not or which has another size; pass -1");
     }
     std::vector<const void*> from;
     for (const uintptr_t address : operands) from.push_back(reinterpret_cast<const void*>(address));
     std::vector<void*> to;
     for (const uintptr_t address : results) to.push_back(reinterpret_cast<void*>(address));
     const nb::gil_scoped_release release;
-    RunTimes times = run_->run(from, to, captured, rounds);
+    RunTimes times = run_->run(from, to, lies_in, captured, rounds);
     return {std::move(times.device), std::move(times.host)};
   }
 
@@ -92,7 +101,8 @@ void define(nb::module_& module) {
   nb::class_<CudaRun>(module, "CudaRun")
       .def(nb::init<nb::bytes, nb::bytes, std::vector<int32_t>, int32_t>(), nb::arg("graph"), nb::arg("image"),
            nb::arg("kernels"), nb::arg("executor"))
-      .def("run", &CudaRun::run, nb::arg("operands"), nb::arg("results"), nb::arg("captured"), nb::arg("rounds"));
+      .def("run", &CudaRun::run, nb::arg("operands"), nb::arg("results"), nb::arg("lies_in"), nb::arg("captured"),
+           nb::arg("rounds"));
 }
 
 }  // namespace aspen::cuda

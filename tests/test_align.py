@@ -10,7 +10,9 @@ from jax import lax
 
 from aspen_jax import aspen
 from aspen_jax.cuda.machine import Gpu
+from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.passes import align, run_passes
+from benchmarks.in_float64 import all_in_float64
 from tests import cuda_check
 from tests.cuda_check import ops_of, trace_of
 
@@ -120,3 +122,57 @@ def test_explain_prints_what_padding_takes_and_advises():
     text = str(aspen(lambda w, x: x @ w).explain(*dense))
     assert "advice" not in text
     assert "blocks of products" not in text
+
+
+# Products of odd columns
+
+TABLE, MATRIX, ODD_BOTH = weights(203, 64), weights(64, 203), weights(63, 203)
+
+
+def by_table(x, token):
+    """The logits of a language model whose words are embedded by the same table."""
+    return (x + TABLE[token]) @ TABLE.T
+
+
+def product_and_program(function, *operands):
+    (part,) = trace_of(function, operands).parts
+    program = cuda_check.prepared(part, GPU)
+    (op,) = (op for op in program.ops if op.family.name == "matmul")
+    return op, program
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+def test_known_weights_of_odd_columns_lie_along_the_depth(rows):
+    x = RNG.standard_normal((rows, 64)).astype(jnp.bfloat16)
+    for function, operands in ((by_table, (x, np.int32(3))), (lambda x: x @ MATRIX, (x,))):
+        op, program = product_and_program(function, *operands)
+        assert op.output.shape == (rows, 203), "nothing is padded"
+        assert op.inputs[1].value in dict(program.constants)
+        assert op.inputs[1].value.shape == (203, 64)
+        matrices = Matrices.of(op)
+        assert matrices is not None
+        assert (matrices.right.step, matrices.right.vector_along(64), matrices.columns_vector(op)) == (1, 8, None)
+        assert GPU.advice(op) is None
+
+
+def test_other_weights_lie_as_they_did():
+    def lies(function, *operands):
+        op, _ = product_and_program(function, *operands)
+        return op.inputs[1].view.strides()
+
+    x, even, wide = RNG.standard_normal((40, 64)).astype(jnp.bfloat16), weights(64, 200), MATRIX.astype(np.float32)
+    assert lies(lambda x: x @ ODD_BOTH, x[:, :63]) == (203, 1)
+    assert lies(lambda x: x @ wide, x.astype(np.float32)) == (203, 1)
+    assert lies(lambda x: x @ even, x) == (200, 1)
+    assert lies(lambda x, w: x @ w, x, MATRIX) == (203, 1), "arguments would be copied in each call"
+    assert lies(lambda x, table: x @ table.T, x, TABLE) == (1, 64)
+    assert lies(lambda x: x.T @ MATRIX, x.T.copy()) == (203, 1), "rows are read in single elements"
+
+
+@pytest.mark.parametrize(("rows", "warpgroups"), [(1, False), (40, False), (40, True)])
+def test_exactly_the_odd_columns_are_stored(rows, warpgroups):
+    x = RNG.standard_normal((rows, 64)).astype(jnp.bfloat16)
+    (expected,) = all_in_float64(by_table, x, np.int32(5))
+    (found,) = cuda_check.run_on_host(by_table, (x, np.int32(5)), gpu=GPU, warpgroups=warpgroups)
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(np.float64) - expected).max() <= 1e-2 * np.abs(expected).max()

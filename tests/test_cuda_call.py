@@ -91,6 +91,20 @@ def test_gradients_and_batches_are_tiled_too():
     assert custom_calls(exported(jax.vmap(aspen(network, device="cuda"), (None, 0)), *many)) == [CUSTOM_CALL_TARGET]
 
 
+def test_a_cache_that_is_updated_shares_its_memory_with_the_result():
+    def append(cache, row, i):
+        return lax.dynamic_update_slice(cache, jnp.tanh(row), (i, 0))
+
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 8), np.float32), ((1, 8), np.float32), ((), np.int32))
+    ]
+    module = exported(aspen(append, device="cuda"), *shapes)
+    (line,) = (line for line in module.splitlines() if "custom_call @" in line)
+    assert "output_operand_alias<output_tuple_indices = [0], operand_index = 2," in line
+    donating = exported(jax.jit(aspen(append, device="cuda"), donate_argnums=0), *shapes)
+    assert custom_calls(donating) == [CUSTOM_CALL_TARGET]
+
+
 def test_what_has_no_cuda_code_stays_with_xla_and_the_rest_does_not():
     def doubles(x):
         return jnp.concatenate([x[::-1], x.T])

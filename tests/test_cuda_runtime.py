@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core
 
 from aspen_jax import apu, aspen
-from aspen_jax.cuda import translation_unit
+from aspen_jax.cuda import fitted, translation_unit
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.image import Code
@@ -27,8 +27,10 @@ from aspen_jax.errors import EngineError, InputError
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
+from aspen_jax.passes import run_passes
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared
 from tests.tile_graphs import small_net
@@ -365,6 +367,52 @@ def test_maps_are_made_where_memory_has_moved(mapped):
     before = fake.fake_cuda_count(b"cuTensorMapEncodeTiled")
     run.timed(*operands(given), rounds=1)  # 11 runs of the same memory
     assert fake.fake_cuda_count(b"cuTensorMapEncodeTiled") - before == 8
+
+
+def appended(cache, row, i):
+    """A row written into a cache, and a number of each column."""
+    new = lax.dynamic_update_slice(cache, row, (i, 0))
+    return new, jnp.exp(new).sum(0)
+
+
+def allocations(graph, code, operands):
+    """How often a first run takes memory of the device."""
+    fake = fake_cuda.load()
+    for count in range(100):
+        fake.fake_cuda_fail(b"cuMemAlloc", count, OUT_OF_MEMORY)
+        try:
+            DeviceRun(graph, code, Executor.GRAPH).run(*operands)
+        except EngineError:
+            continue
+        finally:
+            fake.fake_cuda_fail(b"", 0, 0)
+        return count
+    raise AssertionError("it never ran")
+
+
+def test_a_result_lies_in_the_operand_that_is_rewritten():
+    fake_cuda.load()
+    arguments = random(1, 30, 8), random(2, 1, 8), np.int32(5)
+    jaxpr = jax.make_jaxpr(appended)(*arguments)
+    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    (part,) = trace.parts
+    values = dict(zip(trace.inputs, arguments, strict=True))
+    operands = [values[value] for value in part.inputs]
+    graphs = []
+    for disabled in (LEFT_OUT, LEFT_OUT | {"in_place"}):
+        program = fitted(run_passes(part, disabled, Gpu()))
+        graphs.append((apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program)))
+    assert [len(graph.shared_memory) for graph, _ in graphs] == [1, 0]
+    taken = []
+    for graph, code in graphs:
+        before = [np.copy(item) for item in operands]
+        results, _ = DeviceRun(graph, code, Executor.GRAPH).timed(*operands, rounds=2)
+        for found, expected in zip(results, jax.jit(appended)(*arguments), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+        for item, old in zip(operands, before, strict=True):
+            np.testing.assert_array_equal(item, old)
+        taken.append(allocations(graph, code, operands))
+    assert taken[0] == taken[1] - 1
 
 
 def test_what_does_not_belong_together_is_refused(example):

@@ -231,6 +231,57 @@ def test_a_caller_that_does_not_donate_keeps_its_array():
     assert not any(array.any() for array in inputs)
 
 
+def appended(cache, row, i):
+    """A row written into a cache, and what a reader makes of all of it."""
+    new = lax.dynamic_update_slice(cache, row[None], (i, 0))
+    return new, jnp.tanh(new).sum(0)
+
+
+def appended_in_turn(cache, row, i):
+    def turn(carry, k):
+        return appended(carry, row * (k + 1), i + k)
+
+    return lax.scan(turn, cache, jnp.arange(3))
+
+
+APPENDS = {"once": appended, "in a loop": appended_in_turn}
+
+
+def gradients(function):
+    return lambda cache, row, i: jax.grad(lambda *given: sum(item.sum() for item in function(*given, i)), (0, 1))(cache, row)
+
+
+# How a function is transformed, and which of its arguments then are many.
+TRANSFORMED = {
+    "as it is": (lambda function: function, (False, False, False)),
+    "many caches": (jax.vmap, (True, True, True)),
+    "many rows of one cache": (lambda function: jax.vmap(function, (None, 0, 0)), (False, True, True)),
+    "the gradient": (gradients, (False, False, False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("donated", [(), (0,)])
+@pytest.mark.parametrize("transformed", TRANSFORMED)
+@pytest.mark.parametrize("append", APPENDS)
+def test_caches_under_transformations(append, transformed, donated):
+    """Those that are not donated are as they were after the call, and may be used again."""
+    rng = np.random.default_rng()
+    cache, row = rng.standard_normal((4, 16, 8), np.float32), rng.standard_normal((4, 8), np.float32)
+    places = np.array([14, 5, 0, 3], np.int32)  # of the first the last turn of the loop is clamped
+    change, are_many = TRANSFORMED[transformed]
+    cache, row, places = (item if many else item[0] for item, many in zip((cache, row, places), are_many, strict=True))
+    expected = jax.tree.leaves(jax.jit(change(APPENDS[append]))(cache, row, places))
+    ours = jax.jit(change(aspen(APPENDS[append], strict=True)), donate_argnums=donated)
+    given = jnp.array(cache)
+    for _ in range(1 if donated else 2):
+        found = jax.tree.leaves(ours(given, row, places))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    if not donated:
+        np.testing.assert_array_equal(given, cache)
+
+
 def test_one_array_as_two_arguments():
     def function(x, y, i):
         return x.at[i].set(y[1]), y.at[i].add(1)

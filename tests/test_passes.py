@@ -76,6 +76,15 @@ def test_simplify_folds_zero_padding_into_the_convolution():
     assert "pad" in kinds(run_passes(program)), "only zeros are what a convolution pads with"
 
 
+def test_simplify_sees_that_constants_are_equal():
+    rows = [np.array([1, 2, np.nan], np.float32) for _ in range(3)] + [np.array([1, 2, 3], np.float32)]
+    program, inputs = traced(lambda x: sum(jnp.exp(x + row)[::-1] for row in rows), np.ones(3, np.float32))
+    same = run_passes(program, {"fuse", "merge"})
+    assert len(same.constants) == 2
+    assert len(same.ops) < len(run_passes(program, {"fuse", "merge", "simplify"}).ops)
+    assert_same(program, same, inputs)
+
+
 def test_simplify_computes_equal_ops_once():
     program, _ = traced(lambda x: jnp.exp(x)[None] * jnp.exp(x).sum(), np.ones(5, np.float32))
     exponentials = [op for op in PASSES["simplify"].run(program).pruned().ops if "exp_f" in str(op.program)]

@@ -22,9 +22,6 @@ from aspen_jax.ir.program import Op, Program, Value
 
 ALIGNMENT = 64
 
-# Reuse that would need more edges than this a tile is not worth them: the value gets fresh space instead.
-_MOST_EDGES_PER_TILE = 16
-
 # Smaller values keep their space to themselves: they are parameters worked out early, which should not wait for others to die.
 _SMALLEST_REUSED = 1 << 15
 
@@ -209,7 +206,13 @@ def result_chains(program: Program) -> dict[Value, list[Value]]:
 
 
 def place(
-    ops: Sequence[Op], outside: set[Value], reads: Sequence[Sequence[Read]], grids: dict[Value, Grid], data: Dag, reuse: bool
+    ops: Sequence[Op],
+    outside: set[Value],
+    reads: Sequence[Sequence[Read]],
+    grids: dict[Value, Grid],
+    data: Dag,
+    reuse: bool,
+    most_edges: int,
 ) -> Memory:
     """Place the outputs of each op in the workspace.
 
@@ -220,6 +223,7 @@ def place(
         grids: the tiles of each op's output.
         data: the edges between tiles that the data demands.
         reuse: whether values may lie where dead ones were.
+        most_edges: a tile that reuse may need; where it would need more, a value gets fresh space instead.
 
     Raises:
         ValueError: something reads the operand of an op in place after it.
@@ -265,7 +269,7 @@ def place(
                     writes.append(_meet(writing[old].moved(offsets[old]).within(lo, hi), claims))
                     uses += [_meet(part.moved(offsets[old]).within(lo, hi), claims) for part in reading[old]]
                 tiles = len(claims.tiles) + sum(len(meeting.early.tiles) for meeting in writes + uses)
-                if sum(meeting.num_candidates for meeting in writes + uses) <= _MOST_EDGES_PER_TILE * tiles:
+                if sum(meeting.num_candidates for meeting in writes + uses) <= most_edges * tiles:
                     break
             else:
                 raise AssertionError("untouched space needs no edges")

@@ -44,7 +44,7 @@ def build(program: Program, num_workers: int, machine: Machine | None = None, re
     data = Dag.from_edges(num_tiles, *data_edges([read for op_reads in reads for read in op_reads], grids))
     chains = result_chains(program)
     outside = {value for chain in chains.values() for value in chain}
-    memory = place(program.ops, outside, reads, grids, data, reuse)
+    memory = place(program.ops, outside, reads, grids, data, reuse, machine.edges_of_reuse)
     parents, children = data.edges()
     order = Dag.from_edges(num_tiles, np.concatenate([parents, memory.before]), np.concatenate([children, memory.after]))
 

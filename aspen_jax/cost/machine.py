@@ -38,8 +38,10 @@ class Machine:
         fewest_bytes: whether a stack is as long as fits at all. Short strips move the fewest bytes and take more time.
         keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
         fewest_chunks: of 128 bytes of an operand, that a slice of a sum's depth has.
+        joins_siblings: whether products of the same rows become one (passes/siblings.py). Not measured on CPUs.
         reduces_results: whether products reduce what they write, where others ask for that (passes/partial_reduce.py).
         launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
+        edges_of_reuse: that a tile may have for the sake of a smaller workspace. A worker counts each down.
         measured: ops that were timed on this machine; the rest is estimated.
     """
 
@@ -59,7 +61,9 @@ class Machine:
     most_parts: int = 64
     fewest_bytes: bool = False
     keeps_rows: bool = True
+    joins_siblings: bool = False
     reduces_results: bool = True
+    edges_of_reuse: int = 16
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
     @classmethod

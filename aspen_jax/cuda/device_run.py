@@ -69,4 +69,7 @@ class DeviceRun:
             arrays.append(array)
         results = [np.empty(*self._graph.value(value)) for value in self._graph.results.tolist()]
         given_at, results_at = ([array.ctypes.data for array in side] for side in (arrays, results))
-        return results, self._run.run(given_at, results_at, captured, rounds)
+        # What ops rewrite in place lies where XLA lets it lie, or else all of it would be copied.
+        operand_of = {result: operand for operand, result in self._graph.shared_memory.items()}
+        lies_in = [operand_of.get(number, -1) for number in range(len(results))]
+        return results, self._run.run(given_at, results_at, lies_in, captured, rounds)

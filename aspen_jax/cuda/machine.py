@@ -22,6 +22,7 @@ from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
+from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.slices import sliced
 from aspen_jax.ops.stack import STACK, WEIGHTED, parts_of
@@ -63,7 +64,9 @@ class Gpu(Machine):
     fewest_chunks: int = 4
     clusters: bool = False
     add_ns: float = 1_000.0
+    joins_siblings: bool = True
     reduces_results: bool = False  # not measured
+    edges_of_reuse: int = 64  # launches wait for each other, not tiles: so these edges cost nothing in a run
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None
 
@@ -90,8 +93,9 @@ class Gpu(Machine):
         return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
 
     def whole_vector(self, op: Op) -> int:
+        # Of few rows a product reads its columns in vectors too (few_rows.h).
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
-        return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
+        return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and (op.family is MATMUL or rows > 32) else 1
 
     def why_apart(self, parts: Sequence[Op]) -> str | None:
         if any(part.family not in WEIGHTED for part in parts):

@@ -30,6 +30,7 @@ from aspen_jax.passes import (
     partial_reduce,
     rows,
     scales,
+    siblings,
     signs,
     simplify,
     split_depth,
@@ -110,7 +111,13 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 "Each product has its algorithm, so the order that its kernel reads is known.",
                 after=("bf16x6", "strassen"),
             ),
-            Pass("constants", constants.run, "It stores the constants that are not in panels.", after=("panels",)),
+            Pass(
+                "constants",
+                constants.run,
+                "It stores the constants that are not in panels.",
+                after=("panels",),
+                asks_machine=True,
+            ),
         ),
     ),
     (
@@ -155,6 +162,13 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 after=("conv_panels", "epilogue"),
             ),
             Pass(
+                "siblings",
+                siblings.run,
+                "Programs behind products must be final to be compared; `split_depth` cuts the one product.",
+                after=("constants", "rows", "epilogue", "attention"),
+                asks_machine=True,
+            ),
+            Pass(
                 "align",
                 align.run,
                 "An epilogue is padded with its convolution, and slices of the depth begin with whole vectors.",
@@ -165,14 +179,14 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 "stacks",
                 stacks.run,
                 "Parts keep the kernels and epilogues that all passes before have given them.",
-                after=("epilogue", "attention", "conv_panels", "scales", "align"),
+                after=("epilogue", "attention", "conv_panels", "scales", "siblings", "align"),
                 asks_machine=True,
             ),
             Pass(
                 "split_depth",
                 split_depth.run,
                 "The work of an op, with its epilogue, must be final: slices share it out.",
-                after=("epilogue", "attention", "scales", "align", "stacks"),
+                after=("epilogue", "attention", "scales", "siblings", "align", "stacks"),
                 asks_machine=True,
             ),
             Pass(

@@ -2,7 +2,8 @@
 
 Known weights are padded once, when they are stored. A convolution of odd channels writes whole vectors of them: what lies behind
 its own is finite, and meets weights of zero. What no convolution writes an op pads, into a place of the workspace.
-Products are left as they are; `explain` says which extents would suit them better.
+Products are left as they are: known weights of odd columns lie along the depth (`constants`). `explain` says which extents would
+suit them better.
 """
 
 from __future__ import annotations

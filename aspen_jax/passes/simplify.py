@@ -1,7 +1,7 @@
 """Removes what need not be computed.
 
-That is repeated ops, copies of whole values, zero padding in front of a convolution, the conversion to float32 of what a kernel
-widens by itself, and concatenations of concatenations.
+That is repeated ops and small constants, copies of whole values, zero padding in front of a convolution, the conversion to
+float32 of what a kernel widens by itself, and concatenations of concatenations.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from aspen_jax.ops.ragged_dot import RAGGED_DOT
 from aspen_jax.ops.reduce import REDUCE
 
 _WIDENING = (CONV2D, MATMUL, RAGGED_DOT, POOL, REDUCE)
+# Equal constants up to this size become one, so that ops that read them are seen to be equal.
+_LARGEST_CONSTANT = 1 << 16
 # Of a concatenation: each tile waits for those of all pieces.
 _MOST_PIECES = 64
 
 
 def run(program: Program) -> Program:
     """One sweep in program order."""
-    same: dict[Value, Value] = {}
+    same = _equal_constants(program)
     known: dict[tuple, Value] = {}
     producers: dict[Value, Op] = {}
     ops: list[Op] = []
@@ -47,6 +49,18 @@ def run(program: Program) -> Program:
         ops.append(op)
     outputs = tuple(Operand(same.get(item.value, item.value), item.view) for item in program.outputs)
     return program.replace(ops=tuple(ops), outputs=outputs)
+
+
+def _equal_constants(program: Program) -> dict[Value, Value]:
+    """For each small constant that repeats an earlier one, that one."""
+    same: dict[Value, Value] = {}
+    known: dict[tuple, Value] = {}
+    for value, array in program.constants:
+        if value.nbytes <= _LARGEST_CONSTANT:
+            first = known.setdefault((value.shape, value.dtype, np.asarray(array).tobytes()), value)
+            if first is not value:
+                same[value] = first
+    return same
 
 
 def _is_alias(op: Op) -> bool:

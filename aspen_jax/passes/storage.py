@@ -32,15 +32,29 @@ class Arrangement(NamedTuple):
     summed: int = 0
 
 
-def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Order]:
-    """For those of `values` that another order of dimensions suits better: the permutation to store them in."""
+def _as_it_is(op: Op, index: int) -> Order:
+    """An operand of an op is read in the order of its own dimensions."""
+    return tuple(range(len(op.inputs[index].shape)))
+
+
+def best_orders(
+    program: Program, values: Collection[Value], read_in: Callable[[Op, int], Order] = _as_it_is
+) -> dict[Value, Order]:
+    """For those of `values` that another order of dimensions suits better: the permutation to store them in.
+
+    Args:
+        program: who reads them.
+        values: constants, or arguments.
+        read_in: of an op and the number of an input that is a weight, the order in which its dimensions are best read, the
+            slowest first.
+    """
     copied = copies(program)
     votes: dict[Value, dict[Order, int]] = {}
     for op in program.ops:
         for index in op.family.weight_inputs:
             operand = behind_copy(op.inputs[index], copied)
             if operand.value in values:
-                order = order_of(operand)
+                order = order_of(Operand(operand.value, operand.view.transpose(read_in(op, index))))
                 if order is not None:
                     votes.setdefault(operand.value, defaultdict(int))[order] += op.output.size
     best = {value: max(counts, key=lambda order: counts[order]) for value, counts in votes.items()}
@@ -48,12 +62,12 @@ def best_orders(program: Program, values: Collection[Value]) -> dict[Value, Orde
 
 
 class Constants:
-    """A program's constants, and those that a pass adds: each made of one of them, once for all that read it so."""
+    """A program's constants, and those that a pass adds: made of one of them or several, once for all that read them so."""
 
     def __init__(self, program: Program):
         self._arrays = dict(program.constants)
         self._copied = copies(program)
-        self._made: dict[tuple[Operand, Hashable], tuple[Value, np.ndarray]] = {}
+        self._made: dict[tuple[tuple[Operand, ...], Hashable], tuple[Value, np.ndarray]] = {}
 
     def source(self, operand: Operand) -> Operand | None:
         """The constant that an operand reads, maybe through a copy; None where it reads none."""
@@ -62,10 +76,15 @@ class Constants:
 
     def stored(self, source: Operand, make: Callable[[np.ndarray], np.ndarray], form: Hashable = None) -> Operand:
         """What `make` makes of a constant; `form` tells apart what different functions make of the same one."""
-        if (source, form) not in self._made:
-            array = np.ascontiguousarray(make(source.view.gather(self._arrays[source.value])))
-            self._made[source, form] = Value(array.shape, array.dtype), array
-        return Operand.whole(self._made[source, form][0])
+        return self.stored_together((source,), make, form)
+
+    def stored_together(self, sources: tuple[Operand, ...], make: Callable[..., np.ndarray], form: Hashable) -> Operand:
+        """What `make` makes of several constants; `form` as above."""
+        if (sources, form) not in self._made:
+            arrays = (source.view.gather(self._arrays[source.value]) for source in sources)
+            array = np.ascontiguousarray(make(*arrays))
+            self._made[sources, form] = Value(array.shape, array.dtype), array
+        return Operand.whole(self._made[sources, form][0])
 
     def all(self) -> tuple[tuple[Value, np.ndarray], ...]:
         """All of them, as a program has them."""

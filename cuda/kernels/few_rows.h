@@ -87,11 +87,13 @@ struct FewRows {
   }
 };
 
-// Columns along the depth: a warp takes one at a time, its lanes vectors of it.
+// Columns along the depth: a warp takes some at a time, its lanes vectors of them.
 template <class Stored, int kRows, int kVector>
 struct FewRowsByLines {
   static constexpr int kThreads = 256;
   using OneWarp = Team<kThreads, kWarp, 1>;
+  // Adjacent columns of a warp: so many reads are under way before a sum is waited for. More rows need the registers.
+  static constexpr int kColumns = kRows <= 2 ? 4 : 1;
   struct Memory {
     typename OneWarp::template Memory<float> unused;
   };
@@ -104,35 +106,42 @@ struct FewRowsByLines {
     static_assert(kSlices == 1);
     Block<kThreads> block;
     struct Sums {
-      float of[kRows];
+      float of[kColumns][kRows];
     };
     PerThread<Sums, kThreads> sums;
-    for (int first = 0; first < num_columns; first += OneWarp::kRows) {
+    for (int first = 0; first < num_columns; first += OneWarp::kRows * kColumns) {
+      const auto column_of = [&](int thread, int number) { return first + OneWarp::row(thread) * kColumns + number; };
       block.each_thread([&](int thread) {
-        const int column = first + OneWarp::row(thread);
         Sums own = {};
-        if (column < num_columns) {
-          ASPEN_UNROLL_4 for (int k = OneWarp::walker(thread) * kVector; k < depth; k += kWarp * kVector) {
-            const auto vector = load_vector<kVector>(columns + column * stride + k);
-            ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
-              if (row >= num_rows) continue;
-              const auto line = load_vector<kVector>(rows(row) + k);
+        ASPEN_UNROLL_4 for (int k = OneWarp::walker(thread) * kVector; k < depth; k += kWarp * kVector) {
+          Vector<Element, kVector> vectors[kColumns] = {};
+          ASPEN_UNROLL for (int number = 0; number < kColumns; ++number) {
+            const int column = column_of(thread, number);
+            if (column < num_columns) vectors[number] = load_vector<kVector>(columns + column * stride + k);
+          }
+          ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+            if (row >= num_rows) continue;
+            const auto line = load_vector<kVector>(rows(row) + k);
+            ASPEN_UNROLL for (int number = 0; number < kColumns; ++number) {
+              float& sum = own.of[number][row];
               ASPEN_UNROLL for (int i = 0; i < kVector; ++i) {
-                own.of[row] += as_float(Stored::load(line.elements, i)) * as_float(Stored::load(vector.elements, i));
+                sum += as_float(Stored::load(line.elements, i)) * as_float(Stored::load(vectors[number].elements, i));
               }
             }
           }
         }
         sums[thread] = own;
       });
-      ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
-        PerThread<float, kThreads> sum;
-        block.each_thread([&](int thread) { sum[thread] = sums[thread].of[row]; });
-        OneWarp::reduce(block, memory.unused, sum, [](float a, float b) { return a + b; });
-        block.each_thread([&](int thread) {
-          const int column = first + OneWarp::row(thread);
-          if (OneWarp::walker(thread) == 0 && row < num_rows && column < num_columns) store(row, column, sum[thread]);
-        });
+      ASPEN_UNROLL for (int number = 0; number < kColumns; ++number) {
+        ASPEN_UNROLL for (int row = 0; row < kRows; ++row) {
+          PerThread<float, kThreads> sum;
+          block.each_thread([&](int thread) { sum[thread] = sums[thread].of[number][row]; });
+          OneWarp::reduce(block, memory.unused, sum, [](float a, float b) { return a + b; });
+          block.each_thread([&](int thread) {
+            const int column = column_of(thread, number);
+            if (OneWarp::walker(thread) == 0 && row < num_rows && column < num_columns) store(row, column, sum[thread]);
+          });
+        }
       }
     }
   }
