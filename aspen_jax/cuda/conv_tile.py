@@ -32,7 +32,8 @@ class ConvTileShape:
         slice: so much of the depth is a slice; 0: there are no slices.
         input: strides of images, lines, pixels and channels.
         input_vector: adjacent channels of the input that may be read at once; 1 where channels are not adjacent, as in NCHW.
-        weights_vector: adjacent outputs of the weights that may be read at once.
+        weights_vector: adjacent elements of the weights that may be read at once.
+        weights_along_depth: whether those lie along the depth, or are outputs.
         run: adjacent sums that are stored at once.
     """
 
@@ -45,6 +46,7 @@ class ConvTileShape:
     input: Strides
     input_vector: int
     weights_vector: int
+    weights_along_depth: bool
     run: int
 
     @classmethod
@@ -53,7 +55,7 @@ class ConvTileShape:
         x, w = op.inputs[:2]
         kernel_height, kernel_width, channels, outputs = w.shape
         strides, groups, depth = list(x.view.strides()), op.attrs.groups, kernel_height * kernel_width * channels
-        if x.dtype != w.dtype or not is_walked(w) or not depth:
+        if x.dtype != w.dtype or not (op.rounded or is_walked(w)) or not depth:
             return None
         if x.shape[3] == 1:
             strides[3] = 1  # a channel is adjacent to itself
@@ -68,7 +70,8 @@ class ConvTileShape:
             op.attrs.length(depth) if isinstance(op.attrs, ConvSlicesAttrs) else 0,
             Strides(4, tuple(strides)),
             vector(x.dtype, channels, *strides[:3], x.view.offset()) if strides[3] == 1 else 1,
-            vector(w.dtype, outputs, outputs // groups, w.view.offset()),
+            vector(w.dtype, *((depth,) if op.rounded else (outputs, outputs // groups)), w.view.offset()),
+            op.rounded,
             sums_at_once(op),
         )
 
@@ -78,7 +81,8 @@ class ConvTileShape:
         pixels, of_group = images * height * width, self.outputs // self.groups
         if self.groups > 1 and of_group <= NARROW:
             return core(op, pixels, columns=NARROW, warps=4 if pixels > 16 else 2)
-        return block_core(op, pixels, self.slice or self.depth, min(self.input_vector, self.weights_vector))
+        vectors, along_depth = min(self.input_vector, self.weights_vector), self.weights_along_depth
+        return block_core(op, pixels, self.slice or self.depth, vectors, along_depth=along_depth)
 
 
 def is_walked(weights: Operand) -> bool:

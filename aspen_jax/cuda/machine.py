@@ -8,8 +8,10 @@ import math
 import numpy as np
 
 from aspen_jax.apu import Machine
+from aspen_jax.cost.machine import RoundedInput
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
+from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
@@ -18,6 +20,7 @@ from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
 from aspen_jax.cuda.problem import WHOLE_VECTOR
+from aspen_jax.cuda.rounding import rounded_input
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
@@ -42,6 +45,7 @@ class Gpu(Machine):
     Attributes:
         kernels: what was known when functions were compiled: when more is, they are compiled anew.
         clusters: whether thread blocks read each other's shared memory, as from compute capability 9.0 on.
+        warpgroups: whether it has the matrix instructions of warpgroups.
         add_ns: for what the blocks of a cluster do beyond their slices: two barriers, and reading the sums. Not measured.
     """
 
@@ -57,6 +61,7 @@ class Gpu(Machine):
     keeps_rows: bool = False
     fewest_chunks: int = 4
     clusters: bool = False
+    warpgroups: bool = False
     add_ns: float = 1_000.0
     reduces_results: bool = False  # not measured
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
@@ -65,7 +70,8 @@ class Gpu(Machine):
     @classmethod
     def here(cls) -> Gpu:
         """That for which code is compiled in this process."""
-        return cls(clusters=has_clusters(architecture()))
+        name = architecture()
+        return cls(clusters=has_clusters(name), warpgroups=Architecture.of(name).warpgroups)
 
     @property
     def stack_bytes(self) -> int:
@@ -85,6 +91,9 @@ class Gpu(Machine):
     def whole_vector(self, op: Op) -> int:
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and rows > 32 else 1
+
+    def rounded_input(self, op: Op) -> RoundedInput | None:
+        return rounded_input(op) if self.warpgroups else None
 
     def blocks_of(self, op: Op) -> str | None:
         if (plan := _chain(op)) is not None:

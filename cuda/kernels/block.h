@@ -138,6 +138,11 @@ class Block {
     // The exchange tells the compiler that a warp has but one.
     phase(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0));
   }
+  // The four warps of a warpgroup, within its phase.
+  template <class Phase>
+  ASPEN_DEVICE void each_warp_of_group(const Phase& phase) {
+    phase(static_cast<int>(threadIdx.x) % kWarpgroup / kWarp);
+  }
   ASPEN_DEVICE void sync() { __syncthreads(); }
 
   // Each lane of a warp gets combine(its own, that of the lane whose number differs in the bit `step`). T is made of 32-bit
@@ -188,6 +193,10 @@ class Block {
   template <class Phase>
   void each_warpgroup(const Phase& phase) {
     for (int group = 0; group < kThreads / kWarpgroup; ++group) phase(group);
+  }
+  template <class Phase>
+  void each_warp_of_group(const Phase& phase) {
+    for (int warp = 0; warp < kWarpgroup / kWarp; ++warp) phase(warp);
   }
   void sync() {
     if (copied_ == Copied::kPublished) copied_ = Copied::kSynced;

@@ -12,7 +12,8 @@ struct ConvBoxesShape {
   int images, lines, pixels;  // of a box of the output
   int chunks;                 // of a tap's channels
   int chunks_of_slice;        // in how many the depth, or a slice of it, is gone through
-  TensorShape maps[2];        // the input [C, W, H, N] and the weights [O, C, taps], the adjacent elements first
+  // The input [C, W, H, N] and the weights, [O, C, taps] or along the depth [C, taps, O]; the adjacent elements first.
+  TensorShape maps[2];
 };
 
 template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
@@ -29,6 +30,8 @@ struct ConvBoxesTile : Op {
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
     constexpr Window window = kShape.window;
+    using Columns =
+        typename Either<kShape.weights_along_depth, TapLines<kBoxes.chunks>, TapBoxes<kBoxes.chunks>>::Type;
     using Rows = PixelBoxes<kRows, kBoxes.chunks, window.kernel_width, window.y_dilation, window.x_dilation>;
     const int parts = (box[kRank + kChannel] - box[kChannel] + Core::kColumns - 1) / Core::kColumns;
     const int across = (box[kRank + kX] - box[kX] + kAcross - 1) / kAcross;
@@ -43,10 +46,10 @@ struct ConvBoxesTile : Op {
       const int slice = kSliced ? box[0] + all / parts / across / down / deep : 0, first_chunk = slice * kBoxes.chunks_of_slice;
       const Rows rows{buffers.maps[0], first_x * window.x_step - window.left, first_y * window.y_step - window.top, first_image,
                       first_chunk};
-      const TapBoxes<kBoxes.chunks> columns{buffers.maps[1], first_column, first_chunk};
+      const Columns columns{buffers.maps[1], first_column, first_chunk};
       multiply_tile<kShape.run, Op::kSlices>(
           memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first_column, Core::kColumns),
-          min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Swizzle::kLine,
+          min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Core::kDepth,
           [&](int row, int column, const float* sums, int count) {
             int at[kRank];
             if constexpr (kSliced) at[0] = slice;

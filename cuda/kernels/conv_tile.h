@@ -21,7 +21,8 @@ struct ConvTileShape {
   int slice;           // so much of the depth is a slice; 0: there are no slices
   Strides input;       // image, line, pixel, channel
   int input_vector;    // adjacent channels that may be read at once; 1 where channels are not adjacent
-  int weights_vector;  // adjacent outputs that may be read at once
+  int weights_vector;  // adjacent elements of the weights that may be read at once
+  bool weights_along_depth;  // whether those lie along the depth, or are outputs
   int run;             // adjacent sums that are stored at once
 };
 
@@ -69,7 +70,7 @@ struct ConvTile : Op {
   static constexpr int kOfGroup = kShape.outputs / kShape.groups;
   static constexpr int kDepth = kSliced ? kShape.slice : kShape.depth;
   // Columns are read in whole vectors, so that the first may lie before the box.
-  static constexpr int kUnit = kShape.weights_vector;
+  static constexpr int kUnit = kShape.weights_along_depth ? 1 : kShape.weights_vector;
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
     const int height = box[kRank + kY] - box[kY], width = box[kRank + kX] - box[kX];
@@ -82,9 +83,7 @@ struct ConvTile : Op {
       if (kGrouped && first >= last) continue;
       const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
       const auto pixels = pixels_at<Element, kShape, kRank>(buffers, box, kGrouped ? matrix : 0, first_row);
-      const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
-      const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
-      multiply_tile<kShape.run, Op::kSlices>(memory, slice_of(pixels, first_k, last_k), columns,
+      multiply_tile<kShape.run, Op::kSlices>(memory, slice_of(pixels, first_k, last_k), weights_at(buffers, first, first_k, last_k),
                                              min_of(all_rows - first_row, Core::kRows), min_of(last - first, Core::kColumns),
                                              kDepth, [&](int row, int column, const float* sums, int count) {
                                                const int pixel = first_row + row;
@@ -128,6 +127,17 @@ struct ConvTile : Op {
   static ASPEN_DEVICE int parts_of(const int32_t* box) {
     const int columns = kGrouped ? kOfGroup : last_column(box, 0) - first_column(box, 0);
     return (columns + Core::kColumns - 1) / Core::kColumns;
+  }
+
+  // Columns from number `first` on, of a slice of the depth.
+  static ASPEN_DEVICE auto weights_at(const Addresses& buffers, int first, int first_k, int last_k) {
+    const auto* const weights = static_cast<const Element*>(buffers.inputs[1]);
+    if constexpr (kShape.weights_along_depth) {
+      const Element* const own = weights + int64_t{first} * kShape.depth + first_k;
+      return MatrixRows<Element, kShape.weights_vector>{own, kShape.depth, last_k - first_k};
+    } else {
+      return MatrixColumns<Element, kUnit>{weights + first + int64_t{first_k} * kShape.outputs, kShape.outputs, last_k - first_k};
+    }
   }
 
   template <class Pixels>
