@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from aspen_jax.cost.machine import RoundedInput
@@ -24,6 +26,8 @@ def rounded_input(op: Op) -> RoundedInput | None:
     if found is None:
         return None
     operand = op.inputs[found.number]
+    if math.prod(operand.shape) > operand.value.size:
+        return None  # it repeats elements
     stored = Value(tuple(operand.shape[axis] for axis in found.order), operand.dtype)
     problem = Problem.of(with_rounded(op, found.number, stored, found.order))
     return found if problem is not None and problem.by_warpgroups else None
