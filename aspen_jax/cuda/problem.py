@@ -11,6 +11,7 @@ import numpy as np
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.cuda.vectors import LINE_BYTES, vector
+from aspen_jax.cuda.window import Taps
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
 from aspen_jax.ops.slices import sliced
@@ -81,11 +82,10 @@ class Problem:
         if op.attrs.groups > 1 or x.dtype != w.dtype or not op.output.size:
             return None
         (kernel_height, kernel_width, channels, outputs), attrs = w.shape, op.attrs
-        strides, depth = x.view.strides(), kernel_height * kernel_width * channels
+        depth = kernel_height * kernel_width * channels
         if not depth:
             return None
-        of_rows = vector(x.dtype, channels, *strides[:3], x.view.offset()) if strides[3] == 1 else 1
-        least = min(of_rows, vector(w.dtype, depth if op.rounded else outputs, w.view.offset()))
+        least = min(Taps.of(op).vector, vector(w.dtype, depth if op.rounded else outputs, w.view.offset()))
         gathers = (kernel_height, kernel_width) != (1, 1) or max(attrs.strides) > 1 or any(attrs.padding)
         slices = attrs.slices if isinstance(attrs, ConvSlicesAttrs) else 1
         depth = attrs.length(depth) if isinstance(attrs, ConvSlicesAttrs) else depth

@@ -194,10 +194,14 @@ class Block {
   // point into global memory all the same. There is no instruction for 2 bytes: these are there at once.
   template <int kBytes>
   ASPEN_DEVICE void copy_async(void* to, const void* from, bool reads) {
+    copy_part_async<kBytes>(to, from, reads ? kBytes : 0);
+  }
+  // The same of the first `bytes` of them, and of zeros behind.
+  template <int kBytes>
+  ASPEN_DEVICE void copy_part_async(void* to, const void* from, int bytes) {
     [[maybe_unused]] const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    [[maybe_unused]] const int bytes = reads ? kBytes : 0;
     if constexpr (kBytes == 2) {
-      *static_cast<uint16_t*>(to) = reads ? *static_cast<const uint16_t*>(from) : uint16_t{0};
+      *static_cast<uint16_t*>(to) = bytes > 0 ? *static_cast<const uint16_t*>(from) : uint16_t{0};
     } else if constexpr (kBytes == 16) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
     } else {
@@ -242,9 +246,14 @@ class Block {
 
   template <int kBytes>
   void copy_async(void* to, const void* from, bool reads) {
+    copy_part_async<kBytes>(to, from, reads ? kBytes : 0);
+  }
+  template <int kBytes>
+  void copy_part_async(void* to, const void* from, int bytes) {
     if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) __builtin_trap();
+    if (bytes < 0 || bytes > kBytes) __builtin_trap();
     std::memset(to, 0xff, kBytes);
-    open_.push_back({to, reads ? from : nullptr, kBytes});
+    open_.push_back({to, from, kBytes, static_cast<size_t>(bytes)});
   }
   void commit() {
     groups_.push_back(std::move(open_));
@@ -255,11 +264,8 @@ class Block {
     while (groups_.size() > kLeft) {
       if (!groups_.front().empty()) copied_ = Copied::kArrived;
       for (const Copy& copy : groups_.front()) {
-        if (copy.from == nullptr) {
-          std::memset(copy.to, 0, copy.bytes);
-        } else {
-          std::memcpy(copy.to, copy.from, copy.bytes);
-        }
+        std::memset(copy.to, 0, copy.bytes);
+        std::memcpy(copy.to, copy.from, copy.read);
       }
       groups_.erase(groups_.begin());
     }
@@ -275,7 +281,7 @@ class Block {
   struct Copy {
     void* to;
     const void* from;
-    size_t bytes;
+    size_t bytes, read;
   };
   using Group = std::vector<Copy>;
   Group open_;

@@ -15,32 +15,36 @@ namespace aspen::cuda {
 struct ConvTileShape {
   Window window;
   int groups;    // of channels
-  int channels;  // of a group of the input
+  int channels;  // of a group of the input, or of taps that are one
+  int tap;       // of the depth that a tap takes: its channels and zeros
   int outputs;   // channels of all groups
   int depth;
   int slice;           // so much of the depth is a slice; 0: there are no slices
   Strides input;       // image, line, pixel, channel
-  int input_vector;    // adjacent channels that may be read at once; 1 where channels are not adjacent
+  int input_vector;    // adjacent elements that may be read at once; 1 where channels are not adjacent
   int weights_vector;  // adjacent elements of the weights that may be read at once
   bool weights_along_depth;  // whether those lie along the depth, or are outputs
   int run;             // adjacent sums that are stored at once
 };
 
+// Of a tap's channels those that are read; 0: all that it takes of the depth.
+template <ConvTileShape kShape>
+inline constexpr int kReadOfTap = kShape.channels < kShape.tap ? kShape.channels : 0;
+
 // What the pixels of a box from number `first_row` on read, of a group's channels.
 template <class Element, ConvTileShape kShape, int kRank, class Addresses>
-ASPEN_DEVICE ConvRows<Element, kShape.input_vector> pixels_at(const Addresses& buffers, const int32_t* box, int group,
-                                                              int first_row) {
+ASPEN_DEVICE auto pixels_at(const Addresses& buffers, const int32_t* box, int group, int first_row) {
   constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2;  // axes of the output
   constexpr Window window = kShape.window;
   constexpr Strides input = kShape.input;
-  return {
+  return ConvRows<Element, kShape.input_vector, kReadOfTap<kShape>>{
       .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels * input.of[3],
       .batch_stride = input.of[0],
       .y_stride = input.of[1],
       .x_stride = input.of[2],
       .height = window.height,
       .width = window.width,
-      .channels = kShape.channels,
+      .channels = kShape.tap,
       .kernel_width = window.kernel_width,
       .depth = kShape.depth,
       .y_step = window.y_step,
@@ -135,6 +139,8 @@ struct ConvTile : Op {
     if constexpr (kShape.weights_along_depth) {
       const Element* const own = weights + int64_t{first} * kShape.depth + first_k;
       return MatrixRows<Element, kShape.weights_vector>{own, kShape.depth, last_k - first_k};
+    } else if constexpr (kReadOfTap<kShape> > 0) {
+      return TapColumns<Element, kUnit, kShape.tap, kShape.channels>{weights + first, kShape.outputs, last_k};
     } else {
       return MatrixColumns<Element, kUnit>{weights + first + int64_t{first_k} * kShape.outputs, kShape.outputs, last_k - first_k};
     }

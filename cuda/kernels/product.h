@@ -270,6 +270,16 @@ ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* pa
   Cluster<kSlices>::sync(block);  // before the stages are filled again, or the block ends
 }
 
+// Elements of an operand's vector at k that are read.
+template <class Operand>
+ASPEN_DEVICE int read_at(const Operand& operand, [[maybe_unused]] int k) {
+  if constexpr (requires { operand.read_at(k); }) {
+    return operand.read_at(k);
+  } else {
+    return Operand::kVector;
+  }
+}
+
 // Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
 // of the chunk go to to[place(line, k)], vectors of them in one piece.
 template <int kLines, int kDepth, int kThreads, class Operand, class Line, class Place>
@@ -280,8 +290,9 @@ ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operan
     const int vector = thread + i * kThreads, line = vector / kAlong, at = vector % kAlong * kVector;
     if (kVectors % kThreads != 0 && vector >= kVectors) continue;
     const typename Operand::Element* const from = line < num_lines ? operand.at(line_of(i, line), k + at) : nullptr;
-    block.template copy_async<kVector * sizeof(typename Operand::Element)>(
-        to + place(line, at), from == nullptr ? operand.any() : from, from != nullptr);
+    constexpr int kSize = sizeof(typename Operand::Element);
+    block.template copy_part_async<kVector * kSize>(to + place(line, at), from == nullptr ? operand.any() : from,
+                                                    from == nullptr ? 0 : kSize * read_at(operand, k + at));
   }
 }
 template <class Core, int kThreads, class Rows, class Line>
