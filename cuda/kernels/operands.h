@@ -95,8 +95,11 @@ struct ConvRows {
 
   ASPEN_DEVICE const Element* any() const { return data; }
   ASPEN_DEVICE Line line(int row_of_block) const {
-    const int row = first_row + row_of_block;
-    const int x = row % tile_width, y = row / tile_width % tile_height, image = row / (tile_width * tile_height);
+    // Divisions without signs are shorter.
+    const auto row = static_cast<uint32_t>(first_row + row_of_block), width_of_tile = static_cast<uint32_t>(tile_width);
+    const uint32_t line = row / width_of_tile, height_of_tile = static_cast<uint32_t>(tile_height);
+    const int x = static_cast<int>(row % width_of_tile), y = static_cast<int>(line % height_of_tile);
+    const int image = static_cast<int>(line / height_of_tile);
     return {data + (first_image + image) * batch_stride, (first_y + y) * y_step - top, (first_x + x) * x_step - left};
   }
   ASPEN_DEVICE const Element* at(const Line& line, int k) const {
