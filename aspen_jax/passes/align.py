@@ -83,8 +83,8 @@ class Lines:
         width = next(each for each in itertools.count((across - 1) * step + taps) if each * channels % unit == 0)
         if (width - taps) // step + 1 != across:
             return None
-        as_it_is = channels == own and width == op.inputs[0].shape[2] and max(left, right) <= 0
-        return None if as_it_is else cls(channels, width)
+        is_whole = op.inputs[0].shape[2] * own % unit == left * own % unit == 0
+        return None if channels == own and is_whole and max(left, right) <= 0 else cls(channels, width)
 
 
 class _Sweep:
