@@ -50,6 +50,7 @@ class ConvBoxesShape:
         x, w = op.inputs[:2]
         (*_, channels), (kernel_height, kernel_width, _, outputs) = x.shape, w.shape
         shape, taps, strides = op.output.shape[-4:-1], kernel_height * kernel_width, x.view.strides()
+        itemsize, line = x.dtype.itemsize, LINE_BYTES // x.dtype.itemsize
         if not (itemsize == 2 and w.view.is_dense()) and not op.rounded:
             return None
         if x.dtype != w.dtype or op.attrs.groups > 1 or not op.output.size:
@@ -59,7 +60,6 @@ class ConvBoxesShape:
         of_weights = vector(w.dtype, channels if op.rounded else outputs)
         if min(vector(x.dtype, channels, *strides[:3], x.view.offset()), of_weights) * itemsize != 16:
             return None
-        itemsize, line = x.dtype.itemsize, LINE_BYTES // x.dtype.itemsize
         depth, chunks = taps * channels, -(-channels // line)
         length, chunks_of_slice = depth, taps * chunks
         if isinstance(op.attrs, ConvSlicesAttrs):

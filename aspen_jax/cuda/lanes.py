@@ -94,9 +94,7 @@ def function(name: str, parameters: str, lines: Sequence[str]) -> str:
     return f"  static ASPEN_DEVICE {name}({arguments}) {{\n{body}\n  }}"
 
 
-def statements(
-    program: BlockProgram, inputs: Sequence[str], stored: Sequence[np.dtype] = ()
-) -> tuple[list[str], list[str]]:
+def statements(program: BlockProgram, inputs: Sequence[str], stored: Sequence[np.dtype] = ()) -> tuple[list[str], list[str]]:
     """C++ that computes a program from expressions for its inputs, and the names of its results. What is not read is left out.
 
     Args:

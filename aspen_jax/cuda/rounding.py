@@ -19,7 +19,7 @@ _OF_WEIGHTS = (3, 0, 1, 2)
 
 
 def rounded_input(op: Op) -> RoundedInput | None:
-    """Which input holds the columns of a product or convolution, and how it must lie; None where warps multiply it all the same."""
+    """Which input holds the columns of a product or convolution, and how it must lie; None where warps multiply it anyway."""
     if op.exact or op.rounded or op.family not in (MATMUL, CONV2D) or any(item.dtype != np.float32 for item in op.main_inputs):
         return None
     found = RoundedInput(1, _OF_WEIGHTS) if op.family is CONV2D else _columns(op)

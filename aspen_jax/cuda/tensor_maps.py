@@ -25,7 +25,9 @@ _FEWEST_AXES = 3
 
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
-    """An operand as a map describes it, as TensorShape in cuda/kernels/kernel_shape.h: elements of 16 bits, float32 is two of them.
+    """An operand as a map describes it, as TensorShape in cuda/kernels/kernel_shape.h.
+
+    Elements have 16 bits; one of float32 is two.
 
     Attributes:
         input: its number.

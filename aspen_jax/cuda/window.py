@@ -48,8 +48,8 @@ _MOST_MORE = 1
 class Taps:
     """How a convolution as a product goes through what a pixel reads.
 
-    With few channels the taps of a line are one tap: they are adjacent, where all of them lie in the image. Zeros fill it, so that
-    it is whole vectors.
+    With few channels the taps of a line are one tap: they are adjacent where all of them lie in the image. Zeros fill it to whole
+    vectors.
 
     Attributes:
         width: taps of a line.

@@ -26,7 +26,9 @@ def rounded(array: np.ndarray) -> np.ndarray:
         float32, the last 13 bits of whose elements are zero.
     """
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    nearest = np.where(bits & _INFINITY == _INFINITY, bits, bits + np.uint32((_DROPPED + 1) // 2)) & np.uint32(~_DROPPED & 0xFFFFFFFF)
+    nearest = np.where(bits & _INFINITY == _INFINITY, bits, bits + np.uint32((_DROPPED + 1) // 2)) & np.uint32(
+        ~_DROPPED & 0xFFFFFFFF
+    )
     # Of a NaN the bits that are left might all be zero.
     return np.where(np.isnan(array), np.float32(np.nan), nearest.view(np.float32))
 

@@ -19,12 +19,12 @@ struct ConvTileShape {
   int tap;       // of the depth that a tap takes: its channels and zeros
   int outputs;   // channels of all groups
   int depth;
-  int slice;           // so much of the depth is a slice; 0: there are no slices
-  Strides input;       // image, line, pixel, channel
-  int input_vector;    // adjacent elements that may be read at once; 1 where channels are not adjacent
-  int weights_vector;  // adjacent elements of the weights that may be read at once
+  int slice;                 // so much of the depth is a slice; 0: there are no slices
+  Strides input;             // image, line, pixel, channel
+  int input_vector;          // adjacent elements that may be read at once; 1 where channels are not adjacent
+  int weights_vector;        // adjacent elements of the weights that may be read at once
   bool weights_along_depth;  // whether those lie along the depth, or are outputs
-  int run;             // adjacent sums that are stored at once
+  int run;                   // adjacent sums that are stored at once
 };
 
 // Of a tap's channels those that are read; 0: all that it takes of the depth.

@@ -179,8 +179,8 @@ struct FmaCore : SynchronousCore {
 };
 
 // Whether warpgroups can multiply such operands: a chunk is no deeper than the product, and operands are read in whole units of
-// the swizzle (fewer, larger copies a thread; 2 bytes at a time the lines that a thread remembers would not stay in registers). Of
-// float32 columns lie along the depth and are rounded.
+// the swizzle (fewer, larger copies a thread; 2 bytes at a time the lines that a thread remembers would not stay in registers).
+// Of float32 columns lie along the depth and are rounded.
 template <class Kind, int kVector, int kDepth, bool kAlongDepth>
 inline constexpr bool kForWarpgroups = kVector * sizeof(typename Kind::Element) == 16 && kDepth >= Swizzle::kLineOf<Kind> &&
                                        (sizeof(typename Kind::Element) == 2 || (kIsSame<Kind, RoundedTf32> && kAlongDepth));

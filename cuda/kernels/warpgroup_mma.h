@@ -167,19 +167,21 @@ class WarpgroupSums {
                : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
 // A is four registers of each thread.
 #define ASPEN_ROWS "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3])
-#define ASPEN_WGMMA_TF32_64                                                                                                     \
-  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32"             \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-               ",%30,%31}, {%32,%33,%34,%35}, %36, adds, 1, 1;\n}"                                                              \
-               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
-               : ASPEN_ROWS, "l"(b.bits))
-#define ASPEN_WGMMA_TF32_128                                                                                                    \
-  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"            \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-               ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
-               ",%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1;\n}"                                          \
-               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
-               : ASPEN_ROWS, "l"(b.bits))
+#define ASPEN_WGMMA_TF32_64                                                                                             \
+  asm volatile(                                                                                                         \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32"               \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+      ",%30,%31}, {%32,%33,%34,%35}, %36, adds, 1, 1;\n}"                                                               \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
+      : ASPEN_ROWS, "l"(b.bits))
+#define ASPEN_WGMMA_TF32_128                                                                                            \
+  asm volatile(                                                                                                         \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"              \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+      ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
+      ",%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1;\n}"                                           \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
+      : ASPEN_ROWS, "l"(b.bits))
     if constexpr (kFromRegisters && kColumns == 64) {
       ASPEN_WGMMA_TF32_64;
     } else if constexpr (kFromRegisters) {
