@@ -65,7 +65,7 @@ def test_weights_are_rounded_that_nobody_needs_in_full():
     assert flags(lambda x: x @ w[:62], x[:, :62]) == [False]  # no whole vectors
     assert flags(lambda x: (x @ w, w * x[0, 0]), x) == [False]  # read in full
     assert flags(lambda x: (x @ w, x[:8] @ w), x) == [False, False]  # few rows are multiplied in float32
-    twice = ops_of(lambda x: jnp.tanh(x @ w) @ w.T, [x], WARPGROUPS)
+    twice = ops_of(lambda x, y: (x @ w, y @ w.T), [x, random(4, 200, 80)], WARPGROUPS)
     assert [op.rounded for op in twice] == [True, True]
     # Columns lie along the depth, and hold nothing beyond 10 bits.
     (op,) = ops_of(lambda x: conv(x, image), [pixels], WARPGROUPS)
@@ -186,4 +186,4 @@ def test_they_compile_without_spills(monkeypatch, wanted):
             assert f"wgmma.mma_async.sync.aligned.{shape}.f32.tf32.tf32" in virtual
     assert "wgmma.mma_async" in virtual
     assert "mma.sync.aligned.m16n8k8" not in virtual
-    assemble(multiply, "sm_80")
+    assemble([op for op in multiply if op.slices == 1], "sm_80")

@@ -121,28 +121,25 @@ ASPEN_DEVICE uint16_t narrowed_f16(float value) {
 #endif
 }
 
-// bfloat16, to the nearest, ties to even; of NaN there is one.
-ASPEN_DEVICE uint16_t narrowed_bf16(float value) {
-#ifdef __CUDACC__
-  uint16_t bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-#else
-  const uint32_t bits = as_bits(value);
-  return (bits & 0x7fffffff) > 0x7f800000 ? uint16_t{0x7fff} : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-#endif
-}
-
-// Two in a register, by one instruction; the first is the lower half.
+// Two bfloat16 in a register, by one instruction, to the nearest, ties to even; of NaN there is one. The first is the lower half.
 ASPEN_DEVICE uint32_t narrowed_bf16x2(float first, float second) {
 #ifdef __CUDACC__
   uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   return both;
 #else
-  return narrowed_bf16(first) | static_cast<uint32_t>(narrowed_bf16(second)) << 16;
+  const auto narrowed = [](float value) {
+    const uint32_t bits = as_bits(value);
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  };
+  return narrowed(first) | narrowed(second) << 16;
 #endif
 }
+// The instruction for one is of a slower unit.
+ASPEN_DEVICE uint16_t narrowed_bf16(float value) { return static_cast<uint16_t>(narrowed_bf16x2(value, 0.0f)); }
+// As the float32 that it is.
+ASPEN_DEVICE float rounded_to_bf16(float value) { return as_float(narrowed_bf16x2(0.0f, value)); }
+
 ASPEN_DEVICE uint32_t narrowed_f16x2(float first, float second) {
 #ifdef __CUDACC__
   uint32_t both;

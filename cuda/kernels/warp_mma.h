@@ -30,6 +30,14 @@ ASPEN_DEVICE uint32_t rounded_to_tf32(uint32_t bits) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000u;
 #endif
 }
+// The same where the rest is cut off by who reads it, which the assembler does not know of wgmma: two instructions, not three.
+ASPEN_DEVICE uint32_t with_half_of_tf32(uint32_t bits) {
+#ifdef __CUDACC__
+  return fabsf(as_float(bits)) < as_float(0x7f800000) ? bits + 0x1000 : bits;
+#else
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : bits + 0x1000;
+#endif
+}
 // m16n8k16.
 struct Bf16 {
   using Element = uint16_t;

@@ -240,8 +240,6 @@ class WarpgroupSums {
     using Bits = typename Either<kFromRegisters, uint32_t, uint16_t>::Type;
     static float number(Bits bits) {
       if constexpr (kFromRegisters) {
-        // What was not rounded is refused, for it would be cut off.
-        if (cut_off(bits) != as_float(bits) && as_float(bits) == as_float(bits)) __builtin_trap();
         return cut_off(bits);
       } else {
         return widened(Kind(), bits);
@@ -254,11 +252,19 @@ class WarpgroupSums {
         return a_.template at<false>(row, k);
       }
     }
+    Bits column_element(int column, int k) const {
+      const Bits bits = b_.template at<kAcross, Bits>(column, k);
+      if constexpr (kFromRegisters) {
+        // What was not rounded is refused, for it would be cut off.
+        if (cut_off(bits) != as_float(bits) && as_float(bits) == as_float(bits)) __builtin_trap();
+      }
+      return bits;
+    }
     std::vector<Bits> read() const {
       std::vector<Bits> elements;
       for (int line = 0; line < 64 + kColumns; ++line) {
         for (int k = 0; k < Kind::kDepth; ++k) {
-          elements.push_back(line < 64 ? row_element(line, k) : b_.template at<kAcross, Bits>(line - 64, k));
+          elements.push_back(line < 64 ? row_element(line, k) : column_element(line - 64, k));
         }
       }
       return elements;
@@ -343,7 +349,7 @@ struct WgmmaCore {
   static ASPEN_DEVICE void load_rounded(Block<kThreads>& block, RowFragments& a, const Element* rows, int k) {
     block.each_warp_of_group([&](int warp) {
       load_squares<false>(a[warp], [&](int line) { return rows + row_place(16 * warp + line % 16, k + line / 16 * 4); });
-      a[warp].each([](int, int, uint32_t& bits) { bits = rounded_to_tf32(bits); });
+      a[warp].each([](int, int, uint32_t& bits) { bits = with_half_of_tf32(bits); });
     });
   }
 };
