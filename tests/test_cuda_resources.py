@@ -25,10 +25,11 @@ class Cost:
 
 # A change that makes one of them worse says why. One that makes them better writes the new numbers down.
 MOST = {
-    ("resnet50:1:bfloat16", "sm_90a"): Cost(59, 7.4, 3.7),
+    # ResNet-50: a launch pads the image to four channels, 1.6 MB, so that the first convolution reads whole vectors.
+    ("resnet50:1:bfloat16", "sm_90a"): Cost(60, 9.0, 3.7),
     ("bert-base:1:bfloat16:128", "sm_90a"): Cost(116, 13.7, 0.0),
     ("gpt2-decode:1:bfloat16", "sm_90a"): Cost(152, 0.9, 0.7),
-    ("resnet50:1:bfloat16", "compute_80"): Cost(90, 54.0, 41.5),
+    ("resnet50:1:bfloat16", "compute_80"): Cost(91, 54.4, 41.5),
 }
 
 

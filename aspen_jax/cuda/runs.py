@@ -77,10 +77,9 @@ def run_function(op: Op, count: int) -> str:
     to = place(at, View.identity(op.output.shape).strides())
     after = []
     for number, (value, buffer, result) in enumerate(zip(op.outputs, output_buffers(op), results, strict=True)):
-        word = _WORDS[value.dtype.itemsize]
         lines.append(f"uint32_t result{number}[{count}];")
         inner.append(f"result{number}[i] = {result};")
-        after.append(f"store_lanes<{element(value.dtype)}>(static_cast<{word}*>({buffer}) + {to}, result{number});")
+        after.append(f"store_lanes<{element(value.dtype)}>({buffer}, {to}, result{number});")
     indents = ("    ", lines), ("      ", inner), ("    ", after)
     before, body, stores = ("\n".join(f"{indent}{line}" for line in text) for indent, text in indents)
     template, own = ("  template <class Own>\n", ", const Own& own") if num_main else ("", "")

@@ -112,9 +112,10 @@ ASPEN_DEVICE void store_vector(Element* to, const Vector<Element, kCount>& vecto
 #endif
 }
 
-// Stores lanes as adjacent elements, at once; floats of 16 bits are rounded two by two.
+// Stores lanes as adjacent elements from number `index` on, at once; floats of 16 bits are rounded two by two.
 template <class Stored, int kCount>
-ASPEN_DEVICE void store_lanes(typename Stored::Word* to, const uint32_t (&lanes)[kCount]) {
+ASPEN_DEVICE void store_lanes(void* data, int64_t index, const uint32_t (&lanes)[kCount]) {
+  auto* const to = static_cast<typename Stored::Word*>(data) + index;
   if constexpr (kCount % 2 == 0 && requires(float a) { Stored::narrowed(a, a); }) {
     Vector<uint32_t, kCount / 2> pairs;
     ASPEN_UNROLL for (int i = 0; i < kCount / 2; ++i) {
