@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +19,10 @@ from tests.test_cuda_kernels import assemble
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
 GPU = Gpu(places=1)
+BF16: Any = jnp.bfloat16
 
 
-def conv(x, w, strides=(2, 2), padding="SAME", layout="NHWC"):
+def conv(x, w, strides=(2, 2), padding: Any = "SAME", layout="NHWC"):
     return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=(layout, "HWIO", layout))
 
 
@@ -33,12 +36,12 @@ def first(function, *arguments):
     return before, op.attrs.padding, (shape.window.kernel_width, shape.channels, shape.tap, shape.input_vector)
 
 
-def image(*shape, dtype=jnp.bfloat16):
+def image(*shape, dtype: Any = BF16):
     return random(0, *shape, dtype=dtype)
 
 
 def test_an_image_gets_a_fourth_channel_where_lines_are_read_in_whole_vectors_then():
-    w = {size: random(size, size, size, 3, 16, dtype=jnp.bfloat16) for size in (2, 3, 7, 16)}
+    w = {size: random(size, size, size, 3, 16, dtype=BF16) for size in (2, 3, 7, 16)}
     seven = ["pad"], (2, 3, 0, 0), (1, 28, 32, 8)
     assert first(lambda x: conv(x, w[7]), image(2, 30, 30, 3)) == seven
     assert first(lambda x: conv(x, w[7], layout="NCHW"), image(2, 3, 30, 30)) == seven
@@ -66,7 +69,7 @@ def test_the_first_layer(layout, warpgroups):
         return [jax.nn.relu(outs[0] + (bias if layout == "NHWC" else bias[:, None, None])), *outs[1:]]
 
     shapes = (7, 7, 3, 72), (3, 3, 3, 16), (2, 5, 3, 8), (8, 8, 3, 64), (72,)
-    weights = [random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(shapes, 1)]
+    weights = [random(i, *shape, dtype=BF16) for i, shape in enumerate(shapes, 1)]
     x = image(2, 24, 40, 3) if layout == "NHWC" else image(2, 3, 24, 40)
     check(function, x, *weights, tolerance=1e-2, gpu=GPU, warpgroups=warpgroups)
 
@@ -74,7 +77,7 @@ def test_the_first_layer(layout, warpgroups):
 @needs_compiler
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_pixel_reaches_only_outputs_whose_window_has_it(value):
-    w = random(1, 3, 3, 3, 8, dtype=jnp.bfloat16)
+    w = random(1, 3, 3, 3, 8, dtype=BF16)
     x = image(1, 16, 16, 3)
     x[0, 5, 6, 1] = value
     (found,) = run_on_host(lambda x: conv(x, w, padding="VALID"), [x], gpu=GPU, warpgroups=True)
@@ -86,6 +89,6 @@ def test_a_pixel_reaches_only_outputs_whose_window_has_it(value):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_it_compiles_without_spills(architecture):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
-    w = random(1, 7, 7, 3, 64, dtype=jnp.bfloat16)
+    w = random(1, 7, 7, 3, 64, dtype=BF16)
     ops = ops_of(lambda x: jax.nn.relu(conv(x, w)), [jax.ShapeDtypeStruct((32, 224, 224, 3), jnp.bfloat16)], GPU)
     assemble(ops, architecture)
