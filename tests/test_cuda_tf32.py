@@ -155,7 +155,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(value):
     x[3, 5], w[7, 11] = value, value
     (found,) = run_on_host(lambda x: x @ w, [x], gpu=WARPGROUPS, warpgroups=True)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = (np.float64(rounded(x)) @ np.float64(rounded(w))).astype(np.float32)
+        expected = (rounded(x).astype(np.float64) @ rounded(w).astype(np.float64)).astype(np.float32)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
     finite = np.isfinite(expected)
