@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aspen_jax.cuda import kernels
+from aspen_jax.cuda.image import compiled
 from aspen_jax.cuda.kernel import FAMILIES, Kernel
 from tests import cuda_host
-from tests.cuda_check import check, ops_of, random
+from tests.cuda_check import check, ops_of, random, run_on_host
 
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
@@ -74,3 +76,37 @@ def test_runs_take_up_to_16_bytes():
     assert runs(lambda x, i: x[i], narrow, np.arange(3, dtype=np.int32))[-1:] == [8]
     assert runs(lambda x: jnp.concatenate([x, x[1:]]), x) == [4]
     assert runs(lambda x: jnp.concatenate([x[:, :6], x[:, 2:]], 1), x) == [2]
+
+
+# By pairs, by runs of an odd length, by the last instruction of a program and in the middle of one.
+@needs_compiler
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_floats_of_16_bits_are_rounded_to_the_nearest(dtype):
+    bits = np.random.default_rng(0).integers(0, 2**32, (40, 24), np.uint32, endpoint=False)
+    bits[:10] = bits[:10] & np.uint32(0xFFFF0000) | np.uint32(0x8000)  # halves of bfloat16
+    bits[10:20] = bits[10:20] & np.uint32(0xFFFFE000) | np.uint32(0x1000)  # of float16
+    bits[20:30, :12] = np.linspace(0x38000000, 0x47800000, 120).astype(np.uint32).reshape(10, 12)  # in float16's range
+    x = bits.view(np.float32)
+    x[0, :6] = np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).max
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(dtype)
+
+    def function(x):
+        return x.astype(dtype), x[:, 1:].astype(dtype), jnp.abs(x.astype(dtype).astype(jnp.float32))
+
+    whole, odd, middle = run_on_host(function, [x])
+    for found, theirs in ((whole, expected), (odd, expected[:, 1:]), (middle, np.abs(expected.astype(np.float32)))):
+        known = ~np.isnan(theirs)
+        np.testing.assert_array_equal(~np.isnan(found), known)
+        assert found[known].tobytes() == theirs[known].tobytes()
+
+
+def test_two_floats_are_rounded_by_one_instruction():
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    x = random(0, 64, 256)
+    ops = ops_of(lambda x, y: (jnp.tanh(x).astype(jnp.bfloat16), y * 2 + 1), [x, x.astype(jnp.bfloat16)])
+    text = compiled(kernels(ops), "compute_80").decode()
+    assert "cvt.rn.bf16x2.f32" in text
+    assert "cvt.rn.bf16.f32" not in text  # of a slower unit
+    # A store rounds: nothing before it does.
+    assert "as_bf16_f" not in kernels(ops[:1])

@@ -371,7 +371,9 @@ def test_convolutions_gather_adjacent_channels_of_a_group():
     shape = conv_tile.ConvTileShape.of(op)
     assert shape is not None
     window, strides = Window(40, 50, 3, 2, 2, 1, 1, 1, 0, 0), Strides(4, (40 * 50 * 24, 50 * 24, 24, 1))
-    assert shape == conv_tile.ConvTileShape(window, 2, 12, 40, 72, 0, strides, input_vector=4, weights_vector=4, run=8)
+    assert shape == conv_tile.ConvTileShape(
+        window, 2, 12, 12, 40, 72, 0, strides, input_vector=4, weights_vector=4, weights_along_depth=False, run=8
+    )
     assert shape.core(op) == MmaCore("Bf16", 64, 32, 32, 16, False)
     # Too few channels a group.
     assert conv_tile.ConvTileShape.of(convolution((2, 40, 50, 24), (3, 2, 2, 36), groups=12)) is None
@@ -396,4 +398,4 @@ def test_slices_of_a_convolution_begin_with_a_chunk():
     assert shape is not None
     assert boxes is not None
     assert 0 < shape.slice < shape.depth == 9 * 128
-    assert boxes.chunks_of_slice * tensor_maps.LINE == shape.slice
+    assert boxes.chunks_of_slice * 64 == shape.slice

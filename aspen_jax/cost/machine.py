@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,18 @@ from aspen_jax import _engine
 from aspen_jax.cost.measured import Measurements, measurements
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.family import Work
+
+
+class RoundedInput(NamedTuple):
+    """An input of an op that is best rounded to TF32 beforehand.
+
+    Attributes:
+        number: of the input.
+        order: how it is best stored: dimension i is dimension order[i] of the input.
+    """
+
+    number: int
+    order: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +119,10 @@ class Machine:
 
     def why_apart(self, parts: Sequence[Op]) -> str | None:
         """Why no kernel is there for ops, each of which reads the one before, as one stack; None where there is one."""
+        return None
+
+    def rounded_input(self, op: Op) -> RoundedInput | None:
+        """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return None
 
     def blocks_of(self, op: Op) -> str | None:

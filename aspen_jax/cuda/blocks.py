@@ -11,7 +11,7 @@ from aspen_jax.ir.program import Op
 # Of an H100 or H200.
 MULTIPROCESSORS = 132
 
-# Rows and columns, the largest first. The kernels of 16-bit elements have all of them, those of float32 the last.
+# Rows and columns, the largest first. What warpgroups may multiply has all of them; the rest of float32 has the last.
 _BLOCKS = ((128, 128), (64, 128), (64, 64))
 
 
@@ -26,7 +26,7 @@ def block(op: Op) -> tuple[int, int]:
     if candidate is not None:
         return candidate.rows, candidate.columns
     grouped = op.family.name != "matmul" and op.attrs.groups > 1
-    if op.inputs[0].dtype.itemsize != 2 or not op.output.size or grouped:
+    if not (op.inputs[0].dtype.itemsize == 2 or op.rounded) or not op.output.size or grouped:
         return _BLOCKS[-1]
     rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
     columns = op.output.shape[-1]

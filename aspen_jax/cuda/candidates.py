@@ -108,7 +108,7 @@ class Candidate:
 
     def depth(self, itemsize: int) -> int:
         """Elements of a chunk along the depth."""
-        return {"warps": 64 // itemsize, "warpgroups": 64, "threads": 16}[self.core]
+        return {"warps": 64 // itemsize, "warpgroups": 128 // itemsize, "threads": 16}[self.core]
 
     def __str__(self) -> str:
         each = f"{self.warp_rows} x {self.warp_columns}"

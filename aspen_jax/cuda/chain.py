@@ -126,7 +126,7 @@ def arguments(op: Op, parts: Sequence[Op], run: int) -> list[str] | None:
 def _source(first: Op, name: str) -> str:
     """What gives the rows of the first product, of elements of that C++ type."""
     if first.family is CONV2D:
-        return f"PixelSource<{name}, {constant(ConvTileShape.of(first))}>"
+        return f"PixelSource<{name}, {constant(ConvTileShape.of(first, fills=False))}>"
     x = first.inputs[0]
     *strides, step = x.view.strides()
     side = Side(0, x, dict(enumerate(strides)), step)

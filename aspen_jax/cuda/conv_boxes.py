@@ -12,8 +12,8 @@ import math
 
 from aspen_jax.cuda.blocks import block, whole
 from aspen_jax.cuda.kernel_choices import for_warpgroups
-from aspen_jax.cuda.tensor_maps import LINE, MOST_BOX, MOST_STEP, TensorShape
-from aspen_jax.cuda.vectors import vector
+from aspen_jax.cuda.tensor_maps import MOST_BOX, MOST_STEP, TensorShape
+from aspen_jax.cuda.vectors import LINE_BYTES, vector
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
 
@@ -34,7 +34,7 @@ class ConvBoxesShape:
         images, lines, pixels: of a box of the output.
         chunks: of a tap's channels.
         chunks_of_slice: in how many the depth, or a slice of it, is gone through.
-        maps: the input [C, W, H, N] and the weights [O, C, taps], the adjacent elements first.
+        maps: the input [C, W, H, N] and the weights [O, C, taps], or along the depth [C, taps, O]; the adjacent elements first.
     """
 
     images: int
@@ -50,35 +50,38 @@ class ConvBoxesShape:
         x, w = op.inputs[:2]
         (*_, channels), (kernel_height, kernel_width, _, outputs) = x.shape, w.shape
         shape, taps, strides = op.output.shape[-4:-1], kernel_height * kernel_width, x.view.strides()
-        if x.dtype.itemsize != 2 or x.dtype != w.dtype or op.attrs.groups > 1 or not op.output.size or not w.view.is_dense():
+        itemsize, line = x.dtype.itemsize, LINE_BYTES // x.dtype.itemsize
+        if not (itemsize == 2 and w.view.is_dense()) and not op.rounded:
+            return None
+        if x.dtype != w.dtype or op.attrs.groups > 1 or not op.output.size:
             return None
         if math.prod(shape) <= 32 or strides[3] != 1 or max(op.attrs.strides) > MOST_STEP:
             return None
-        if min(vector(x.dtype, channels, *strides[:3], x.view.offset()), vector(w.dtype, outputs)) != 8:
+        of_weights = vector(w.dtype, channels if op.rounded else outputs)
+        if min(vector(x.dtype, channels, *strides[:3], x.view.offset()), of_weights) * itemsize != 16:
             return None
-        depth, chunks = taps * channels, -(-channels // LINE)
+        depth, chunks = taps * channels, -(-channels // line)
         length, chunks_of_slice = depth, taps * chunks
         if isinstance(op.attrs, ConvSlicesAttrs):
             # Slices begin with a chunk.
             length = op.attrs.length(depth)
-            chunks_of_slice = length // LINE
-            if channels % LINE or length % LINE:
+            chunks_of_slice = length // line
+            if channels % line or length % line:
                 return None
-        if length < LINE or not for_warpgroups(op):  # then warps multiply it
+        if length < line or not for_warpgroups(op):  # then warps multiply it
             return None
-        rows = block(op)[0]
+        rows, _ = block(op)
         pixels = _box_of_pixels(shape, rows, op.attrs.strides)
         boxes = math.prod(-(-extent // own) for extent, own in zip(shape, pixels, strict=True))
-        if boxes * rows * chunks * LINE * taps > _MOST_MORE * whole(math.prod(shape), rows) * whole(depth, LINE):
+        if boxes * rows * chunks * line * taps > _MOST_MORE * whole(math.prod(shape), rows) * whole(depth, line):
             return None
-        input_map = _input_map(op, pixels)
-        weights_map = TensorShape.of(1, (outputs, channels, taps), (outputs, channels * outputs), (LINE, LINE, 1))
+        input_map, weights_map = _input_map(op, pixels, line), _weights_map(op, line)
         if input_map is None or weights_map is None:
             return None
         return cls(*pixels, chunks, chunks_of_slice, (input_map, weights_map))
 
 
-def _input_map(op: Op, pixels: tuple[int, int, int]) -> TensorShape | None:
+def _input_map(op: Op, pixels: tuple[int, int, int], line: int) -> TensorShape | None:
     """The input [C, W, H, N] by boxes of what one tap reads for so many pixels."""
     x, (line_step, pixel_step) = op.inputs[0], op.attrs.strides
     images, height, width, channels = x.shape
@@ -86,7 +89,19 @@ def _input_map(op: Op, pixels: tuple[int, int, int]) -> TensorShape | None:
     extents, strides = (channels, width, height, images), [1]
     for axis in (2, 1, 0):
         strides.append(x.view.strides()[axis] if x.shape[axis] > 1 else strides[-1] * extents[2 - axis])
-    return TensorShape.of(0, extents, strides[1:], (LINE, *reversed(pixels)), (1, pixel_step, line_step, 1))
+    box, steps = (line, *reversed(pixels)), (1, pixel_step, line_step, 1)
+    return TensorShape.of(0, extents, strides[1:], box, steps, itemsize=x.dtype.itemsize)
+
+
+def _weights_map(op: Op, line: int) -> TensorShape | None:
+    """The weights by chunks of a tap's channels and columns: lines lie across the depth, or along it where they are rounded."""
+    kernel_height, kernel_width, channels, outputs = op.inputs[1].shape
+    taps, itemsize = kernel_height * kernel_width, op.inputs[1].dtype.itemsize
+    if op.rounded:
+        extents, strides, box = (channels, taps, outputs), (channels, taps * channels), (line, 1, block(op)[1])
+    else:
+        extents, strides, box = (outputs, channels, taps), (outputs, channels * outputs), (line, line, 1)
+    return TensorShape.of(1, extents, strides, box, itemsize=itemsize)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import dataclasses
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.candidates import Candidate
 from aspen_jax.cuda.kernel_choices import candidate_for
-from aspen_jax.cuda.vectors import KINDS
+from aspen_jax.cuda.vectors import KINDS, ROUNDED_KIND
 from aspen_jax.ir.program import Op
 
 
@@ -67,7 +67,7 @@ def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64,
         return FmaCore(64 if num_rows > 32 else 32, columns, along_depth)
     rows, warp_rows = (64, 32) if num_rows > 32 else (32, 16) if num_rows > 16 else (16, 16)
     warp_columns = columns // (warps // (rows // warp_rows))
-    return MmaCore(KINDS[dtype], rows, columns, warp_rows, warp_columns, along_depth)
+    return MmaCore(_kind(op), rows, columns, warp_rows, warp_columns, along_depth)
 
 
 def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: bool = False) -> Core:
@@ -80,14 +80,17 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
         vector: adjacent elements that may be read at once of both operands.
         along_depth: columns lie along the depth.
     """
-    dtype = op.inputs[0].dtype
     candidate = candidate_for(op)
     if candidate is not None:
-        return _core_of(candidate, KINDS[dtype.name], along_depth)
-    if dtype.itemsize != 2 or num_rows <= 32:
+        return _core_of(candidate, _kind(op), along_depth)
+    if not (op.inputs[0].dtype.itemsize == 2 or op.rounded) or num_rows <= 32:
         return core(op, num_rows, along_depth=along_depth)
     rows, columns = block(op)
-    return BlockCore(KINDS[dtype.name], rows, columns, vector, depth, along_depth)
+    return BlockCore(_kind(op), rows, columns, vector, depth, along_depth)
+
+
+def _kind(op: Op) -> str:
+    return ROUNDED_KIND if op.rounded else KINDS[op.inputs[0].dtype.name]
 
 
 def _core_of(candidate: Candidate, kind: str, along_depth: bool) -> Core:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aspen_jax.cuda.vectors import vector
+from aspen_jax.cuda.window import Taps
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.conv import CONV2D
@@ -29,7 +29,7 @@ def read_through(program: Program) -> Program:
 def _reading_through(op: Op, copies: dict[Value, Op]) -> Op:
     x, *others = op.inputs
     copy = copies.get(x.value)
-    if copy is None or op.attrs.groups > 1 or vector(x.dtype, x.shape[3]) > 1:
+    if copy is None or op.attrs.groups > 1 or Taps.of(op).vector > 1:
         return op
     view = copy.inputs[0].view.compose(x.view)
     return op if view is None else op.replace(inputs=(Operand(copy.inputs[0].value, view), *others))

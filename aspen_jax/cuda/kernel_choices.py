@@ -214,7 +214,7 @@ def _to_json(item: tuple[Problem, Timed]) -> Any:
 def _timed(entry: Any) -> tuple[Problem, Timed]:
     of, by, nanoseconds, slices = entry
     problem, candidate = Problem(*of), None if by is None else Candidate(*by)
-    numbers = [*dataclasses.astuple(problem)[5:], 1 if slices is None else slices]
+    numbers = [*dataclasses.astuple(problem)[5:9], 1 if slices is None else slices]
     numbers += [] if candidate is None else dataclasses.astuple(candidate)[1:]
     if not all(type(number) is int and number > 0 for number in numbers) or not 0 < float(nanoseconds) < float("inf"):
         raise ValueError(f"an entry is {entry!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from aspen_jax.ir.program import Op, Value
 from aspen_jax.ir.view import View
-from aspen_jax.ops.opcodes import lane_of
+from aspen_jax.ops.opcodes import lane_of, narrowing
 
 if TYPE_CHECKING:
     from aspen_jax.ops.block_program import BlockProgram
@@ -71,7 +72,7 @@ def finish(op: Op, strides: Sequence[int] | None = None) -> str:
     else:
         registers = ["own"] if num_main else []
         registers += [load(op, number, at) for number in range(num_main, len(op.inputs))]
-        lines, results = statements(op.program, registers)
+        lines, results = statements(op.program, registers, [value.dtype for value in op.outputs])
     own = ", [[maybe_unused]] uint32_t own" if num_main else ""
     # A kernel with further outputs and no program stores them itself.
     stores = [
@@ -99,18 +100,37 @@ def function(name: str, parameters: str, lines: Sequence[str]) -> str:
     return f"  static ASPEN_DEVICE {name}({arguments}) {{\n{body}\n  }}"
 
 
-def statements(program: BlockProgram, inputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """C++ that computes a program from expressions for its inputs, and the names of its results. What is not read is left out."""
+def statements(program: BlockProgram, inputs: Sequence[str], stored: Sequence[np.dtype] = ()) -> tuple[list[str], list[str]]:
+    """C++ that computes a program from expressions for its inputs, and the names of its results. What is not read is left out.
+
+    Args:
+        program: of floats, integers and bools.
+        inputs: an expression for each.
+        stored: the dtypes as which its results are stored; (): they are not. A store rounds or wraps, so nothing else has to.
+    """
     first = program.num_inputs + len(program.constants)
-    used = used_inputs(program)
+    program, used = _unrounded(program, stored), used_inputs(program)
     lines = [f"const uint32_t r{number} = {text};" for number, text in enumerate(inputs) if number in used]
     lines += [
         f"const uint32_t r{program.num_inputs + number} = {bits & 0xFFFFFFFF:#x}u;"
         for number, bits in enumerate(program.constants)
     ]
+    read = {*program.results, *(arg for instruction in program.instructions for arg in instruction.args)}
     for number, (opcode, args) in enumerate(program.instructions):
+        if first + number not in read:
+            continue
         lines.append(f"const uint32_t r{first + number} = scalar::{opcode}({', '.join(f'r{arg}' for arg in args)});")
     return lines, [f"r{result}" for result in program.results]
+
+
+def _unrounded(program: BlockProgram, stored: Sequence[np.dtype]) -> BlockProgram:
+    """A program whose results are not rounded or wrapped to the dtypes as which they are stored."""
+    first = program.num_inputs + len(program.constants)
+    results = list(program.results)
+    for number, (result, dtype) in enumerate(zip(program.results, stored, strict=False)):
+        if result >= first and program.instructions[result - first].opcode == narrowing(dtype):
+            (results[number],) = program.instructions[result - first].args
+    return dataclasses.replace(program, result=results[0], further=tuple(results[1:]))
 
 
 def used_inputs(program: BlockProgram) -> set[int]:

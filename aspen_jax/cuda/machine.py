@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.apu import Machine
+from aspen_jax.cost.machine import RoundedInput
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
+from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
@@ -19,6 +21,7 @@ from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
 from aspen_jax.cuda.problem import WHOLE_VECTOR
+from aspen_jax.cuda.rounding import rounded_input
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
@@ -48,6 +51,7 @@ class Gpu(Machine):
     Attributes:
         kernels: what was known when functions were compiled: when more is, they are compiled anew.
         clusters: whether thread blocks read each other's shared memory, as from compute capability 9.0 on.
+        warpgroups: whether it has the matrix instructions of warpgroups.
         add_ns: for what the blocks of a cluster do beyond their slices: two barriers, and reading the sums. Not measured.
     """
 
@@ -63,6 +67,7 @@ class Gpu(Machine):
     keeps_rows: bool = False
     fewest_chunks: int = 4
     clusters: bool = False
+    warpgroups: bool = False
     add_ns: float = 1_000.0
     joins_siblings: bool = True
     reduces_results: bool = False  # not measured
@@ -73,9 +78,10 @@ class Gpu(Machine):
     @classmethod
     def here(cls) -> Gpu:
         """That for which code is compiled in this process."""
-        if has_clusters(architecture()):
-            return cls(clusters=True, launch_ns=EARLY_LAUNCH_NS)  # GPUs with clusters start launches early
-        return cls()
+        name = architecture()
+        own = cls(clusters=has_clusters(name), warpgroups=Architecture.of(name).warpgroups)
+        # GPUs with clusters start launches early.
+        return dataclasses.replace(own, launch_ns=EARLY_LAUNCH_NS) if own.clusters else own
 
     @property
     def stack_bytes(self) -> int:
@@ -102,6 +108,9 @@ class Gpu(Machine):
             return None  # stacks of pools and blocks
         plan = ChainPlan.of([part.replace(slices=1) for part in parts], exact=any(part.exact for part in parts))
         return plan if isinstance(plan, str) else None
+
+    def rounded_input(self, op: Op) -> RoundedInput | None:
+        return rounded_input(op) if self.warpgroups else None
 
     def blocks_of(self, op: Op) -> str | None:
         if op.family is TRANSPOSED:

@@ -10,13 +10,11 @@ import numpy as np
 
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.matrices import Matrices
-from aspen_jax.cuda.vectors import vector
+from aspen_jax.cuda.vectors import LINE_BYTES, vector
+from aspen_jax.cuda.window import Taps
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
 from aspen_jax.ops.slices import sliced
-
-# A chunk of the depth that warpgroups multiply.
-_CHUNK = 64
 
 # Elements of 16 bits that are 16 bytes: the vector in which warpgroups want operands.
 WHOLE_VECTOR = 8
@@ -36,6 +34,7 @@ class Problem:
         columns: of a matrix; channels.
         depth: what is summed.
         matrices: how many there are; slices of a depth too.
+        rounded: whether columns of float32 were rounded beforehand.
     """
 
     kind: str
@@ -47,6 +46,7 @@ class Problem:
     columns: int
     depth: int
     matrices: int
+    rounded: bool = False
 
     @classmethod
     def of(cls, op: Op) -> Problem | None:
@@ -74,7 +74,7 @@ class Problem:
         of_columns = matrices.right.vector_along(matrices.depth) if across is None else across
         least = min(matrices.left.vector_along(matrices.depth), of_columns)
         count = op.output.size // (rows * columns)
-        return cls("product", *_type(op), least, across is None, rows, columns, matrices.depth, count)
+        return cls("product", *_type(op), least, across is None, rows, columns, matrices.depth, count, op.rounded)
 
     @classmethod
     def _of_convolution(cls, op: Op) -> Problem | None:
@@ -82,16 +82,16 @@ class Problem:
         if op.attrs.groups > 1 or x.dtype != w.dtype or not op.output.size:
             return None
         (kernel_height, kernel_width, channels, outputs), attrs = w.shape, op.attrs
-        strides, depth = x.view.strides(), kernel_height * kernel_width * channels
+        depth = kernel_height * kernel_width * channels
         if not depth:
             return None
-        of_rows = vector(x.dtype, channels, *strides[:3], x.view.offset()) if strides[3] == 1 else 1
-        least = min(of_rows, vector(w.dtype, outputs, w.view.offset()))
+        least = min(Taps.of(op).vector, vector(w.dtype, depth if op.rounded else outputs, w.view.offset()))
         gathers = (kernel_height, kernel_width) != (1, 1) or max(attrs.strides) > 1 or any(attrs.padding)
         slices = attrs.slices if isinstance(attrs, ConvSlicesAttrs) else 1
         depth = attrs.length(depth) if isinstance(attrs, ConvSlicesAttrs) else depth
         kind = "convolution" if gathers or slices > 1 else "product"
-        return cls(kind, *_type(op), least, False, math.prod(op.output.shape[-4:-1]), outputs, depth, slices)
+        pixels = math.prod(op.output.shape[-4:-1])
+        return cls(kind, *_type(op), least, op.rounded, pixels, outputs, depth, slices, op.rounded)
 
     @property
     def itemsize(self) -> int:
@@ -101,12 +101,14 @@ class Problem:
     @property
     def by_warpgroups(self) -> bool:
         """Whether warpgroups can multiply it where a GPU has them."""
-        return self.itemsize == 2 and self.vector == WHOLE_VECTOR and self.depth >= _CHUNK and self.rows > 32
+        if self.itemsize == 4 and not (self.rounded and self.along_depth):
+            return False
+        return self.vector * self.itemsize == 16 and self.depth * self.itemsize >= LINE_BYTES and self.rows > 32
 
     @property
     def sort(self) -> tuple[Any, ...]:
         """Equal for those for which a choice of one may serve another."""
-        return self.kind, self.dtype, self.exact, self.vector, self.along_depth
+        return self.kind, self.dtype, self.exact, self.vector, self.along_depth, self.rounded
 
     def distance(self, other: Problem) -> float:
         """How unlike another one of its sort it is: by how many doublings rows, columns, depth and matrices differ, together."""

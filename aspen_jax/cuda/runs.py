@@ -73,14 +73,13 @@ def run_function(op: Op, count: int) -> str:
             more, item = read(op, number, at, len(at) - 1, count)
             lines += more if len(registers) in used_inputs(op.program) else []
             registers.append(item)
-        inner, results = statements(op.program, registers)
+        inner, results = statements(op.program, registers, [value.dtype for value in op.outputs])
     to = place(at, View.identity(op.output.shape).strides())
     after = []
     for number, (value, buffer, result) in enumerate(zip(op.outputs, output_buffers(op), results, strict=True)):
-        word = _WORDS[value.dtype.itemsize]
-        lines.append(f"Vector<{word}, {count}> result{number};")
-        inner.append(f"{element(value.dtype)}::store(result{number}.elements, i, {result});")
-        after.append(f"store_vector<{count}>(static_cast<{word}*>({buffer}) + {to}, result{number});")
+        lines.append(f"uint32_t result{number}[{count}];")
+        inner.append(f"result{number}[i] = {result};")
+        after.append(f"store_lanes<{element(value.dtype)}>({buffer}, {to}, result{number});")
     indents = ("    ", lines), ("      ", inner), ("    ", after)
     before, body, stores = ("\n".join(f"{indent}{line}" for line in text) for indent, text in indents)
     template, own = ("  template <class Own>\n", ", const Own& own") if num_main else ("", "")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.matrices import Axes, Matrices
+from aspen_jax.cuda.vectors import LINE_BYTES
 from aspen_jax.ir.program import Op
 
 # What an axis of a map can be (cuTensorMapEncodeTiled); coordinates are int32.
@@ -18,9 +19,6 @@ _MOST_EXTENT, _MOST_STRIDE = 2**31 - 1, 2**40 - 1
 # Elements of a box along an axis, those included that are stepped over, and how far a step may be.
 MOST_BOX, MOST_STEP = 256, 8
 
-# As Swizzle::kLine: elements of 16 bits in 128 bytes.
-LINE = 64
-
 # Axes of a map, as the kernels know them.
 _FEWEST_AXES = 3
 
@@ -28,6 +26,8 @@ _FEWEST_AXES = 3
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
     """An operand as a map describes it, as TensorShape in cuda/kernels/kernel_shape.h.
+
+    Elements have 16 bits; one of float32 is two.
 
     Attributes:
         input: its number.
@@ -47,18 +47,26 @@ class TensorShape:
 
     @classmethod
     def of(
-        cls, number: int, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int] | None = None
+        cls,
+        number: int,
+        extents: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        steps: Sequence[int] | None = None,
+        itemsize: int = 2,
     ) -> TensorShape | None:
         """None where there is no such map.
 
         Args:
-            number: of the input, whose elements have 16 bits.
+            number: of the input.
             extents: of its axes.
             strides: of all axes but the first, in elements: whole 16 bytes.
             box: elements that a box has along each axis.
             steps: where not all are 1.
+            itemsize: bytes of an element, 2 or 4.
         """
-        extents, strides, box = [*extents], [2 * stride for stride in strides], [*box]
+        extents, strides, box = [*extents], [itemsize * stride for stride in strides], [*box]
+        extents[0], box[0] = extents[0] * itemsize // 2, box[0] * itemsize // 2
         if min(extents) <= 0 or max(extents) > _MOST_EXTENT or min(strides) <= 0 or max(strides) > _MOST_STRIDE:
             return None
         while len(extents) < _FEWEST_AXES:  # axes of one element
@@ -92,14 +100,15 @@ def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -
     Args:
         op: a product that BlockCore (cuda/kernels/product.h) leaves to warpgroups where a GPU has them.
         matrices: the same.
-        vector: adjacent elements that may be read at once of both operands; 8 of them are the 16 bytes to which maps are aligned.
+        vector: adjacent elements that may be read at once of both operands; maps are aligned to 16 bytes.
         along_depth: columns lie along the depth.
     """
     rows, column, shape = matrices.rows, matrices.column, op.output.shape
     left, right = matrices.left, matrices.right
-    if op.inputs[0].dtype.itemsize != 2 or matrices.num_rows(op) <= 32 or vector != 8 or matrices.depth < LINE or column is None:
+    itemsize, line = op.inputs[0].dtype.itemsize, LINE_BYTES // op.inputs[0].dtype.itemsize
+    if not (itemsize == 2 or op.rounded) or matrices.num_rows(op) <= 32 or vector * itemsize != 16 or matrices.depth < line:
         return ()
-    if not for_warpgroups(op):
+    if column is None or not for_warpgroups(op):
         return ()
     # Rows of several axes are lines of one.
     if any(left.strides[axis] != left.strides[inner] * shape[inner] for axis, inner in itertools.pairwise(rows)):
@@ -112,12 +121,12 @@ def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -
         (left, matrices.depth, row_lines, block_rows),
         (right, matrices.depth, columns, block_columns)
         if along_depth
-        else (right, shape[column], (matrices.depth, right.step), LINE),
+        else (right, shape[column], (matrices.depth, right.step), line),
     ):
         outer = sorted((axis for axis in matrices.outer if side.strides.get(axis)), key=lambda axis: side.strides[axis])
         extents = (adjacent, lines[0], *(shape[axis] for axis in outer))
         strides = (lines[1], *(side.strides[axis] for axis in outer))
-        tensor = TensorShape.of(side.number, extents, strides, (LINE, box_lines, *[1] * len(outer)))
+        tensor = TensorShape.of(side.number, extents, strides, (line, box_lines, *[1] * len(outer)), itemsize=itemsize)
         if len(outer) > 3 or tensor is None:
             return ()
         made.append(MatrixMap(tensor, int(side is right and not along_depth), Axes(len(outer), tuple(outer))))

@@ -14,7 +14,11 @@ def vector(dtype: np.dtype, *multiples: int, most: int = 16) -> int:
     return 1
 
 
+# Bytes that warpgroups read of a line of an operand (Swizzle in cuda/kernels/warpgroup_mma.h).
+LINE_BYTES = 128
+
 # What C++ calls elements of a dtype of floats (cuda/kernels/tile.h, cuda/kernels/warp_mma.h).
 STORED = {"float32": "Plain<uint32_t>", "bfloat16": "BFloat16", "float16": "Float16"}
 KINDS = {"float32": "Tf32", "bfloat16": "Bf16", "float16": "F16"}
+ROUNDED_KIND = "RoundedTf32"
 ELEMENTS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t"}

@@ -83,6 +83,8 @@ class Op:
         further: the outputs beside the first. They have its shape, or whole parts of its extents (`unit_of`), and so one grid of
             tiles is that of all.
         slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
+        rounded: the columns of this product or convolution of float32 hold no more bits than TF32 has, and lie along the depth
+            (passes/tf32.py).
     """
 
     family: OpFamily
@@ -96,6 +98,7 @@ class Op:
     in_place: bool = False
     further: tuple[Value, ...] = ()
     slices: int = 1
+    rounded: bool = False
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -183,6 +186,7 @@ class Program:
             epilogue = f" with {op.program}" if op.program is not None else ""
             place = " in place" if op.in_place else ""
             place += f" in {op.slices} slices" if op.slices > 1 else ""
+            place += " by rounded weights" if op.rounded else ""
             yield f"{', '.join(map(show, op.outputs))} = {op.family.name}({inputs}){op.attrs or ''}{epilogue}{place}  # {op.name}"
         yield "outputs " + ", ".join(operand(item) for item in self.outputs)
 

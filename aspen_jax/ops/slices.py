@@ -63,7 +63,7 @@ def _sliced_convolution(op: Op, slices: int, fewest_chunks: int) -> Op | None:
     x, w = op.main_inputs
     depth, chunk = math.prod(w.shape[:3]), _chunk(op)
     # Taps and channels of the weights must follow each other in memory.
-    if op.attrs.groups > 1 or x.dtype != w.dtype or not w.view.is_dense():
+    if op.attrs.groups > 1 or x.dtype != w.dtype or not (w.view.is_dense() or op.rounded):
         return None
     attrs = ConvSlicesAttrs(op.attrs.strides, op.attrs.padding, op.attrs.dilation, 1, slices, chunk)
     if attrs.length(depth) < fewest_chunks * chunk or attrs.length(depth) * (slices - 1) >= depth:

@@ -36,6 +36,7 @@ from aspen_jax.passes import (
     split_depth,
     stacks,
     strassen,
+    tf32,
     winograd,
 )
 
@@ -183,10 +184,17 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 asks_machine=True,
             ),
             Pass(
+                "tf32",
+                tf32.run,
+                "Chains read weights across the depth; slices of a depth are priced by the blocks that multiply them.",
+                after=("constants", "align", "stacks"),
+                asks_machine=True,
+            ),
+            Pass(
                 "split_depth",
                 split_depth.run,
                 "The work of an op, with its epilogue, must be final: slices share it out.",
-                after=("epilogue", "attention", "scales", "siblings", "align", "stacks"),
+                after=("epilogue", "attention", "scales", "siblings", "align", "stacks", "tf32"),
                 asks_machine=True,
             ),
             Pass(

@@ -4,10 +4,16 @@ Known weights are padded once, when they are stored. A convolution of odd channe
 its own is finite, and meets weights of zero. What no convolution writes an op pads, into a place of the workspace.
 Products are left as they are: known weights of odd columns lie along the depth (`constants`). `explain` says which extents would
 suit them better.
+
+The 3 channels of an image are no whole vector, and padding them to one would more than double the work. But the taps of a line
+are adjacent. So an op writes the image with a fourth channel and the convolution's padding: where every second pixel has an
+output, taps are read in whole vectors from there on.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -31,7 +37,7 @@ SUFFIX = "/align"
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Pad where it pays."""
-    if not any(_is_padded(op, machine) for op in program.ops):
+    if not any(_is_padded(op, machine) or Lines.of(op, machine) for op in program.ops):
         return program
     sweep = _Sweep(program, machine)
     for op in program.ops:
@@ -52,6 +58,36 @@ def _whole(extent: int, unit: int) -> int:
     return -(-extent // unit) * unit
 
 
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """How an image of few channels is padded so that taps of a line are read in whole vectors.
+
+    Attributes:
+        channels: of a pixel.
+        width: of a line, with the padding of the convolution.
+    """
+
+    channels: int
+    width: int
+
+    @classmethod
+    def of(cls, op: Op, machine: Machine) -> Lines | None:
+        """None where pixels are whole vectors, or are read in some as they are, or never can be."""
+        if op.family is not CONV2D or op.attrs.groups > 1 or op.attrs.dilation[1] > 1 or not op.output.size:
+            return None
+        unit, (_, taps, own, outputs) = machine.whole_vector(op), op.inputs[1].shape
+        step, across, (*_, left, right) = op.attrs.strides[1], op.output.shape[2], op.attrs.padding
+        # From one pixel of the output to the next it is whole vectors.
+        channels = next((each for each in range(own, unit) if step * each % unit == 0), None)
+        if 2 * own >= unit or channels is None or taps == 1 or outputs % unit or channels > (1 + _MOST_MORE) * own:
+            return None
+        width = next(each for each in itertools.count((across - 1) * step + taps) if each * channels % unit == 0)
+        if (width - taps) // step + 1 != across:
+            return None
+        is_whole = op.inputs[0].shape[2] * own % unit == left * own % unit == 0
+        return None if channels == own and is_whole and max(left, right) <= 0 else cls(channels, width)
+
+
 class _Sweep:
     """Ops written so far, and of values that were padded what stands for them."""
 
@@ -59,12 +95,17 @@ class _Sweep:
         self.machine = machine
         self.ops: list[Op] = []
         self.constants = storage.Constants(program)
+        self.copied = storage.copies(program)
         self.zeros: dict[np.dtype, tuple[Value, np.ndarray]] = {}
         self.results = {operand.value for operand in program.outputs}
         self.padded: dict[Value, Value] = {}
         self.behind: dict[Value, np.ndarray] = {}  # of a padded value one element of the channels that were added
 
     def visit(self, op: Op) -> None:
+        lines = Lines.of(op, self.machine)
+        if lines is not None:
+            self.ops.append(self.by_lines(op, lines))
+            return
         if not _is_padded(op, self.machine):
             self.ops.append(op.replace(inputs=tuple(self.shown(item, op.name) for item in op.inputs)))
             return
@@ -86,6 +127,18 @@ class _Sweep:
         weights = self.weights(op, (*op.inputs[1].shape[:2], to, outputs))
         self.ops.append(op.replace(inputs=(x, weights, *extras), output=output))
 
+    def by_lines(self, op: Op, lines: Lines) -> Op:
+        (x, _, *extra), attrs = op.inputs, op.attrs
+        top, bottom, left, _ = attrs.padding
+        # One launch does both what a copy did, as of an NCHW image, and pads.
+        x = self.shown(storage.behind_copy(x, self.copied), op.name)
+        padded = self.pad(x, (*x.shape[:2], lines.width, lines.channels), op, before=(0, 0, left, 0))
+        *taps, _, outputs = op.inputs[1].shape
+        weights = self.weights(op, (*taps, lines.channels, outputs))
+        extras = (self.shown(item, op.name) for item in extra)
+        attrs = dataclasses.replace(attrs, padding=(top, bottom, 0, 0))
+        return op.replace(attrs=attrs, inputs=(padded, weights, *extras))
+
     def shown(self, operand: Operand, name: str) -> Operand:
         """An operand without the channels that were added to its value."""
         new = self.padded.get(operand.value)
@@ -99,14 +152,15 @@ class _Sweep:
             return Operand(copy.output, operand.view)
         return Operand(new, view)
 
-    def pad(self, operand: Operand, shape: tuple[int, ...], reader: Op) -> Operand:
-        """An operand with zeros behind each dimension, written by an op."""
-        if shape == operand.shape:
+    def pad(self, operand: Operand, shape: tuple[int, ...], reader: Op, before: tuple[int, ...] = ()) -> Operand:
+        """An operand with zeros before and behind each dimension, or without some of its elements, written by an op."""
+        dtype, nothing = operand.dtype, (0,) * len(shape)
+        before = before or nothing
+        if shape == operand.shape and before == nothing:
             return operand
-        dtype, rank = operand.dtype, len(shape)
         zero, _ = self.zeros.setdefault(dtype, (Value((), dtype), np.zeros((), dtype)))
-        behind = tuple(extent - own for extent, own in zip(shape, operand.shape, strict=True))
-        attrs, inputs = PadAttrs((0,) * rank, behind, (0,) * rank), (operand, Operand.whole(zero))
+        behind = tuple(extent - own - lo for extent, own, lo in zip(shape, operand.shape, before, strict=True))
+        attrs, inputs = PadAttrs(before, behind, nothing), (operand, Operand.whole(zero))
         made = Op(PAD, attrs, inputs, Value(shape, dtype), name=f"{reader.name}{SUFFIX}", source=reader.source)
         self.ops.append(made)
         return Operand.whole(made.output)

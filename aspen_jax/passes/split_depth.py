@@ -57,7 +57,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
             ops.append(op)
             continue
         views = tuple((item.dtype, item.view) for item in op.inputs)
-        key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact)
+        key = (op.family, op.attrs, views, op.output.dtype, op.program, op.exact, op.rounded)
         if key not in known:
             known[key] = _slices_of(op, machine)
         cut = _of_few_queries(op, known[key], machine) if op.family is ATTENTION else cut_depth(op, known[key], machine)

@@ -121,6 +121,35 @@ ASPEN_DEVICE uint16_t narrowed_f16(float value) {
 #endif
 }
 
+// Two bfloat16 in a register, by one instruction, to the nearest, ties to even; of NaN there is one. The first is the lower half.
+ASPEN_DEVICE uint32_t narrowed_bf16x2(float first, float second) {
+#ifdef __CUDACC__
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+#else
+  const auto narrowed = [](float value) {
+    const uint32_t bits = as_bits(value);
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  };
+  return narrowed(first) | narrowed(second) << 16;
+#endif
+}
+// The instruction for one is of a slower unit.
+ASPEN_DEVICE uint16_t narrowed_bf16(float value) { return static_cast<uint16_t>(narrowed_bf16x2(value, 0.0f)); }
+// As the float32 that it is.
+ASPEN_DEVICE float rounded_to_bf16(float value) { return as_float(narrowed_bf16x2(0.0f, value)); }
+
+ASPEN_DEVICE uint32_t narrowed_f16x2(float first, float second) {
+#ifdef __CUDACC__
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+#else
+  return narrowed_f16(first) | static_cast<uint32_t>(narrowed_f16(second)) << 16;
+#endif
+}
+
 template <int kThreads>
 class Block {
  public:
@@ -137,6 +166,11 @@ class Block {
   ASPEN_DEVICE void each_warpgroup(const Phase& phase) {
     // The exchange tells the compiler that a warp has but one.
     phase(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0));
+  }
+  // The four warps of a warpgroup, within its phase.
+  template <class Phase>
+  ASPEN_DEVICE void each_warp_of_group(const Phase& phase) {
+    phase(static_cast<int>(threadIdx.x) % kWarpgroup / kWarp);
   }
   ASPEN_DEVICE void sync() { __syncthreads(); }
 
@@ -157,10 +191,14 @@ class Block {
   // point into global memory all the same. There is no instruction for 2 bytes: these are there at once.
   template <int kBytes>
   ASPEN_DEVICE void copy_async(void* to, const void* from, bool reads) {
+    copy_part_async<kBytes>(to, from, reads ? kBytes : 0);
+  }
+  // The same of the first `bytes` of them, and of zeros behind.
+  template <int kBytes>
+  ASPEN_DEVICE void copy_part_async(void* to, const void* from, int bytes) {
     [[maybe_unused]] const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    [[maybe_unused]] const int bytes = reads ? kBytes : 0;
     if constexpr (kBytes == 2) {
-      *static_cast<uint16_t*>(to) = reads ? *static_cast<const uint16_t*>(from) : uint16_t{0};
+      *static_cast<uint16_t*>(to) = bytes > 0 ? *static_cast<const uint16_t*>(from) : uint16_t{0};
     } else if constexpr (kBytes == 16) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
     } else {
@@ -189,6 +227,10 @@ class Block {
   void each_warpgroup(const Phase& phase) {
     for (int group = 0; group < kThreads / kWarpgroup; ++group) phase(group);
   }
+  template <class Phase>
+  void each_warp_of_group(const Phase& phase) {
+    for (int warp = 0; warp < kWarpgroup / kWarp; ++warp) phase(warp);
+  }
   void sync() {
     if (copied_ == Copied::kPublished) copied_ = Copied::kSynced;
   }
@@ -201,9 +243,14 @@ class Block {
 
   template <int kBytes>
   void copy_async(void* to, const void* from, bool reads) {
+    copy_part_async<kBytes>(to, from, reads ? kBytes : 0);
+  }
+  template <int kBytes>
+  void copy_part_async(void* to, const void* from, int bytes) {
     if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) __builtin_trap();
+    if (bytes < 0 || bytes > kBytes) __builtin_trap();
     std::memset(to, 0xff, kBytes);
-    open_.push_back({to, reads ? from : nullptr, kBytes});
+    open_.push_back({to, from, kBytes, static_cast<size_t>(bytes)});
   }
   void commit() {
     groups_.push_back(std::move(open_));
@@ -214,11 +261,8 @@ class Block {
     while (groups_.size() > kLeft) {
       if (!groups_.front().empty()) copied_ = Copied::kArrived;
       for (const Copy& copy : groups_.front()) {
-        if (copy.from == nullptr) {
-          std::memset(copy.to, 0, copy.bytes);
-        } else {
-          std::memcpy(copy.to, copy.from, copy.bytes);
-        }
+        std::memset(copy.to, 0, copy.bytes);
+        std::memcpy(copy.to, copy.from, copy.read);
       }
       groups_.erase(groups_.begin());
     }
@@ -234,7 +278,7 @@ class Block {
   struct Copy {
     void* to;
     const void* from;
-    size_t bytes;
+    size_t bytes, read;
   };
   using Group = std::vector<Copy>;
   Group open_;

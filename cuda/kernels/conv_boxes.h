@@ -12,7 +12,8 @@ struct ConvBoxesShape {
   int images, lines, pixels;  // of a box of the output
   int chunks;                 // of a tap's channels
   int chunks_of_slice;        // in how many the depth, or a slice of it, is gone through
-  TensorShape maps[2];        // the input [C, W, H, N] and the weights [O, C, taps], the adjacent elements first
+  // The input [C, W, H, N] and the weights, [O, C, taps] or along the depth [C, taps, O]; the adjacent elements first.
+  TensorShape maps[2];
 };
 
 template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
@@ -28,36 +29,46 @@ struct ConvBoxesTile : Op {
   static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kBoxes.maps[number]; }
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
-    constexpr Window window = kShape.window;
-    using Rows = PixelBoxes<kRows, kBoxes.chunks, window.kernel_width, window.y_dilation, window.x_dilation>;
-    const int parts = (box[kRank + kChannel] - box[kChannel] + Core::kColumns - 1) / Core::kColumns;
-    const int across = (box[kRank + kX] - box[kX] + kAcross - 1) / kAcross;
-    const int down = (box[kRank + kY] - box[kY] + kDown - 1) / kDown;
-    const int deep = (box[kRank + kImage] - box[kImage] + kDeep - 1) / kDeep;
-    const int slices = kSliced ? box[kRank] - box[0] : 1;
-    for (int all = 0; all < parts * across * down * deep * slices; ++all) {
-      const int first_column = box[kChannel] + all % parts * Core::kColumns;
-      const int first_x = box[kX] + all / parts % across * kAcross;
-      const int first_y = box[kY] + all / parts / across % down * kDown;
-      const int first_image = box[kImage] + all / parts / across / down % deep * kDeep;
-      const int slice = kSliced ? box[0] + all / parts / across / down / deep : 0, first_chunk = slice * kBoxes.chunks_of_slice;
-      const Rows rows{buffers.maps[0], first_x * window.x_step - window.left, first_y * window.y_step - window.top, first_image,
-                      first_chunk};
-      const TapBoxes<kBoxes.chunks> columns{buffers.maps[1], first_column, first_chunk};
-      multiply_tile<kShape.run, Op::kSlices>(
-          memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first_column, Core::kColumns),
-          min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Swizzle::kLine,
-          [&](int row, int column, const float* sums, int count) {
-            int at[kRank];
-            if constexpr (kSliced) at[0] = slice;
-            at[kImage] = first_image + row / (kAcross * kDown);
-            at[kY] = first_y + row / kAcross % kDown;
-            at[kX] = first_x + row % kAcross;
-            at[kChannel] = first_column + column;
-            const bool inside = at[kImage] < box[kRank + kImage] && at[kY] < box[kRank + kY] && at[kX] < box[kRank + kX];
-            if (inside) finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
-          });
+    const int first_slice = kSliced ? box[0] : 0, last_slice = kSliced ? box[kRank] : 1;
+    for (int slice = first_slice; slice < last_slice; ++slice) {
+      for (int image = box[kImage]; image < box[kRank + kImage]; image += kDeep) {
+        for (int y = box[kY]; y < box[kRank + kY]; y += kDown) {
+          for (int x = box[kX]; x < box[kRank + kX]; x += kAcross) {
+            for (int column = box[kChannel]; column < box[kRank + kChannel]; column += Core::kColumns) {
+              block(buffers, box, {slice, image, y, x, column}, memory);
+            }
+          }
+        }
+      }
     }
+  }
+
+ private:
+  struct First {
+    int slice, image, y, x, column;
+  };
+  // A box of pixels and some columns, from the first on.
+  static ASPEN_DEVICE void block(const Addresses& buffers, const int32_t* box, const First& first, Memory& memory) {
+    constexpr Window window = kShape.window;
+    using Columns = typename Either<kShape.weights_along_depth, TapLines<kBoxes.chunks>, TapBoxes<kBoxes.chunks>>::Type;
+    using Rows = PixelBoxes<kRows, kBoxes.chunks, window.kernel_width, window.y_dilation, window.x_dilation>;
+    const int first_chunk = first.slice * kBoxes.chunks_of_slice;
+    const Rows rows{buffers.maps[0], first.x * window.x_step - window.left, first.y * window.y_step - window.top, first.image,
+                    first_chunk};
+    const Columns columns{buffers.maps[1], first.column, first_chunk};
+    multiply_tile<kShape.run, Op::kSlices>(
+        memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first.column, Core::kColumns),
+        min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Core::kDepth,
+        [&](int row, int column, const float* sums, int count) {
+          int at[kRank];
+          if constexpr (kSliced) at[0] = first.slice;
+          at[kImage] = first.image + row / (kAcross * kDown);
+          at[kY] = first.y + row / kAcross % kDown;
+          at[kX] = first.x + row % kAcross;
+          at[kChannel] = first.column + column;
+          const bool inside = at[kImage] < box[kRank + kImage] && at[kY] < box[kRank + kY] && at[kX] < box[kRank + kX];
+          if (inside) finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
+        });
   }
 };
 

@@ -15,31 +15,36 @@ namespace aspen::cuda {
 struct ConvTileShape {
   Window window;
   int groups;    // of channels
-  int channels;  // of a group of the input
+  int channels;  // of a group of the input, or of taps that are one
+  int tap;       // of the depth that a tap takes: its channels and zeros
   int outputs;   // channels of all groups
   int depth;
-  int slice;           // so much of the depth is a slice; 0: there are no slices
-  Strides input;       // image, line, pixel, channel
-  int input_vector;    // adjacent channels that may be read at once; 1 where channels are not adjacent
-  int weights_vector;  // adjacent outputs that may be read at once
-  int run;             // adjacent sums that are stored at once
+  int slice;                 // so much of the depth is a slice; 0: there are no slices
+  Strides input;             // image, line, pixel, channel
+  int input_vector;          // adjacent elements that may be read at once; 1 where channels are not adjacent
+  int weights_vector;        // adjacent elements of the weights that may be read at once
+  bool weights_along_depth;  // whether those lie along the depth, or are outputs
+  int run;                   // adjacent sums that are stored at once
 };
+
+// Of a tap's channels those that are read; 0: all that it takes of the depth.
+template <ConvTileShape kShape>
+inline constexpr int kReadOfTap = kShape.channels < kShape.tap ? kShape.channels : 0;
 
 // What the pixels of a box from number `first_row` on read, of a group's channels.
 template <class Element, ConvTileShape kShape, int kRank, class Addresses>
-ASPEN_DEVICE ConvRows<Element, kShape.input_vector> pixels_at(const Addresses& buffers, const int32_t* box, int group,
-                                                              int first_row) {
+ASPEN_DEVICE auto pixels_at(const Addresses& buffers, const int32_t* box, int group, int first_row) {
   constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2;  // axes of the output
   constexpr Window window = kShape.window;
   constexpr Strides input = kShape.input;
-  return {
+  return ConvRows<Element, kShape.input_vector, kReadOfTap<kShape>>{
       .data = static_cast<const Element*>(buffers.inputs[0]) + group * kShape.channels * input.of[3],
       .batch_stride = input.of[0],
       .y_stride = input.of[1],
       .x_stride = input.of[2],
       .height = window.height,
       .width = window.width,
-      .channels = kShape.channels,
+      .channels = kShape.tap,
       .kernel_width = window.kernel_width,
       .depth = kShape.depth,
       .y_step = window.y_step,
@@ -65,41 +70,50 @@ struct ConvTile : Op {
   using Memory = ProductMemory<Core, Core::kStages>;
   static constexpr int kThreads = Core::kThreads, kRank = Op::kRank;
   static constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2, kChannel = kRank - 1;  // axes of the output
-  static constexpr bool kSliced = kShape.slice > 0, kGrouped = kShape.groups > 1, kOneMatrix = !kSliced && !kGrouped;
+  static constexpr bool kSliced = kShape.slice > 0, kGrouped = kShape.groups > 1;
   static constexpr int kOfGroup = kShape.outputs / kShape.groups;
   static constexpr int kDepth = kSliced ? kShape.slice : kShape.depth;
   // Columns are read in whole vectors, so that the first may lie before the box.
-  static constexpr int kUnit = kShape.weights_vector;
+  static constexpr int kUnit = kShape.weights_along_depth ? 1 : kShape.weights_vector;
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
-    const int height = box[kRank + kY] - box[kY], width = box[kRank + kX] - box[kX];
-    const int all_rows = (box[kRank + kImage] - box[kImage]) * height * width;
-    const int blocks = (all_rows + Core::kRows - 1) / Core::kRows, parts = parts_of(box);
-    for (int all = 0; all < parts * blocks * count_of_matrices(box); ++all) {
-      const int matrix = first_matrix(box) + all / parts / blocks;  // a group, or a slice
-      const int first_row = (kOneMatrix ? all / parts : all / parts % blocks) * Core::kRows;
-      const int first = first_column(box, matrix) + all % parts * Core::kColumns, last = last_column(box, matrix);
-      if (kGrouped && first >= last) continue;
-      const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
-      const auto pixels = pixels_at<Element, kShape, kRank>(buffers, box, kGrouped ? matrix : 0, first_row);
-      const auto* const weights = static_cast<const Element*>(buffers.inputs[1]) + first + int64_t{first_k} * kShape.outputs;
-      const MatrixColumns<Element, kUnit> columns{weights, kShape.outputs, last_k - first_k};
-      multiply_tile<kShape.run, Op::kSlices>(memory, slice_of(pixels, first_k, last_k), columns,
-                                             min_of(all_rows - first_row, Core::kRows), min_of(last - first, Core::kColumns),
-                                             kDepth, [&](int row, int column, const float* sums, int count) {
-                                               const int pixel = first_row + row;
-                                               int at[kRank];
-                                               if constexpr (kSliced) at[0] = matrix;
-                                               at[kImage] = box[kImage] + pixel / (height * width);
-                                               at[kY] = box[kY] + pixel / width % height;
-                                               at[kX] = box[kX] + pixel % width;
-                                               at[kChannel] = first + column;
-                                               finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
-                                             });
+    const int matrices = first_matrix(box) + count_of_matrices(box);  // groups, or slices
+    for (int matrix = first_matrix(box); matrix < matrices; ++matrix) {
+      for (int row = 0; row < pixels_of(box); row += Core::kRows) {
+        for (int column = first_column(box, matrix); column < last_column(box, matrix); column += Core::kColumns) {
+          block(buffers, box, matrix, row, column, memory);
+        }
+      }
     }
   }
 
  private:
+  static ASPEN_DEVICE int pixels_of(const int32_t* box) {
+    return (box[kRank + kImage] - box[kImage]) * (box[kRank + kY] - box[kY]) * (box[kRank + kX] - box[kX]);
+  }
+
+  // Pixels and columns from the first ones on.
+  static ASPEN_DEVICE void block(const Addresses& buffers, const int32_t* box, int matrix, int first_row, int first,
+                                 Memory& memory) {
+    const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
+    const auto pixels = pixels_at<Element, kShape, kRank>(buffers, box, kGrouped ? matrix : 0, first_row);
+    multiply_tile<kShape.run, Op::kSlices>(
+        memory, slice_of(pixels, first_k, last_k), weights_at(buffers, first, first_k, last_k),
+        min_of(pixels_of(box) - first_row, Core::kRows), min_of(last_column(box, matrix) - first, Core::kColumns), kDepth,
+        [&](int row, int column, const float* sums, int count) {
+          const auto pixel = static_cast<uint32_t>(first_row + row);  // divisions without signs are shorter
+          const auto height = static_cast<uint32_t>(box[kRank + kY] - box[kY]);
+          const auto width = static_cast<uint32_t>(box[kRank + kX] - box[kX]);
+          int at[kRank];
+          if constexpr (kSliced) at[0] = matrix;
+          at[kImage] = box[kImage] + static_cast<int>(pixel / width / height);
+          at[kY] = box[kY] + static_cast<int>(pixel / width % height);
+          at[kX] = box[kX] + static_cast<int>(pixel % width);
+          at[kChannel] = first + column;
+          finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
+        });
+  }
+
   // The groups that a box meets, or its slices.
   static ASPEN_DEVICE int first_matrix(const int32_t* box) {
     if constexpr (kGrouped) {
@@ -116,7 +130,7 @@ struct ConvTile : Op {
     }
   }
 
-  // The columns of a box that a matrix has. Each has as many parts as the whole group, or box, has; some may be empty.
+  // The columns of a box that a matrix has.
   static ASPEN_DEVICE int first_column(const int32_t* box, int matrix) {
     const int first = box[kChannel] / kUnit * kUnit;
     return kGrouped ? max_of(first, matrix * kOfGroup) : first;
@@ -125,9 +139,18 @@ struct ConvTile : Op {
     const int last = box[kRank + kChannel];
     return kGrouped ? min_of(last, (matrix + 1) * kOfGroup) : last;
   }
-  static ASPEN_DEVICE int parts_of(const int32_t* box) {
-    const int columns = kGrouped ? kOfGroup : last_column(box, 0) - first_column(box, 0);
-    return (columns + Core::kColumns - 1) / Core::kColumns;
+
+  // Columns from number `first` on, of a slice of the depth.
+  static ASPEN_DEVICE auto weights_at(const Addresses& buffers, int first, int first_k, int last_k) {
+    const auto* const weights = static_cast<const Element*>(buffers.inputs[1]);
+    if constexpr (kShape.weights_along_depth) {
+      const Element* const own = weights + int64_t{first} * kShape.depth + first_k;
+      return MatrixRows<Element, kShape.weights_vector>{own, kShape.depth, last_k - first_k};
+    } else if constexpr (kReadOfTap<kShape> > 0) {
+      return TapColumns<Element, kUnit, kShape.tap, kShape.channels>{weights + first, kShape.outputs, last_k};
+    } else {
+      return MatrixColumns<Element, kUnit>{weights + first + int64_t{first_k} * kShape.outputs, kShape.outputs, last_k - first_k};
+    }
   }
 
   template <class Pixels>

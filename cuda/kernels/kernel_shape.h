@@ -14,8 +14,9 @@ struct alignas(128) TensorMap {
   uint64_t opaque[16];
 };
 
-// What such a map is made of, beside the address of an input: elements of 16 bits, the adjacent ones first. Boxes of 64 of them
-// by any number of lines come to lie as Swizzle has them (warpgroup_mma.h); what is outside of the tensor is zeros. Along an axis
+// What such a map is made of, beside the address of an input: elements of 16 bits, the adjacent ones first; float32 is two of
+// them. Boxes of 64 by any number of lines come to lie as Swizzle has them (warpgroup_mma.h); outside of the tensor are zeros.
+// Along an axis
 // every steps-th element is taken; a box counts those that are stepped over too.
 struct TensorShape {
   int32_t input, rank;

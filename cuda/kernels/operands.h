@@ -55,9 +55,25 @@ struct MatrixColumns {
   ASPEN_DEVICE const Element* at(int k, int column) const { return k < depth ? data + k * stride + column : nullptr; }
 };
 
+// The same where each `kTap` of the depth are kRead rows of the matrix and zeros.
+template <class Element_, int kVector_, int kTap, int kRead>
+struct TapColumns {
+  static constexpr int kVector = kVector_;
+  using Element = Element_;
+  const Element* data;
+  int64_t stride;
+  int depth;
+
+  ASPEN_DEVICE const Element* any() const { return data; }
+  ASPEN_DEVICE const Element* at(int k, int column) const {
+    const int of_tap = k % kTap;
+    return k < depth && of_tap < kRead ? data + (k / kTap * kRead + of_tap) * stride + column : nullptr;
+  }
+};
+
 // What a convolution multiplies its weights with. A row is a pixel of the output, the depth runs over taps and channels (kh, kw,
-// c); pixels in the padding are zeros.
-template <class Element_, int kVector_>
+// c); pixels in the padding are zeros. So are channels from number kReadOfTap on, if it is not 0: they are not read.
+template <class Element_, int kVector_, int kReadOfTap = 0>
 struct ConvRows {
   static constexpr int kVector = kVector_;
   using Element = Element_;
@@ -79,8 +95,11 @@ struct ConvRows {
 
   ASPEN_DEVICE const Element* any() const { return data; }
   ASPEN_DEVICE Line line(int row_of_block) const {
-    const int row = first_row + row_of_block;
-    const int x = row % tile_width, y = row / tile_width % tile_height, image = row / (tile_width * tile_height);
+    // Divisions without signs are shorter.
+    const auto row = static_cast<uint32_t>(first_row + row_of_block), width_of_tile = static_cast<uint32_t>(tile_width);
+    const uint32_t line = row / width_of_tile, height_of_tile = static_cast<uint32_t>(tile_height);
+    const int x = static_cast<int>(row % width_of_tile), y = static_cast<int>(line % height_of_tile);
+    const int image = static_cast<int>(line / height_of_tile);
     return {data + (first_image + image) * batch_stride, (first_y + y) * y_step - top, (first_x + x) * x_step - left};
   }
   ASPEN_DEVICE const Element* at(const Line& line, int k) const {
@@ -90,6 +109,13 @@ struct ConvRows {
     const bool inside = k < depth && static_cast<unsigned>(y) < static_cast<unsigned>(height) &&
                         static_cast<unsigned>(x) < static_cast<unsigned>(width);
     return inside ? line.image + y * y_stride + x * x_stride + (k - tap * channels) * channel_stride : nullptr;
+  }
+  // Elements of the vector at k that are read; zeros follow.
+  ASPEN_DEVICE int read_at(int k) const
+    requires(kReadOfTap > 0)
+  {
+    const int left = kReadOfTap - k % channels;
+    return left < 0 ? 0 : left < kVector ? left : kVector;
   }
 };
 

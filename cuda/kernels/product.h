@@ -20,7 +20,8 @@ namespace aspen::cuda {
 // Cores whose work is over when `multiply` returns.
 struct SynchronousCore {
   static constexpr int kAlignment = 16;
-  static constexpr int kInFlight = 0;  // chunks that are still being multiplied when the next one is begun
+  static constexpr int kInFlight = 0;           // chunks that are still being multiplied when the next one is begun
+  static constexpr bool kReadsByProxy = false;  // whether the asynchronous proxy reads what was copied (warpgroup_mma.h)
   template <int kLeft, class Block>
   ASPEN_DEVICE void wait(Block&) {}
 };
@@ -100,8 +101,8 @@ struct MmaCore : SynchronousCore {
     if constexpr (sizeof(Element) == 4) {
       b.each([&](int lane, int i, uint32_t& bits) {
         const int own_k = k + lane % 4 + 4 * i, own_column = column + lane / 4;
-        bits = rounded_to_tf32(
-            as_bits(kAlongDepth ? columns[own_column * kColumnStride + own_k] : columns[own_k * kColumnStride + own_column]));
+        bits = as_bits(kAlongDepth ? columns[own_column * kColumnStride + own_k] : columns[own_k * kColumnStride + own_column]);
+        if constexpr (!kIsSame<Kind, RoundedTf32>) bits = rounded_to_tf32(bits);
       });
     } else if constexpr (kAlongDepth) {
       load_squares<false>(
@@ -177,11 +178,16 @@ struct FmaCore : SynchronousCore {
   }
 };
 
-// Blocks of 64 x 64, 64 x 128 or 128 x 128 of 16-bit elements: by warpgroups where the device has their instructions, a chunk is
-// no deeper than the product, and operands are read in whole units of the swizzle (fewer, larger copies a thread; 2 bytes at a
-// time the lines that a thread remembers would not stay in registers).
+// Whether warpgroups can multiply such operands: a chunk is no deeper than the product, and operands are read in whole units of
+// the swizzle (fewer, larger copies a thread; 2 bytes at a time the lines that a thread remembers would not stay in registers).
+// Of float32 columns lie along the depth and are rounded.
+template <class Kind, int kVector, int kDepth, bool kAlongDepth>
+inline constexpr bool kForWarpgroups = kVector * sizeof(typename Kind::Element) == 16 && kDepth >= Swizzle::kLineOf<Kind> &&
+                                       (sizeof(typename Kind::Element) == 2 || (kIsSame<Kind, RoundedTf32> && kAlongDepth));
+
+// Blocks of 64 x 64, 64 x 128 or 128 x 128: by warpgroups where the device has their instructions and the operands suit them.
 template <class Kind, int kRows, int kColumns, int kVector, int kDepth, bool kAlongDepth>
-using BlockCore = typename Either<kHasWarpgroups && kVector == 8 && kDepth >= Swizzle::kLine,  //
+using BlockCore = typename Either<kHasWarpgroups && kForWarpgroups<Kind, kVector, kDepth, kAlongDepth>,
                                   WgmmaCore<Kind, kRows, kColumns, kAlongDepth>,
                                   MmaCore<Kind, kRows, kColumns, kRows / 2, kColumns * 32 / kRows, kAlongDepth>>::Type;
 
@@ -269,6 +275,16 @@ ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* pa
   Cluster<kSlices>::sync(block);  // before the stages are filled again, or the block ends
 }
 
+// Elements of an operand's vector at k that are read.
+template <class Operand>
+ASPEN_DEVICE int read_at(const Operand& operand, [[maybe_unused]] int k) {
+  if constexpr (requires { operand.read_at(k); }) {
+    return operand.read_at(k);
+  } else {
+    return Operand::kVector;
+  }
+}
+
 // Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
 // of the chunk go to to[place(line, k)], vectors of them in one piece.
 template <int kLines, int kDepth, int kThreads, class Operand, class Line, class Place>
@@ -279,8 +295,9 @@ ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operan
     const int vector = thread + i * kThreads, line = vector / kAlong, at = vector % kAlong * kVector;
     if (kVectors % kThreads != 0 && vector >= kVectors) continue;
     const typename Operand::Element* const from = line < num_lines ? operand.at(line_of(i, line), k + at) : nullptr;
-    block.template copy_async<kVector * sizeof(typename Operand::Element)>(
-        to + place(line, at), from == nullptr ? operand.any() : from, from != nullptr);
+    constexpr int kSize = sizeof(typename Operand::Element);
+    block.template copy_part_async<kVector * kSize>(to + place(line, at), from == nullptr ? operand.any() : from,
+                                                    from == nullptr ? 0 : kSize * read_at(operand, k + at));
   }
 }
 template <class Core, int kThreads, class Rows, class Line>
@@ -326,7 +343,7 @@ ASPEN_DEVICE void each_chunk(Block<Core::kThreads>& block, Core& core, int num_c
   ASPEN_UNROLL_BY(kUnroll)
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     block.template wait<kAhead - 1>();
-    if constexpr (Core::kInFlight > 0) block.publish();
+    if constexpr (Core::kReadsByProxy) block.publish();
     core.template wait<Core::kInFlight>(block);
     // All see the chunk, and nobody reads any more the buffer that is filled next.
     block.sync();

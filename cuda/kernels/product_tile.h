@@ -42,30 +42,38 @@ struct ProductTile : Op {
   static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kShape.maps[number].tensor; }
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {
-    const int parts = (last_column(box) - first_column(box) + Core::kColumns - 1) / Core::kColumns;
-    const int run = rows_of_run(box), blocks_of_run = (run + Core::kRows - 1) / Core::kRows;
-    const int blocks = kByRuns ? count_along<kRank, kShape.rows>(box) / run * blocks_of_run : blocks_of_run;
-    for (int all = 0; all < parts * blocks * count_along<kRank, kShape.outer>(box); ++all) {
-      const int matrix = all / parts / blocks, row_of_run = all / parts % blocks_of_run * Core::kRows;
-      const int first_row = (kByRuns ? all / parts % blocks / blocks_of_run * run : 0) + row_of_run;
-      const int first = first_column(box) + all % parts * Core::kColumns;
-      int at[kRank + 1] = {};  // the block's first column in its matrix; other axes than those below have one element
-      decode<kRank, kShape.outer>(box, matrix, at);
-      if constexpr (kColumnAxis >= 0) at[kColumnAxis] = first;
-      const int num_rows = min_of(run - row_of_run, Core::kRows), num_columns = min_of(last_column(box) - first, Core::kColumns);
-      multiply_tile<kShape.run, Op::kSlices>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at), num_rows,
-                                             num_columns, kShape.depth,
-                                             [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
-                                               int own[kRank + 1] = {};
-                                               ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
-                                               decode<kRank, kShape.rows>(box, first_row + row, own);
-                                               if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
-                                               finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, sums, count);
-                                             });
-    }
+    int at[kRank + 1] = {};  // a block's first column in its matrix; other axes than those below have one element
+    begin<kRank, kShape.outer>(box, at);
+    do {
+      // Runs of rows, blocks of a run, and columns.
+      for (int run = 0; run < count_along<kRank, kShape.rows>(box); run += rows_of_run(box)) {
+        for (int row = 0; row < rows_of_run(box); row += Core::kRows) {
+          for (int column = first_column(box); column < last_column(box); column += Core::kColumns) {
+            if constexpr (kColumnAxis >= 0) at[kColumnAxis] = column;
+            block(buffers, box, at, run + row, min_of(rows_of_run(box) - row, Core::kRows), memory);
+          }
+        }
+      }
+    } while (advance<kRank, kShape.outer>(box, at));
   }
 
  private:
+  // num_rows rows from number `first_row` of the box on, by columns from the one at `at` on.
+  static ASPEN_DEVICE void block(const Addresses& buffers, const int32_t* box, const int* at, int first_row, int num_rows,
+                                 Memory& memory) {
+    int num_columns = 1;
+    if constexpr (kColumnAxis >= 0) num_columns = min_of(last_column(box) - at[kColumnAxis], Core::kColumns);
+    multiply_tile<kShape.run, Op::kSlices>(memory, rows_at(buffers, box, at, first_row), columns_at(buffers, at), num_rows,
+                                           num_columns, kShape.depth,
+                                           [&](int row, [[maybe_unused]] int column, const float* sums, int count) {
+                                             int own[kRank + 1] = {};
+                                             ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
+                                             decode<kRank, kShape.rows>(box, first_row + row, own);
+                                             if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
+                                             finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, sums, count);
+                                           });
+  }
+
   static ASPEN_DEVICE int first_column(const int32_t* box) {
     if constexpr (kColumnAxis < 0) {
       return 0;

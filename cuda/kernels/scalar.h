@@ -16,14 +16,6 @@ namespace aspen::cuda::scalar {
 ASPEN_DEVICE uint32_t mask(bool condition) { return condition ? ~0u : 0u; }
 ASPEN_DEVICE bool is_nan(float a) { return a != a; }
 
-// The nearest number of sign, exponent and `kBits` bits of fraction, ties to even; NaN stays NaN.
-template <int kBits>
-ASPEN_DEVICE float with_fraction_of(float a) {
-  constexpr int kDropped = 23 - kBits;
-  const uint32_t bits = as_bits(a);
-  const uint32_t half = (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1);
-  return is_nan(a) ? a : as_float((bits + half) & ~((1u << kDropped) - 1));
-}
 // As XLA converts: towards zero, to the nearest bound, 0 for NaN.
 ASPEN_DEVICE int32_t to_int(float a) {
   if (!(a >= -0x1p31f)) return is_nan(a) ? 0 : INT32_MIN;
@@ -126,7 +118,7 @@ ASPEN_F(cos_f, 1, cosf(a))
 ASPEN_F(tan_f, 1, tanf(a))
 ASPEN_F(relu_f, 1, a <= 0.0f ? 0.0f : a)
 ASPEN_F(square_f, 1, a* a)
-ASPEN_F(as_bf16_f, 1, with_fraction_of<7>(a))
+ASPEN_F(as_bf16_f, 1, rounded_to_bf16(a))
 ASPEN_F(as_f16_f, 1, widened_f16(narrowed_f16(a)))
 ASPEN_F(sinh_f, 1, sinhf(a))
 ASPEN_F(cosh_f, 1, coshf(a))

@@ -28,7 +28,8 @@ struct TensorBox {
   int32_t at[kRank];
 };
 
-// An operand of a product, a matrix of a tensor: its boxes follow each other along kDepthAxis. Such operands say which box is a
+// An operand of a product, a matrix of a tensor: its boxes follow each other along kDepthAxis. To a map elements of float32 are
+// two of 16 bits; they lie along the depth, whose axis counts those. Such operands say which box is a
 // chunk's (`chunk(number, across)`, columns so many further across the depth), and rows how many lines it has, 0 for all of a
 // block's.
 template <int kRank, int kDepthAxis_>
@@ -58,7 +59,7 @@ struct PixelBoxes {
     return {map, {channel, x + tap % kKernelWidth * kXDilation, y + tap / kKernelWidth * kYDilation, image}};
   }
 };
-// And its columns: of weights [taps, C, O].
+// And its columns: of weights [taps, C, O], or lines along the depth of weights [O, taps, C].
 template <int kChunks>
 struct TapBoxes {
   static constexpr int kDepthAxis = 1;
@@ -69,6 +70,19 @@ struct TapBoxes {
   ASPEN_DEVICE TensorBox<3> chunk(int number, int across) const {
     const int tap = (first_chunk + number) / kChunks, channel = (first_chunk + number) % kChunks * Swizzle::kLine;
     return {map, {column + across, channel, tap}};
+  }
+};
+
+template <int kChunks>
+struct TapLines {
+  static constexpr int kDepthAxis = 0;
+  const TensorMap& map;
+  int column;
+  int first_chunk;
+
+  ASPEN_DEVICE TensorBox<3> chunk(int number, int across) const {
+    const int tap = (first_chunk + number) / kChunks, channel = (first_chunk + number) % kChunks * Swizzle::kLine;
+    return {map, {channel, tap, column + across}};
   }
 };
 
@@ -177,7 +191,7 @@ class BoxCopies {
 
   // Begins a copy of a box into lines in shared memory; its bytes arrive at `barrier`.
   template <int kRank>
-  ASPEN_DEVICE void copy(const Block<kThreads>& block, uint16_t* to, const TensorBox<kRank>& box, int barrier) {
+  ASPEN_DEVICE void copy(const Block<kThreads>& block, void* to, const TensorBox<kRank>& box, int barrier) {
 #ifdef __CUDACC__
     const auto map = reinterpret_cast<uint64_t>(&box.map);
     const uint32_t lines = shared(to), arrives = shared(&barriers_[barrier]);
@@ -260,7 +274,7 @@ class BoxCopies {
   static ASPEN_DEVICE uint32_t shared(const void* address) { return static_cast<uint32_t>(__cvta_generic_to_shared(address)); }
 #else
   struct Copy {
-    uint16_t* to;
+    void* to;
     PlayedMap map;
     int32_t at[kTensorRank];
     int barrier;
@@ -284,7 +298,7 @@ class BoxCopies {
           }
           uint16_t element = 0;
           if (is_inside) std::memcpy(&element, map.data + offset, sizeof element);
-          to[Swizzle::place(line, i)] = element;
+          std::memcpy(static_cast<unsigned char*>(to) + 2 * Swizzle::place(line, i), &element, sizeof element);
         }
       }
     }
@@ -299,18 +313,19 @@ struct TensorMemory : ProductMemory<Core, kStages> {
   Barrier arrived[kStages];
 };
 
-// multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 64 along the depth by all rows,
-// or by fewer lines, and what is in the others is not stored; columns likewise where they lie along the depth, else 64 columns by
-// 64 of the depth, twice for 128. What lies beside the tile in a tensor is multiplied too, and not stored; outside of tensors
-// there are zeros. `depth` is 64 for each chunk, the last of which may be shorter.
+// multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 128 bytes along the depth by all
+// rows, or by fewer lines, and what is in the others is not stored; columns likewise where they lie along the depth, else 64
+// columns by 64 of the depth, twice for 128. What lies beside the tile in a tensor is multiplied too, and not stored; outside of
+// tensors there are zeros. `depth` is the Core's for each chunk, the last of which may be shorter.
 //
 // Stages are filled in turn, so of stage s = chunk % kStages the n-th filling, n = chunk / kStages, is phase n of its barrier.
 template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
   static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
-  static_assert(Core::kDepth == Swizzle::kLine && Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
-  constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLine * 2;
+  static_assert(Core::kDepth * sizeof(typename Core::Element) == Swizzle::kLineBytes);
+  static_assert(Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
+  constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLineBytes;
   constexpr int kThreads = Core::kThreads;
   constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
   static_assert(kAhead >= 1);

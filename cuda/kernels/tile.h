@@ -71,7 +71,8 @@ struct BFloat16 {
   static ASPEN_DEVICE void store(void* data, int64_t index, uint32_t lane) {
     static_cast<uint16_t*>(data)[index] = narrowed(as_float(lane));
   }
-  static ASPEN_DEVICE uint16_t narrowed(float value) { return static_cast<uint16_t>(scalar::as_bf16_f(as_bits(value)) >> 16); }
+  static ASPEN_DEVICE uint16_t narrowed(float value) { return narrowed_bf16(value); }
+  static ASPEN_DEVICE uint32_t narrowed(float first, float second) { return narrowed_bf16x2(first, second); }
 };
 struct Float16 {
   using Word = uint16_t;
@@ -82,6 +83,7 @@ struct Float16 {
     static_cast<uint16_t*>(data)[index] = narrowed(as_float(lane));
   }
   static ASPEN_DEVICE uint16_t narrowed(float value) { return narrowed_f16(value); }
+  static ASPEN_DEVICE uint32_t narrowed(float first, float second) { return narrowed_f16x2(first, second); }
 };
 
 // Adjacent elements, aligned as one.
@@ -109,6 +111,23 @@ ASPEN_DEVICE void store_vector(Element* to, const Vector<Element, kCount>& vecto
   if (reinterpret_cast<uintptr_t>(to) % sizeof vector != 0) __builtin_trap();
   std::memcpy(to, &vector, sizeof vector);
 #endif
+}
+
+// Stores lanes as adjacent elements from number `index` on, at once; floats of 16 bits are rounded two by two.
+template <class Stored, int kCount>
+ASPEN_DEVICE void store_lanes(void* data, int64_t index, const uint32_t (&lanes)[kCount]) {
+  auto* const to = static_cast<typename Stored::Word*>(data) + index;
+  if constexpr (kCount % 2 == 0 && requires(float a) { Stored::narrowed(a, a); }) {
+    Vector<uint32_t, kCount / 2> pairs;
+    ASPEN_UNROLL for (int i = 0; i < kCount / 2; ++i) {
+      pairs.elements[i] = Stored::narrowed(as_float(lanes[2 * i]), as_float(lanes[2 * i + 1]));
+    }
+    store_vector<kCount / 2>(reinterpret_cast<uint32_t*>(to), pairs);
+  } else {
+    Vector<typename Stored::Word, kCount> vector;
+    ASPEN_UNROLL for (int i = 0; i < kCount; ++i) Stored::store(vector.elements, i, lanes[i]);
+    store_vector<kCount>(to, vector);
+  }
 }
 
 ASPEN_DEVICE int min_of(int a, int b) { return a < b ? a : b; }

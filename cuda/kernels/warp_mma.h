@@ -14,14 +14,28 @@ struct Tf32 {
   using Element = float;
   static constexpr int kDepth = 8;
 };
+// The same by columns that were rounded when they became known (aspen_jax/passes/tf32.py).
+struct RoundedTf32 {
+  using Element = float;
+  static constexpr int kDepth = 8;
+};
 ASPEN_DEVICE uint32_t rounded_to_tf32(uint32_t bits) {
 #ifdef __CUDACC__
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(as_float(bits)));
   return rounded;
 #else
-  // To the nearest, halves away from zero; infinity and NaN as they are.
+  // To the nearest, halves away from zero; infinity as it is. Of NaN there is one.
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fffffff;
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000u;
+#endif
+}
+// The same where the rest is cut off by who reads it, which the assembler does not know of wgmma: two instructions, not three.
+ASPEN_DEVICE uint32_t with_half_of_tf32(uint32_t bits) {
+#ifdef __CUDACC__
+  return fabsf(as_float(bits)) < as_float(0x7f800000) ? bits + 0x1000 : bits;
+#else
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : bits + 0x1000;
 #endif
 }
 // m16n8k16.
@@ -42,13 +56,17 @@ using FragmentC = Fragment<4>;
 inline float widened(Bf16, uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
 inline float widened(F16, uint16_t bits) { return widened_f16(bits); }
 
+// What tensor cores read of a float32.
+inline float cut_off(uint32_t bits) { return as_float(bits & 0xffffe000u); }
+
 // What a lane's register of A or B holds: one element, or the first or second half.
 template <class Kind>
 float element(Kind kind, const uint32_t* registers_of_lane, int register_of, int half) {
-  return widened(kind, static_cast<uint16_t>(registers_of_lane[register_of] >> (16 * half)));
-}
-inline float element(Tf32, const uint32_t* registers_of_lane, int register_of, int) {
-  return as_float(registers_of_lane[register_of] & 0xffffe000u);
+  if constexpr (sizeof(typename Kind::Element) == 4) {
+    return cut_off(registers_of_lane[register_of]);
+  } else {
+    return widened(kind, static_cast<uint16_t>(registers_of_lane[register_of] >> (16 * half)));
+  }
 }
 #endif
 
@@ -61,7 +79,7 @@ ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB
   asm volatile("mma.sync.aligned." shape_and_types " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
                : "+f"(as(c.own[0])), "+f"(as(c.own[1])), "+f"(as(c.own[2])), "+f"(as(c.own[3]))             \
                : "r"(a.own[0]), "r"(a.own[1]), "r"(a.own[2]), "r"(a.own[3]), "r"(b.own[0]), "r"(b.own[1]))
-  if constexpr (kIsSame<Kind, Tf32>) {
+  if constexpr (sizeof(typename Kind::Element) == 4) {
     ASPEN_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
   } else if constexpr (kIsSame<Kind, Bf16>) {
     ASPEN_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");

@@ -1,8 +1,11 @@
 // The matrix instructions of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; sm_90a), and
 // what they do on the host: there the bits of a matrix descriptor are taken apart and followed through the swizzle.
 //
-// Both operands are read from shared memory, by the asynchronous proxy, while threads go on. So what threads wrote must be made
+// Operands are read from shared memory, by the asynchronous proxy, while threads go on. So what threads wrote must be made
 // visible to it (Block::publish), buffers may be filled again only after `wait`, and sums may be looked at only then.
+//
+// Of float32 the instruction cuts off the bits that we round. So rows come from registers, where threads round them, and columns
+// were rounded when they became known. It takes columns of float32 along the depth alone.
 #pragma once
 
 #include "block.h"
@@ -22,13 +25,19 @@ inline constexpr bool kHasWarpgroups = false;
 
 // Lines of 64 elements of 16 bits, 128 bytes, in shared memory: of 8 lines each, unit u of 16 bytes of line l is at unit u ^ l.
 // Then neither 8 lines at one unit nor the units of one line meet in a bank. Begins at a multiple of 1024 bytes, which is where
-// the pattern begins in the addresses that the hardware permutes.
+// the pattern begins in the addresses that the hardware permutes. A line of float32 has 32 elements.
 struct Swizzle {
-  static constexpr int kLine = 64, kAlignment = 1024;
-  static ASPEN_DEVICE int place(int line, int at) { return line * kLine + ((at / 8 ^ line % 8) * 8 + at % 8); }
+  static constexpr int kLine = 64, kLineBytes = 128, kAlignment = 1024;
+  template <class Kind>
+  static constexpr int kLineOf = kLineBytes / static_cast<int>(sizeof(typename Kind::Element));
+  template <class Element = uint16_t>
+  static ASPEN_DEVICE int place(int line, int at) {
+    constexpr int kSize = static_cast<int>(sizeof(Element)), kUnit = 16 / kSize;
+    return line * (kLineBytes / kSize) + ((at / kUnit ^ line % 8) * kUnit + at % kUnit);
+  }
 };
 
-// Where a matrix of 16 elements along the depth is in shared memory, in such lines.
+// Where a matrix of 32 bytes along the depth is in shared memory, in such lines.
 struct MatrixDescriptor {
   uint64_t bits;
 #ifndef __CUDACC__
@@ -62,26 +71,34 @@ struct MatrixDescriptor {
 
 #ifndef __CUDACC__
   // Element (line, k) across and along the depth; kAcross: lines of memory lie across the depth.
-  template <bool kAcross>
-  uint16_t at(int line, int k) const {
+  template <bool kAcross, class Element = uint16_t>
+  Element at(int line, int k) const {
+    static_assert(!kAcross || sizeof(Element) == 2);
     const uint64_t start = (bits & 0x3fff) << 4, leading = (bits >> 16 & 0x3fff) << 4, stride = (bits >> 32 & 0x3fff) << 4;
     if (bits >> 62 != 1 || (bits >> 49 & 7) != 0) __builtin_trap();
     const auto l = static_cast<uint64_t>(line), d = static_cast<uint64_t>(k);
-    const uint64_t linear =
-        start + (kAcross ? l / 64 * leading + l % 64 * 2 + d / 8 * stride + d % 8 * 128 : l / 8 * stride + l % 8 * 128 + d * 2);
+    const uint64_t linear = start + (kAcross ? l / 64 * leading + l % 64 * 2 + d / 8 * stride + d % 8 * 128
+                                             : l / 8 * stride + l % 8 * 128 + d * sizeof(Element));
     const uint64_t address = linear ^ (linear >> 7 & 7) << 4;
-    uint16_t element;
+    Element element;
     std::memcpy(&element, matrix + ((address - reinterpret_cast<uintptr_t>(matrix)) & 0x3ffff), sizeof element);
     return element;
   }
 #endif
 };
 
+// 64 rows of float32 in registers, 16 of each warp.
+using RowFragments = PerWarp<FragmentA, kWarpgroup / kWarp>;
+
 // Sums of 64 x kColumns products of a warpgroup; of B, lines of memory lie across the depth where kAcross.
 template <class Kind, int kColumns, bool kAcross>
 class WarpgroupSums {
  public:
-  static_assert(sizeof(typename Kind::Element) == 2 && (kColumns == 64 || kColumns == 128));
+  using Element = typename Kind::Element;
+  static constexpr bool kFromRegisters = sizeof(Element) == 4;  // of A
+  using Rows = typename Either<kFromRegisters, RowFragments, MatrixDescriptor>::Type;
+  static_assert(kColumns == 64 || kColumns == 128);
+  static_assert(!kFromRegisters || (kIsSame<Kind, RoundedTf32> && !kAcross));
 
   // Calls visit(row, column, sum), every thread for its own; they lie as those of `mma` do, in 16 rows a warp.
   template <class Visit>
@@ -129,8 +146,8 @@ class WarpgroupSums {
 #endif
   }
 
-  // Begins sums += a * b, 16 along the depth.
-  ASPEN_DEVICE void multiply_add(const MatrixDescriptor& a, const MatrixDescriptor& b) {
+  // Begins sums += a * b, Kind::kDepth along the depth.
+  ASPEN_DEVICE void multiply_add(const Rows& a, const MatrixDescriptor& b) {
 #ifdef __CUDACC__
 #define ASPEN_FOUR(at) "+f"(own_[at]), "+f"(own_[at + 1]), "+f"(own_[at + 2]), "+f"(own_[at + 3])
 #define ASPEN_SIXTEEN(at) ASPEN_FOUR(at), ASPEN_FOUR(at + 4), ASPEN_FOUR(at + 8), ASPEN_FOUR(at + 12)
@@ -148,7 +165,28 @@ class WarpgroupSums {
                ",%57,%58,%59,%60,%61,%62,%63}, %64, %65, adds, 1, 1, 0, %66;\n}"                                                 \
                : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
                : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
-    if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
+// A is four registers of each thread.
+#define ASPEN_ROWS "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3])
+#define ASPEN_WGMMA_TF32_64                                                                                             \
+  asm volatile(                                                                                                         \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32"               \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+      ",%30,%31}, {%32,%33,%34,%35}, %36, adds, 1, 1;\n}"                                                               \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
+      : ASPEN_ROWS, "l"(b.bits))
+#define ASPEN_WGMMA_TF32_128                                                                                            \
+  asm volatile(                                                                                                         \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"              \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
+      ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
+      ",%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1;\n}"                                           \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
+      : ASPEN_ROWS, "l"(b.bits))
+    if constexpr (kFromRegisters && kColumns == 64) {
+      ASPEN_WGMMA_TF32_64;
+    } else if constexpr (kFromRegisters) {
+      ASPEN_WGMMA_TF32_128;
+    } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
       ASPEN_WGMMA_64("bf16");
     } else if constexpr (kIsSame<Kind, Bf16>) {
       ASPEN_WGMMA_128("bf16");
@@ -157,6 +195,9 @@ class WarpgroupSums {
     } else {
       ASPEN_WGMMA_128("f16");
     }
+#undef ASPEN_WGMMA_TF32_128
+#undef ASPEN_WGMMA_TF32_64
+#undef ASPEN_ROWS
 #undef ASPEN_WGMMA_128
 #undef ASPEN_WGMMA_64
 #undef ASPEN_SIXTEEN
@@ -179,34 +220,58 @@ class WarpgroupSums {
   // Operands may be read at any time between multiply_add and wait: what they are then must not differ.
   class Product {
    public:
-    Product(const MatrixDescriptor& a, const MatrixDescriptor& b) : a_(a), b_(b), read_(read()) {}
+    Product(const Rows& a, const MatrixDescriptor& b) : a_(a), b_(b), read_(read()) {}
     void add_to(float (&sums)[kWarpgroup][kColumns / 2]) const {
       if (read() != read_) __builtin_trap();
       std::vector<float> numbers;
-      for (const uint16_t bits : read_) numbers.push_back(widened(Kind(), bits));
+      for (const Bits bits : read_) numbers.push_back(number(bits));
       for (int thread = 0; thread < kWarpgroup; ++thread) {
         for (int i = 0; i < kColumns / 2; ++i) {
-          const float* const row = &numbers[static_cast<size_t>(16 * row_of(thread, i))];
-          const float* const column = &numbers[static_cast<size_t>(16 * (64 + column_of(thread, i)))];
+          const float* const row = &numbers[static_cast<size_t>(Kind::kDepth * row_of(thread, i))];
+          const float* const column = &numbers[static_cast<size_t>(Kind::kDepth * (64 + column_of(thread, i)))];
           float sum = 0;
-          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
+          for (int k = 0; k < Kind::kDepth; ++k) sum += row[k] * column[k];
           sums[thread][i] += sum;
         }
       }
     }
 
    private:
-    std::vector<uint16_t> read() const {
-      std::vector<uint16_t> elements;
+    using Bits = typename Either<kFromRegisters, uint32_t, uint16_t>::Type;
+    static float number(Bits bits) {
+      if constexpr (kFromRegisters) {
+        return cut_off(bits);
+      } else {
+        return widened(Kind(), bits);
+      }
+    }
+    Bits row_element(int row, int k) const {
+      if constexpr (kFromRegisters) {
+        return a_.all[static_cast<size_t>(row / 16)].all[row % 8 * 4 + k % 4][row % 16 / 8 + 2 * (k / 4)];
+      } else {
+        return a_.template at<false>(row, k);
+      }
+    }
+    Bits column_element(int column, int k) const {
+      const Bits bits = b_.template at<kAcross, Bits>(column, k);
+      if constexpr (kFromRegisters) {
+        // What was not rounded is refused, for it would be cut off.
+        if (cut_off(bits) != as_float(bits) && as_float(bits) == as_float(bits)) __builtin_trap();
+      }
+      return bits;
+    }
+    std::vector<Bits> read() const {
+      std::vector<Bits> elements;
       for (int line = 0; line < 64 + kColumns; ++line) {
-        for (int k = 0; k < 16; ++k) {
-          elements.push_back(line < 64 ? a_.template at<false>(line, k) : b_.template at<kAcross>(line - 64, k));
+        for (int k = 0; k < Kind::kDepth; ++k) {
+          elements.push_back(line < 64 ? row_element(line, k) : column_element(line - 64, k));
         }
       }
       return elements;
     }
-    MatrixDescriptor a_, b_;
-    std::vector<uint16_t> read_;
+    Rows a_;
+    MatrixDescriptor b_;
+    std::vector<Bits> read_;
   };
   float all_[kWarpgroup][kColumns / 2];
   bool fenced_ = false;
@@ -215,28 +280,29 @@ class WarpgroupSums {
 #endif
 };
 
-// Warpgroups of 64 rows and all columns. Of the same kind as the Cores of product.h, for 16-bit elements only: of float32 the
-// instruction would cut bits off that we round, and rounding them in shared memory first takes as much of its bandwidth as `mma`
-// needs more instructions.
+// Warpgroups of 64 rows and all columns. Of the same kind as the Cores of product.h. Rows of float32 pass through registers.
 template <class Kind, int kRows_, int kColumns_, bool kAlongDepth_ = false, int kStages_ = 4>
 struct WgmmaCore {
   using Element = typename Kind::Element;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr bool kAlongDepth = kAlongDepth_;
+  using GroupSums = WarpgroupSums<Kind, kColumns, !kAlongDepth>;
   static constexpr int kGroups = kRows / 64, kThreads = kGroups * kWarpgroup;
-  static constexpr int kDepth = Swizzle::kLine, kAlignment = Swizzle::kAlignment;
+  static constexpr int kDepth = Swizzle::kLineOf<Kind>, kAlignment = Swizzle::kAlignment;
   static constexpr int kRowElements = kRows * kDepth, kColumnElements = kColumns * kDepth;
   static constexpr int kStages = kStages_;  // one is multiplied, one perhaps still, the others are being copied
-  static constexpr int kInFlight = 1;
+  // Registers that are read may be written only when the instruction is over: of float32 no chunk is left behind.
+  static constexpr int kInFlight = GroupSums::kFromRegisters ? 0 : 1;
+  static constexpr bool kReadsByProxy = true;
   static_assert(kRows % 64 == 0);
 
-  static ASPEN_DEVICE int row_place(int row, int k) { return Swizzle::place(row, k); }
+  static ASPEN_DEVICE int row_place(int row, int k) { return Swizzle::place<Element>(row, k); }
   // Columns across the depth: 64 of all lines, then the next 64.
   static ASPEN_DEVICE int column_place(int line, int at) {
-    return kAlongDepth ? Swizzle::place(line, at) : at / 64 * (64 * kDepth) + Swizzle::place(line, at % 64);
+    return kAlongDepth ? Swizzle::place<Element>(line, at) : at / 64 * (64 * kDepth) + Swizzle::place<Element>(line, at % 64);
   }
 
-  PerThread<WarpgroupSums<Kind, kColumns, !kAlongDepth>, kGroups> held;
+  PerThread<GroupSums, kGroups> held;
 
   ASPEN_DEVICE void clear(Block<kThreads>& block) {
     block.each_warpgroup([&](int group) { held[group].each([](int, int, float& sum) { sum = 0; }); });
@@ -247,13 +313,22 @@ struct WgmmaCore {
 #ifndef __CUDACC__
     if (!block.is_published()) __builtin_trap();
 #endif
-    constexpr int kStep = 16, kEight = 8 * Swizzle::kLine * 2;  // elements along the depth, and the bytes of 8 lines
+    constexpr int kSteps = kDepth / Kind::kDepth, kStepBytes = 32, kEight = 8 * Swizzle::kLineBytes;  // of 8 lines
     block.each_warpgroup([&](int group) {
-      const auto a = MatrixDescriptor::of(rows + group * 64 * kDepth, 0, kEight);
-      const auto b = MatrixDescriptor::of(columns, kAlongDepth ? 0 : 64 * kDepth * 2, kEight);
-      held[group].fence();
-      ASPEN_UNROLL for (int k = 0; k < kDepth; k += kStep) {
-        held[group].multiply_add(a + k * 2, b + (kAlongDepth ? k * 2 : k / 8 * kEight));
+      const Element* const own = rows + group * 64 * kDepth;
+      const auto b = MatrixDescriptor::of(columns, kAlongDepth ? 0 : 64 * Swizzle::kLineBytes, kEight);
+      const auto columns_of = [&](int step) { return b + (kAlongDepth ? step * kStepBytes : step * Kind::kDepth / 8 * kEight); };
+      if constexpr (GroupSums::kFromRegisters) {
+        RowFragments a[kSteps];
+        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) load_rounded(block, a[step], own, step * Kind::kDepth);
+        held[group].fence();
+        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) held[group].multiply_add(a[step], columns_of(step));
+      } else {
+        const auto a = MatrixDescriptor::of(own, 0, kEight);
+        held[group].fence();
+        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) {
+          held[group].multiply_add(a + step * kStepBytes, columns_of(step));
+        }
       }
       held[group].commit();
     });
@@ -267,6 +342,15 @@ struct WgmmaCore {
   ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
     block.each_warpgroup(
         [&](int group) { held[group].each([&](int row, int column, float& sum) { visit(64 * group + row, column, sum); }); });
+  }
+
+ private:
+  // Elements k to k + 8 of a warpgroup's rows. Squares: the upper 8 rows of a warp, the lower, and both 4 elements later.
+  static ASPEN_DEVICE void load_rounded(Block<kThreads>& block, RowFragments& a, const Element* rows, int k) {
+    block.each_warp_of_group([&](int warp) {
+      load_squares<false>(a[warp], [&](int line) { return rows + row_place(16 * warp + line % 16, k + line / 16 * 4); });
+      a[warp].each([](int, int, uint32_t& bits) { bits = with_half_of_tf32(bits); });
+    });
   }
 };
 

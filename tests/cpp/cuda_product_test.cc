@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/kernels/operands.h"
@@ -43,6 +44,11 @@ struct Numbers<Tf32> {
     return std::ldexp(std::round(std::ldexp(fraction, 11)), exponent - 11);
   }
 };
+template <>
+struct Numbers<RoundedTf32> {
+  static float stored(double value) { return static_cast<float>(Numbers<Tf32>::multiplied(static_cast<float>(value))); }
+  static double multiplied(float stored) { return stored; }
+};
 template <DType dtype>
 struct HalfNumbers {
   static uint16_t stored(double value) { return cpu::testing::half_bits(dtype, value); }
@@ -67,6 +73,10 @@ std::unique_ptr<Element[]> random_elements(int64_t count) {
     elements[i] = Numbers<Kind>::stored(std::uniform_real_distribution<double>(-1, 1)(random_bits));
   return elements;
 }
+
+// What rows are: of columns that are rounded beforehand they are not.
+template <class Kind>
+using RowKind = typename Either<std::is_same_v<Kind, RoundedTf32>, Tf32, Kind>::Type;
 
 template <class Memory>
 std::unique_ptr<Memory> poisoned_memory() {
@@ -116,12 +126,12 @@ void check_matrices() {
     const int row_stride = depth + kVector * random_int(0, 2);
     const int lines = Core::kAlongDepth ? num_columns : depth, line = Core::kAlongDepth ? depth : num_columns;
     const int line_stride = line + kVector * random_int(0, 2);
-    const auto a = random_elements<Kind, Element>(std::max(1, (num_rows - 1) * row_stride + depth));
+    const auto a = random_elements<RowKind<Kind>, Element>(std::max(1, (num_rows - 1) * row_stride + depth));
     const auto b = random_elements<Kind, Element>(std::max(1, (lines - 1) * line_stride + line));
     const auto expected = [&](int row, int column) {
       double sum = 0;
       for (int k = 0; k < depth; ++k) {
-        sum += Numbers<Kind>::multiplied(a[row * row_stride + k]) *
+        sum += Numbers<RowKind<Kind>>::multiplied(a[row * row_stride + k]) *
                Numbers<Kind>::multiplied(b[Core::kAlongDepth ? column * line_stride + k : k * line_stride + column]);
       }
       return sum;
@@ -154,18 +164,21 @@ TEST(matrices_by_warpgroups) {
   check_matrices<Bf16, WgmmaCore<Bf16, 128, 128>, 3, 2>();
   check_matrices<F16, WgmmaCore<F16, 128, 64, true>, 5, 8>();
   check_matrices<Bf16, WgmmaCore<Bf16, 64, 128, true>, 4, 1>();
+  check_matrices<RoundedTf32, WgmmaCore<RoundedTf32, 64, 64, true>, 3, 4>();
+  check_matrices<RoundedTf32, WgmmaCore<RoundedTf32, 128, 128, true>, 4, 4>();
+  check_matrices<RoundedTf32, MmaCore<RoundedTf32, 64, 64, 32, 32, true>, 3, 4>();
 }
 
 // One dimension of a tensor of three: `count` elements that are `stride` apart.
 struct Axis {
   int count, stride;
 };
-TensorMap map_of(const void* data, int adjacent, Axis lines, Axis matrices, int box_lines) {
+TensorMap map_of(const void* data, int adjacent, Axis lines, Axis matrices, int box_lines, int size = 2) {
   const auto unsigned_of = [](int number) { return static_cast<uint64_t>(number); };
   TensorShape shape{0, 3, {}, {}, {64, static_cast<uint32_t>(box_lines), 1}, {1, 1, 1}};
-  shape.extents[0] = unsigned_of(adjacent), shape.extents[1] = unsigned_of(lines.count);
+  shape.extents[0] = unsigned_of(adjacent * size / 2), shape.extents[1] = unsigned_of(lines.count);
   shape.extents[2] = unsigned_of(matrices.count);
-  shape.strides[0] = unsigned_of(2 * lines.stride), shape.strides[1] = unsigned_of(2 * matrices.stride);
+  shape.strides[0] = unsigned_of(size * lines.stride), shape.strides[1] = unsigned_of(size * matrices.stride);
   return played_map(shape, data);
 }
 
@@ -183,16 +196,18 @@ void check_boxes() {
     const auto size = [](Axis matrices, Axis lines, int adjacent) {
       return 2 * matrices.stride + (lines.count - 1) * lines.stride + adjacent;
     };
-    const auto a = random_elements<Kind, Element>(size(a_matrices, a_lines, depth));
+    const auto a = random_elements<RowKind<Kind>, Element>(size(a_matrices, a_lines, depth));
     const auto b = random_elements<Kind, Element>(size(b_matrices, b_lines, b_adjacent));
-    const TensorMap a_map = map_of(a.get(), depth, a_lines, a_matrices, Core::kRows);
-    const TensorMap b_map = map_of(b.get(), b_adjacent, b_lines, b_matrices, Core::kAlongDepth ? Core::kColumns : 64);
+    constexpr int kSize = sizeof(Element);
+    const TensorMap a_map = map_of(a.get(), depth, a_lines, a_matrices, Core::kRows, kSize);
+    const int box_lines = Core::kAlongDepth ? Core::kColumns : 64;
+    const TensorMap b_map = map_of(b.get(), b_adjacent, b_lines, b_matrices, box_lines, kSize);
     const int num_rows = std::min(height - first_row, Core::kRows), num_columns = std::min(width - first_column, Core::kColumns);
     const auto expected = [&](int row, int column) {
       double sum = 0;
       for (int k = 0; k < depth; ++k) {
         const int line = Core::kAlongDepth ? first_column + column : k, at = Core::kAlongDepth ? k : first_column + column;
-        sum += Numbers<Kind>::multiplied(a[matrix * a_matrices.stride + (first_row + row) * a_lines.stride + k]) *
+        sum += Numbers<RowKind<Kind>>::multiplied(a[matrix * a_matrices.stride + (first_row + row) * a_lines.stride + k]) *
                Numbers<Kind>::multiplied(b[matrix * b_matrices.stride + line * b_lines.stride + at]);
       }
       return sum;
@@ -213,6 +228,8 @@ TEST(matrices_in_boxes) {
   check_boxes<F16, WgmmaCore<F16, 64, 128>, 3>();
   check_boxes<Bf16, WgmmaCore<Bf16, 128, 128, true>, 4>();
   check_boxes<F16, WgmmaCore<F16, 128, 64, true>, 5>();
+  check_boxes<RoundedTf32, WgmmaCore<RoundedTf32, 64, 64, true>, 4>();
+  check_boxes<RoundedTf32, WgmmaCore<RoundedTf32, 128, 128, true>, 3>();
 }
 
 TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
