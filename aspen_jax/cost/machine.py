@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,18 +11,7 @@ from aspen_jax import _engine
 from aspen_jax.cost.measured import Measurements, measurements
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.family import Work
-
-
-class RoundedInput(NamedTuple):
-    """An input of an op that is best rounded to TF32 beforehand.
-
-    Attributes:
-        number: of the input.
-        order: how it is best stored: dimension i is dimension order[i] of the input.
-    """
-
-    number: int
-    order: tuple[int, ...]
+from aspen_jax.ops.tf32 import RoundedInput
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.apu import Machine
-from aspen_jax.cost.machine import RoundedInput
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
 from aspen_jax.cuda.candidates import Architecture
@@ -29,6 +28,7 @@ from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.slices import sliced
 from aspen_jax.ops.stack import STACK, WEIGHTED, parts_of
+from aspen_jax.ops.tf32 import RoundedInput
 from aspen_jax.ops.transposed import TRANSPOSED, own_boxes
 from aspen_jax.ops.transposed import part_of as untransposed
 

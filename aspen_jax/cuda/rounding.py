@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 
-from aspen_jax.cost.machine import RoundedInput
 from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op, Value
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.matmul import MATMUL
-from aspen_jax.ops.tf32 import with_rounded
+from aspen_jax.ops.tf32 import RoundedInput, with_rounded
 
 # The dimensions of weights [KH, KW, C, O] as columns along the depth.
 _OF_WEIGHTS = (3, 0, 1, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 _INFINITY = 0x7F800000
 _DROPPED = 0x1FFF
+
+
+class RoundedInput(NamedTuple):
+    """An input of an op that is best rounded to TF32 beforehand.
+
+    Attributes:
+        number: of the input.
+        order: how it is best stored: dimension i is dimension order[i] of the input.
+    """
+
+    number: int
+    order: tuple[int, ...]
 
 
 def rounded(array: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_jax.cost.machine import Machine, RoundedInput
+from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program
-from aspen_jax.ops.tf32 import rounded, with_rounded
+from aspen_jax.ops.tf32 import RoundedInput, rounded, with_rounded
 from aspen_jax.passes import storage
 
 
