@@ -23,7 +23,7 @@ BF16: Any = jnp.bfloat16
 
 
 def conv(x, w, strides=(2, 2), padding: Any = "SAME", layout="NHWC"):
-    return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=(layout, "HWIO", layout))
+    return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=(layout, "HWIO", "NHWC"))
 
 
 def first(function, *arguments):
@@ -66,7 +66,7 @@ def test_the_first_layer(layout, warpgroups):
             conv(x, even, (1, 2), ((0, 0), (-2, 1)), layout),
             conv(x, patches, (8, 8), "VALID", layout),
         ]
-        return [jax.nn.relu(outs[0] + (bias if layout == "NHWC" else bias[:, None, None])), *outs[1:]]
+        return [jax.nn.relu(outs[0] + bias), *outs[1:]]
 
     shapes = (7, 7, 3, 72), (3, 3, 3, 16), (2, 5, 3, 8), (8, 8, 3, 64), (72,)
     weights = [random(i, *shape, dtype=BF16) for i, shape in enumerate(shapes, 1)]
