@@ -44,18 +44,23 @@ def choosing(monkeypatch):
     monkeypatch.delenv("ASPEN_DISABLE_PASSES")
 
 
-@pytest.fixture
-def restored_workers():
-    """A test may change the number of workers."""
+def _workers_as_before():
+    """Results may differ in their last bits with the number of workers, and children of this process begin with the usual one."""
     from aspen_jax import runtime
 
     workers = runtime.num_workers()
     yield
-    runtime.set_num_workers(workers)
+    if runtime.num_workers() != workers:
+        runtime.set_num_workers(workers)
+
+
+# Of what a test changes, and of what fixtures of a module do.
+workers_of_each_test = pytest.fixture(autouse=True)(_workers_as_before)
+workers_of_each_module = pytest.fixture(autouse=True, scope="module")(_workers_as_before)
 
 
 @pytest.fixture
-def record(tmp_path, monkeypatch, restored_workers):
-    """A file for a benchmark's figures; this process is left on its cores, and gets its workers back."""
+def record(tmp_path, monkeypatch):
+    """A file for a benchmark's figures; this process is left on its cores."""
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     return tmp_path / "figures.json"

@@ -109,9 +109,7 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    workers = runtime.num_workers()
     yield tmp_path
-    runtime.set_num_workers(workers)
     for name in ("mine", "broken", "needs", "leaves", "modules"):
         sys.modules.pop(name, None)
 

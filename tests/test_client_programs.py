@@ -16,7 +16,7 @@ from benchmarks.models.model import Size, of_network
 
 
 @pytest.fixture
-def few(monkeypatch, restored_workers):
+def few(monkeypatch):
     """A register of our own, and no networks; this process is left on its cores."""
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     programs: dict[str, Client] = {}

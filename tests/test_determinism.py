@@ -32,15 +32,8 @@ def network(x, weights):
     return jax.nn.softmax(x.mean((1, 2)))
 
 
-@pytest.fixture
-def restored_workers():
-    before = aspen_jax.num_workers()
-    yield
-    aspen_jax.set_num_workers(before)
-
-
 @pytest.mark.parametrize("workers", [2, 5])
-def test_500_calls_from_4_threads_are_bitwise_equal(workers, restored_workers):
+def test_500_calls_from_4_threads_are_bitwise_equal(workers):
     aspen_jax.set_num_workers(workers)
     rng = np.random.default_rng(0)
     weights = [

@@ -69,7 +69,7 @@ class Merged:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_tiles_lie_inside_of_the_calls(workers, tmp_path, restored_workers):
+def test_tiles_lie_inside_of_the_calls(workers, tmp_path):
     set_num_workers(workers)
     graph = layer.graph(X, W)
     layer(X, W).block_until_ready()

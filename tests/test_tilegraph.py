@@ -142,7 +142,7 @@ def test_the_engine_computes_what_the_references_do_whatever_the_tiles(seed, tmp
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_timeline_has_every_tile_after_its_parents(workers, restored_workers):
+def test_the_timeline_has_every_tile_after_its_parents(workers):
     set_num_workers(workers)
     graph = small_net()
     x, w = np.ones((1, 48, 32, 8), np.float32), np.zeros((3, 3, 8, 8), np.float32)

@@ -81,7 +81,7 @@ def test_files_say_what_the_timeline_says(seed, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_files_of_real_runs(workers, tmp_path, restored_workers):
+def test_files_of_real_runs(workers, tmp_path):
     set_num_workers(workers)
     graph = small_net()
     timeline = graph.timeline(np.ones((1, 48, 32, 8), np.float32), np.zeros((3, 3, 8, 8), np.float32))
