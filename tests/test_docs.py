@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import pytest
@@ -16,8 +17,12 @@ _SUFFIXES = {".py", ".pyi", ".cc", ".h", ".inc"}
 
 @pytest.fixture
 def in_folder(tmp_path, monkeypatch):
-    """Pages may write files."""
+    """Pages may write files, and silence our messages."""
     monkeypatch.chdir(tmp_path)
+    log = logging.getLogger("aspen_jax")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
