@@ -287,6 +287,16 @@ def test_fuse_makes_a_chain_one_program_but_keeps_shared_results():
     assert len(shared) == 1
 
 
+@pytest.mark.parametrize("activation", [jax.nn.softplus, jax.nn.mish, jax.nn.silu, jax.nn.gelu, jax.nn.log_sigmoid])
+def test_what_one_chain_reads_at_several_places_is_part_of_it(activation):
+    """The last reader to be absorbed makes the chain the only one."""
+    arrays = (np.random.default_rng(2).standard_normal(shape, np.float32) for shape in ((5, 7), (7, 9), (9,)))
+    program, inputs = traced(lambda x, w, b: activation(x @ w + b), *arrays)
+    result = run_passes(program)
+    assert kinds(result) == ["matmul"]
+    assert_same(program, result, inputs)
+
+
 def test_kernels_and_programs_read_16_bits_without_a_conversion_before():
     def function(x, w, v):
         wide = x.astype(jnp.float32)

@@ -33,13 +33,19 @@ def run(program: Program) -> Program:
 def _absorb(op: Op, blocks: dict[Value, Op], ops: dict[Value, Op], readers: dict[Value, set[Value | None]]) -> Op:
     """Pull producers into `op` until none fits; absorbed ops leave `ops`."""
     rejected: set[Value] = set()
+
+    def may_be_absorbed(value: Value) -> bool:
+        # Asked again after each merge: other readers may have been absorbed.
+        if value not in blocks or value in rejected:
+            return False
+        return _is_free(blocks[value]) or readers[value] == {op.output}
+
     while True:
-        candidates = (item.value for item in op.inputs if item.value in blocks and item.value not in rejected)
-        value = next(candidates, None)
+        value = next((item.value for item in op.inputs if may_be_absorbed(item.value)), None)
         if value is None:
             return op
         producer = blocks[value]
-        merged = with_producer(op, producer) if _is_free(producer) or readers[value] == {op.output} else None
+        merged = with_producer(op, producer)
         if merged is None:
             rejected.add(value)
             continue
