@@ -15,7 +15,7 @@ from jax import lax
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.cuda import kernel_choices
 from aspen_jax.cuda.blocks import block
-from aspen_jax.cuda.candidates import Architecture, Candidate, candidates, legal
+from aspen_jax.cuda.candidates import STREAMED_WARPGROUPS, Architecture, Candidate, candidates, legal
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.kernel_choices import Choice, KernelChoices, Timed, candidate_for, considering
 from aspen_jax.cuda.machine import Gpu
@@ -94,9 +94,9 @@ def test_tens_of_candidates_fit_an_architecture_and_suit_a_problem(architecture,
     assert len(set(found)) == len(found)
     for item in found:
         assert item.shared_bytes(problem.itemsize) <= architecture.shared_bytes
-        assert item.threads in (128, 256, 512)
+        assert item.threads - 32 * item.is_streamed in (128, 256, 512)
         assert item.rows % item.warp_rows == item.columns % item.warp_columns == 0
-        assert (item.core == "warpgroups") <= architecture.warpgroups
+        assert item.by_warpgroups <= architecture.warpgroups
 
 
 def test_large_problems_have_the_largest_warp_tiles_and_small_ones_small_blocks():
@@ -291,6 +291,7 @@ def explained(jaxpr):
     [
         (jnp.bfloat16, False, Candidate("warpgroups", 256, 64, 64, 64, 3)),
         (jnp.bfloat16, False, Candidate("warpgroups", 64, 128, 64, 128, 5)),
+        (jnp.bfloat16, False, Candidate(STREAMED_WARPGROUPS, 128, 64, 64, 64, 6)),
         (jnp.bfloat16, False, Candidate("warps", 32, 128, 32, 32, 2)),
         (jnp.float32, True, Candidate("threads", 32, 256, 8, 4, 2)),
     ],

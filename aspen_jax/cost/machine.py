@@ -113,6 +113,14 @@ class Machine:
         """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return None
 
+    def places_of(self, op: Op) -> int:
+        """Workers that a tile of an op takes."""
+        return op.slices
+
+    def further_tiles(self, op: Op) -> float:
+        """How many tiles' time who reads an op waits beyond the rounds of its tiles: shorter tiles let readers begin earlier."""
+        return 1.0
+
     def blocks_of(self, op: Op) -> str | None:
         """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
         return None

@@ -106,8 +106,8 @@ def _prices(
     boxes[:, :, 1] = boxes[:, :, 0] + extents
     tile = np.maximum(machine.of_boxes(op, boxes), 1.0)  # a tile of no work could not be compared
     tiles = np.prod(parts, axis=1)
-    places = max(num_workers // op.slices, 1)
-    price = -(-tiles // places) * tile + tile
+    places = max(num_workers // machine.places_of(op), 1)
+    price = (-(-tiles // places) + machine.further_tiles(op)) * tile
     if parts.shape[1]:
         price = np.where(parts[:, -1] > 1, price / _COLUMNS_MARGIN, price)
     # A candidate breaks a rule by the factor that it is short by; least broken wins, and among those the price decides.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from aspen_jax.cuda.device import MULTIPROCESSORS
 from aspen_jax.cuda.kernel_choices import candidate_for
+from aspen_jax.cuda.streams import stream_block
+from aspen_jax.cuda.vectors import whole
 from aspen_jax.ir.program import Op
-
-# Of an H100 or H200.
-MULTIPROCESSORS = 132
 
 # Rows and columns, the largest first. What warpgroups may multiply has all of them; the rest of float32 has the last.
 _BLOCKS = ((128, 128), (64, 128), (64, 64))
@@ -18,13 +17,16 @@ _BLOCKS = ((128, 128), (64, 128), (64, 64))
 def block(op: Op) -> tuple[int, int]:
     """The rows and columns of a product or convolution that a thread block computes at once.
 
-    Those of the candidate that was timed, or of a like product's (cuda/kernel_choices.py). By default the largest, which reads
-    its operands least often, of which there is still one for each multiprocessor, and of which the last row and column are hardly
-    empty.
+    Those of the candidate that was timed, or of a like product's (cuda/kernel_choices.py). By default those that are streamed
+    (cuda/streams.py). Else the largest, which reads its operands least often, of which there is still one for each
+    multiprocessor, and of which the last row and column are hardly empty.
     """
     candidate = candidate_for(op)
     if candidate is not None:
         return candidate.rows, candidate.columns
+    streamed = stream_block(op)
+    if streamed is not None:
+        return streamed
     grouped = op.family.name != "matmul" and op.attrs.groups > 1
     if not (op.inputs[0].dtype.itemsize == 2 or op.rounded) or not op.output.size or grouped:
         return _BLOCKS[-1]
@@ -46,8 +48,3 @@ def row_axes(op: Op) -> list[int]:
         return list(axes[-3:])
     right = op.attrs.b if len(axes) in op.attrs.b else op.attrs.a
     return [axis for axis in axes if axis not in right]
-
-
-def whole(extents: Any, unit: int) -> Any:
-    """Extents, ints or arrays of them, in whole units."""
-    return -(-extents // unit) * unit

@@ -22,6 +22,8 @@ from aspen_jax.cuda.problem import Problem
 
 _WARP = 32
 
+STREAMED_WARPGROUPS = "streamed warpgroups"
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -61,7 +63,8 @@ class Candidate:
     """One way to multiply a block.
 
     Attributes:
-        core: "warps" and "warpgroups" of tensor cores, or "threads" in float32 throughout.
+        core: "warps" and "warpgroups" of tensor cores, "streamed warpgroups" with a warp beside them that copies, or "threads"
+            in float32 throughout.
         rows, columns: of a block.
         warp_rows, warp_columns: of a warp; of a warpgroup; of a thread.
         stages: chunks of the depth in shared memory.
@@ -82,23 +85,34 @@ class Candidate:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.parts * {"warps": _WARP, "warpgroups": 4 * _WARP, "threads": 1}[self.core]
+        own = 4 * _WARP if self.by_warpgroups else {"warps": _WARP, "threads": 1}[self.core]
+        return self.parts * own + (_WARP if self.is_streamed else 0)
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether warpgroups multiply."""
+        return self.core in ("warpgroups", STREAMED_WARPGROUPS)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a warp beside them copies."""
+        return self.core == STREAMED_WARPGROUPS
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Shared memory of a block: its stages, and later in their place its sums."""
+        """Shared memory of a block: its stages, and later in their place its sums. What is streamed has both side by side."""
         # Rows of 64 bytes and 16 between them, of 128 bytes, or of 16 elements and 4; columns are no wider along the depth.
-        line = {"warps": 80, "warpgroups": 128, "threads": 80}[self.core]
-        apart = 0 if self.core == "warpgroups" else 8
+        line, apart = (128, 0) if self.by_warpgroups else (80, 8)
         stage = self.rows * line + max(self.columns * line, self.depth(itemsize) * (self.columns + apart) * itemsize)
         barriers = 1024  # and what aligns the stages
+        if self.is_streamed:
+            return self.stages * stage + 4 * self.parts * _PASSING_BYTES + barriers
         return max(self.stages * stage, 4 * self.rows * (self.columns + 8)) + barriers
 
     def registers(self, problem: Problem) -> int:
         """Registers of a thread: sums, what of the operands is multiplied with them, addresses of copies, and the rest."""
-        copies = sum(
-            math.ceil(lines * self.depth(problem.itemsize) / problem.vector / self.threads) for lines in (self.rows, self.columns)
-        )
-        if self.core == "warpgroups":
+        chunks = (lines * self.depth(problem.itemsize) for lines in (self.rows, self.columns))
+        copies = 0 if self.is_streamed else sum(math.ceil(chunk / problem.vector / self.threads) for chunk in chunks)
+        if self.by_warpgroups:
             own = self.warp_rows * self.warp_columns // (4 * _WARP)
         elif self.core == "threads":
             own = self.warp_rows * self.warp_columns + self.warp_rows + self.warp_columns
@@ -108,7 +122,7 @@ class Candidate:
 
     def depth(self, itemsize: int) -> int:
         """Elements of a chunk along the depth."""
-        return {"warps": 64 // itemsize, "warpgroups": 128 // itemsize, "threads": 16}[self.core]
+        return 128 // itemsize if self.by_warpgroups else {"warps": 64 // itemsize, "threads": 16}[self.core]
 
     def __str__(self) -> str:
         each = f"{self.warp_rows} x {self.warp_columns}"
@@ -119,6 +133,10 @@ class Candidate:
 _ROWS, _COLUMNS = (16, 32, 64, 128, 256), (64, 128, 256)
 _WARPS = (4, 8)
 _STAGES = {"warps": (2, 3, 4), "warpgroups": (3, 4, 5), "threads": (2, 3)}
+
+# Of 128 rows, as two warpgroups have: columns and stages. A warp's sums pass through 16 lines of 40 elements.
+_STREAMED = ((256, 3), (256, 4), (128, 4), (128, 6), (64, 6), (64, 8))
+_PASSING_BYTES = 16 * 40 * 4
 
 # Registers of a thread for each copy that it begins of a chunk, and for counters and the bounds of a box. With these the estimate
 # is above what the assembler says of all kernels but those that it gives more registers than they need.
@@ -152,6 +170,8 @@ def _all(problem: Problem, architecture: Architecture) -> Iterator[Candidate]:
         # A warpgroup has 64 rows and all columns, 64 or 128 of them (WgmmaCore in cuda/kernels/warpgroup_mma.h).
         for rows, columns, stages in itertools.product((64, 128, 256), (64, 128), _STAGES["warpgroups"]):
             yield Candidate("warpgroups", rows, columns, 64, columns, stages)
+        for columns, stages in _STREAMED:
+            yield Candidate(STREAMED_WARPGROUPS, 128, columns, 64, columns, stages)
     # Warps do half of what warpgroups do. They are left the blocks that are too small for those.
     most_rows = 32 if problem.by_warpgroups and architecture.warpgroups else _ROWS[-1]
     core = "threads" if problem.exact and problem.itemsize == 4 else "warps"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from aspen_jax.cuda.blocks import whole
+from aspen_jax.cuda.vectors import whole
 from aspen_jax.cuda.chain_block import ChainBlock, block_of
 from aspen_jax.cuda.chain_rules import why_not_allowed
 from aspen_jax.cuda.conv_tile import ConvTileShape

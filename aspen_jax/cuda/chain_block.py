@@ -11,7 +11,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from aspen_jax.cuda.blocks import MULTIPROCESSORS, whole
+from aspen_jax.cuda.device import MULTIPROCESSORS
+from aspen_jax.cuda.vectors import whole
 from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.cores import FmaCore, MmaCore
 from aspen_jax.cuda.vectors import KINDS

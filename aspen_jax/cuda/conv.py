@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.conv_boxes import ConvBoxesShape
 from aspen_jax.cuda.conv_by_element import conv_by_element
 from aspen_jax.cuda.conv_tile import ConvTileShape
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
-from aspen_jax.cuda.matrices import Matrices
-from aspen_jax.cuda.products import ProductShape, matmul, sums_at_once
-from aspen_jax.ir.program import Op, Operand
-from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
+from aspen_jax.cuda.pointwise import as_product
+from aspen_jax.cuda.products import matmul, sums_at_once
+from aspen_jax.ir.program import Op
 from aspen_jax.ops.slices import sliced
 
 
@@ -31,7 +31,7 @@ def in_blocks(op: Op, run: int | None = None) -> Kernel | None:
         op: the convolution.
         run: adjacent sums that are stored at once, or DOWN_COLUMNS; as many as may be by default.
     """
-    product = _as_product(op)
+    product = as_product(op)
     kernel = None if product is None else matmul(product, run)
     return kernel or _products(op, run)
 
@@ -44,7 +44,7 @@ def _products(op: Op, run: int | None = None) -> Kernel | None:
     if own is None or shape is None:
         return None
     shape = dataclasses.replace(shape, run=sums_at_once(op) if run is None else run)  # what is stored is the op's
-    arguments, boxes = [template(shape.core(own)), constant(shape)], ConvBoxesShape.of(own)
+    arguments, boxes = [template(shape.core(own)), constant(shape)], ConvBoxesShape.of(own, block(own))
     if boxes is None:
         return Kernel("ConvTile", arguments, shape.run, slices=op.slices)
     return Kernel("ConvInBoxes", [*arguments, constant(boxes)], shape.run, maps=True, slices=op.slices)
@@ -52,20 +52,5 @@ def _products(op: Op, run: int | None = None) -> Kernel | None:
 
 def box_of_pixels(op: Op) -> tuple[int, int, int] | None:
     """Images, lines and pixels that are the rows of a block; None where any pixels of a tile can be."""
-    boxes = ConvBoxesShape.of(op) if _as_product(op) is None else None
+    boxes = ConvBoxesShape.of(op, block(op)) if as_product(op) is None else None
     return None if boxes is None else (boxes.images, boxes.lines, boxes.pixels)
-
-
-def _as_product(op: Op) -> Op | None:
-    """A convolution by single pixels as a product, whose blocks of rows need not be boxes; None where no maps describe it."""
-    x, w = op.inputs[:2]
-    attrs = op.attrs
-    if op.family.name != "conv2d" or w.shape[:2] != (1, 1) or attrs.groups > 1 or any(attrs.padding) or max(attrs.strides) > 1:
-        return None
-    matrix = w.view.reshape(w.shape[2:])
-    if matrix is None:
-        return None
-    operands = (x, Operand(w.value, matrix), *op.extra_inputs)
-    product = op.replace(family=MATMUL, attrs=MatmulAttrs((0, 1, 2, -1), (-1, 3)), inputs=operands)
-    matrices = Matrices.of(product)
-    return product if matrices is not None and ProductShape.of(product, matrices).maps else None

@@ -10,10 +10,9 @@ import dataclasses
 import functools
 import math
 
-from aspen_jax.cuda.blocks import block, whole
 from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.tensor_maps import MOST_BOX, MOST_STEP, TensorShape
-from aspen_jax.cuda.vectors import LINE_BYTES, vector
+from aspen_jax.cuda.vectors import LINE_BYTES, vector, whole
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv_slices import ConvSlicesAttrs
 
@@ -45,8 +44,13 @@ class ConvBoxesShape:
     maps: tuple[TensorShape, TensorShape]
 
     @classmethod
-    def of(cls, op: Op) -> ConvBoxesShape | None:
-        """Of a convolution, or of slices of one; None where it cannot be copied so, or is not worth it."""
+    def of(cls, op: Op, block: tuple[int, int]) -> ConvBoxesShape | None:
+        """None where it cannot be copied so, or is not worth it.
+
+        Args:
+            op: a convolution, or slices of one.
+            block: rows and columns that a thread block multiplies at once.
+        """
         x, w = op.inputs[:2]
         (*_, channels), (kernel_height, kernel_width, _, outputs) = x.shape, w.shape
         shape, taps, strides = op.output.shape[-4:-1], kernel_height * kernel_width, x.view.strides()
@@ -70,12 +74,12 @@ class ConvBoxesShape:
                 return None
         if length < line or not for_warpgroups(op):  # then warps multiply it
             return None
-        rows, _ = block(op)
+        rows, columns = block
         pixels = _box_of_pixels(shape, rows, op.attrs.strides)
         boxes = math.prod(-(-extent // own) for extent, own in zip(shape, pixels, strict=True))
         if boxes * rows * chunks * line * taps > _MOST_MORE * whole(math.prod(shape), rows) * whole(depth, line):
             return None
-        input_map, weights_map = _input_map(op, pixels, line), _weights_map(op, line)
+        input_map, weights_map = _input_map(op, pixels, line), _weights_map(op, columns, line)
         if input_map is None or weights_map is None:
             return None
         return cls(*pixels, chunks, chunks_of_slice, (input_map, weights_map))
@@ -93,12 +97,12 @@ def _input_map(op: Op, pixels: tuple[int, int, int], line: int) -> TensorShape |
     return TensorShape.of(0, extents, strides[1:], box, steps, itemsize=x.dtype.itemsize)
 
 
-def _weights_map(op: Op, line: int) -> TensorShape | None:
+def _weights_map(op: Op, columns: int, line: int) -> TensorShape | None:
     """The weights by chunks of a tap's channels and columns: lines lie across the depth, or along it where they are rounded."""
     kernel_height, kernel_width, channels, outputs = op.inputs[1].shape
     taps, itemsize = kernel_height * kernel_width, op.inputs[1].dtype.itemsize
     if op.rounded:
-        extents, strides, box = (channels, taps, outputs), (channels, taps * channels), (line, 1, block(op)[1])
+        extents, strides, box = (channels, taps, outputs), (channels, taps * channels), (line, 1, columns)
     else:
         extents, strides, box = (outputs, channels, taps), (outputs, channels * outputs), (line, line, 1)
     return TensorShape.of(1, extents, strides, box, itemsize=itemsize)

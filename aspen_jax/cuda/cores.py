@@ -7,6 +7,7 @@ import dataclasses
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.candidates import Candidate
 from aspen_jax.cuda.kernel_choices import candidate_for
+from aspen_jax.cuda.streams import STREAMED, stream_block
 from aspen_jax.cuda.vectors import KINDS, ROUNDED_KIND
 from aspen_jax.ir.program import Op
 
@@ -46,6 +47,17 @@ class WgmmaCore:
 
 
 @dataclasses.dataclass(frozen=True)
+class StreamedCore:
+    """The same with a warp beside them that copies (cuda/kernels/streamed_product.h)."""
+
+    kind: str
+    rows: int
+    columns: int
+    along_depth: bool
+    stages: int
+
+
+@dataclasses.dataclass(frozen=True)
 class BlockCore:
     """On tensor cores, by warpgroups where a GPU has their instructions and they are worth it."""
 
@@ -57,7 +69,7 @@ class BlockCore:
     along_depth: bool
 
 
-Core = FmaCore | MmaCore | WgmmaCore | BlockCore
+Core = FmaCore | MmaCore | WgmmaCore | StreamedCore | BlockCore
 
 
 def core(op: Op, num_rows: int, *, along_depth: bool = False, columns: int = 64, warps: int = 4) -> FmaCore | MmaCore:
@@ -86,6 +98,8 @@ def block_core(op: Op, num_rows: int, depth: int, vector: int, *, along_depth: b
     if not (op.inputs[0].dtype.itemsize == 2 or op.rounded) or num_rows <= 32:
         return core(op, num_rows, along_depth=along_depth)
     rows, columns = block(op)
+    if stream_block(op) is not None:
+        return StreamedCore(_kind(op), rows, columns, along_depth, STREAMED[rows, columns])
     return BlockCore(_kind(op), rows, columns, vector, depth, along_depth)
 
 
@@ -97,6 +111,8 @@ def _core_of(candidate: Candidate, kind: str, along_depth: bool) -> Core:
     rows, columns, stages = candidate.rows, candidate.columns, candidate.stages
     if candidate.core == "threads":
         return FmaCore(rows, columns, along_depth, stages)
-    if candidate.core == "warpgroups":
+    if candidate.is_streamed:
+        return StreamedCore(kind, rows, columns, along_depth, stages)
+    if candidate.by_warpgroups:
         return WgmmaCore(kind, rows, columns, along_depth, stages)
     return MmaCore(kind, rows, columns, candidate.warp_rows, candidate.warp_columns, along_depth, stages)

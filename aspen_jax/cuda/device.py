@@ -8,6 +8,9 @@ import jax
 
 ARCHITECTURE_VARIABLE = "ASPEN_CUDA_ARCH"
 
+# Of an H100 or H200.
+MULTIPROCESSORS = 132
+
 
 def card() -> str | None:
     """The kind of this process's GPU; None where it has none."""

@@ -139,7 +139,12 @@ def slices_for(op: Op) -> int | None:
 def for_warpgroups(op: Op) -> bool:
     """Whether warpgroups multiply an op's blocks, if its operands and the GPU allow it."""
     candidate = candidate_for(op)
-    return candidate is None or candidate.core == "warpgroups"
+    return candidate is None or candidate.by_warpgroups
+
+
+def has_warpgroups() -> bool:
+    """Whether code is compiled for a GPU that has them."""
+    return (_considered.get() or known()).architecture.warpgroups
 
 
 _known: dict[tuple[str | None, str], KernelChoices] = {}

@@ -10,17 +10,19 @@ import numpy as np
 
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.alignment import advice
-from aspen_jax.cuda.blocks import MULTIPROCESSORS, block, row_axes, whole
+from aspen_jax.cuda.blocks import block, row_axes
 from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
-from aspen_jax.cuda.device import architecture, has_clusters
+from aspen_jax.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
 from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.cuda.rounding import rounded_input
+from aspen_jax.cuda.streams import PLACES, is_streamed
+from aspen_jax.cuda.vectors import whole
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.family import Work
@@ -52,6 +54,7 @@ class Gpu(Machine):
         kernels: what was known when functions were compiled: when more is, they are compiled anew.
         clusters: whether thread blocks read each other's shared memory, as from compute capability 9.0 on.
         warpgroups: whether it has the matrix instructions of warpgroups.
+        fill_ns: until a streamed tile multiplies, and from then on until its last block is stored. Not measured.
         add_ns: for what the blocks of a cluster do beyond their slices: two barriers, and reading the sums. Not measured.
     """
 
@@ -69,6 +72,7 @@ class Gpu(Machine):
     clusters: bool = False
     warpgroups: bool = False
     add_ns: float = 1_000.0
+    fill_ns: float = 1_000.0
     joins_siblings: bool = True
     reduces_results: bool = False  # not measured
     edges_of_reuse: int = 64  # launches wait for each other, not tiles: so these edges cost nothing in a run
@@ -121,7 +125,15 @@ class Gpu(Machine):
         if choice is None:
             return None
         rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
-        return f"{choice.candidate or f'{rows} x {columns}'}: {choice.reason}"
+        default = f"{rows} x {columns}{' streamed' if is_streamed(op) else ''}"
+        return f"{choice.candidate or default}: {choice.reason}"
+
+    def places_of(self, op: Op) -> int:
+        return op.slices * (PLACES if _is_streamed(op) else 1)
+
+    def further_tiles(self, op: Op) -> float:
+        # Its tiles are long, of many blocks. Who reads it is a launch, which waits for all of them.
+        return 0.0 if _is_streamed(op) else super().further_tiles(op)
 
     def advice(self, op: Op) -> str | None:
         return advice(op)
@@ -135,7 +147,10 @@ class Gpu(Machine):
             more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
             return self.of_boxes(part, boxes) + more / self.flops_per_ns
         adds = self.add_ns if op.slices > 1 and sliced(op, op.slices) is not None else 0.0
-        return self.nanoseconds(work_of_boxes(op, boxes)) + adds
+        work = work_of_boxes(op, boxes)
+        if is_streamed(op):
+            return self.nanoseconds(Work(work.flops / PLACES, work.bytes / PLACES)) + self.fill_ns
+        return self.nanoseconds(work) + adds
 
 
 def work_of_boxes(op: Op, boxes: np.ndarray) -> Work:
@@ -163,6 +178,13 @@ def work_of_boxes(op: Op, boxes: np.ndarray) -> Work:
     filled = rows * columns / (_whole_rows(op, extents, block_rows) * _whole_columns(op, columns, block_columns))
     # What a block does not need it does not load, but it waits as long. So no block is cut for nothing.
     return Work(work.flops / filled, work.bytes / filled)
+
+
+def _is_streamed(op: Op) -> bool:
+    """The same of an op that others surround."""
+    if op.family is TRANSPOSED:
+        return is_streamed(untransposed(op))
+    return is_streamed(part_of(op) if op.family is PARTIAL_REDUCE else op)
 
 
 def _chain(op: Op) -> ChainPlan | None:

@@ -129,6 +129,11 @@ class Matrices:
             return None
         return right.vector_across(self.column, op.output.shape[self.column])
 
+    def columns_read_at_once(self, op: Op) -> int:
+        """Adjacent elements of the columns that may be read at once, across or along the depth."""
+        across = self.columns_vector(op)
+        return self.right.vector_along(self.depth) if across is None else across
+
     def num_rows(self, op: Op) -> int:
         """Rows of the whole op."""
         return math.prod(op.output.shape[axis] for axis in self.rows)

@@ -70,11 +70,9 @@ class Problem:
         rows, columns = matrices.num_rows(op), op.output.shape[matrices.column]
         if rows <= FEW_ROWS:
             return None
-        across = matrices.columns_vector(op)
-        of_columns = matrices.right.vector_along(matrices.depth) if across is None else across
-        least = min(matrices.left.vector_along(matrices.depth), of_columns)
-        count = op.output.size // (rows * columns)
-        return cls("product", *_type(op), least, across is None, rows, columns, matrices.depth, count, op.rounded)
+        least = min(matrices.left.vector_along(matrices.depth), matrices.columns_read_at_once(op))
+        along_depth, count = matrices.columns_vector(op) is None, op.output.size // (rows * columns)
+        return cls("product", *_type(op), least, along_depth, rows, columns, matrices.depth, count, op.rounded)
 
     @classmethod
     def _of_convolution(cls, op: Op) -> Problem | None:

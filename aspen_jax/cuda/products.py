@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.cores import block_core
 from aspen_jax.cuda.few_rows import FewRowsShape, few_rows
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
 from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape
 from aspen_jax.cuda.product_by_element import product_by_element
 from aspen_jax.cuda.runs import run_length
-from aspen_jax.cuda.tensor_maps import MatrixMap, matrix_maps
+from aspen_jax.cuda.tensor_maps import MatrixMap, maps_of
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.slices import sliced
 
@@ -50,10 +51,8 @@ class ProductShape:
     @classmethod
     def of(cls, op: Op, matrices: Matrices) -> ProductShape:
         rank, left, right, column = len(op.output.shape), matrices.left, matrices.right, matrices.column
-        across = matrices.columns_vector(op)
-        along_depth = across is None
-        row_vector = left.vector_along(matrices.depth)
-        column_vector = right.vector_along(matrices.depth) if across is None else across
+        along_depth = matrices.columns_vector(op) is None
+        row_vector, column_vector = left.vector_along(matrices.depth), matrices.columns_read_at_once(op)
         line = 0 if column is None else right.strides[column]
         return cls(
             matrices.depth,
@@ -64,7 +63,7 @@ class ProductShape:
             left.shape(rank, left.strides, 0, row_vector, along_depth=True),
             right.shape(rank, right.strides, line, column_vector, along_depth=along_depth),
             sums_at_once(op) if column == rank - 1 else 1,
-            matrix_maps(op, matrices, min(row_vector, column_vector), along_depth=along_depth),
+            maps_of(op, block(op)),
         )
 
 

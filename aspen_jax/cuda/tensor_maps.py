@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.matrices import Axes, Matrices
 from aspen_jax.cuda.vectors import LINE_BYTES
@@ -18,6 +17,9 @@ _MOST_EXTENT, _MOST_STRIDE = 2**31 - 1, 2**40 - 1
 
 # Elements of a box along an axis, those included that are stepped over, and how far a step may be.
 MOST_BOX, MOST_STEP = 256, 8
+
+# Of those who ask only whether there are maps.
+ANY_BLOCK = (64, 64)
 
 # Axes of a map, as the kernels know them.
 _FEWEST_AXES = 3
@@ -94,16 +96,19 @@ class MatrixMap:
     outer: Axes
 
 
-def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -> tuple[MatrixMap, ...]:
+def maps_of(op: Op, block: tuple[int, int]) -> tuple[MatrixMap, ...]:
     """The rows and the columns of a product for warpgroups; () where they cannot be copied so.
 
     Args:
         op: a product that BlockCore (cuda/kernels/product.h) leaves to warpgroups where a GPU has them.
-        matrices: the same.
-        vector: adjacent elements that may be read at once of both operands; maps are aligned to 16 bytes.
-        along_depth: columns lie along the depth.
+        block: its rows and columns. Whether there are maps does not depend on it.
     """
+    matrices = Matrices.of(op)
+    if matrices is None or matrices.depth < 1:
+        return ()
+    across = matrices.columns_vector(op)
     rows, column, shape = matrices.rows, matrices.column, op.output.shape
+    vector, along_depth = min(matrices.left.vector_along(matrices.depth), matrices.columns_read_at_once(op)), across is None
     left, right = matrices.left, matrices.right
     itemsize, line = op.inputs[0].dtype.itemsize, LINE_BYTES // op.inputs[0].dtype.itemsize
     if not (itemsize == 2 or op.rounded) or matrices.num_rows(op) <= 32 or vector * itemsize != 16 or matrices.depth < line:
@@ -113,7 +118,7 @@ def matrix_maps(op: Op, matrices: Matrices, vector: int, *, along_depth: bool) -
     # Rows of several axes are lines of one.
     if any(left.strides[axis] != left.strides[inner] * shape[inner] for axis, inner in itertools.pairwise(rows)):
         return ()
-    block_rows, block_columns = block(op)
+    block_rows, block_columns = block
     row_lines = math.prod(shape[axis] for axis in rows), left.strides[rows[-1]]
     columns = shape[column], right.strides[column]
     made = []

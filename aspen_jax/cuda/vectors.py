@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
@@ -12,6 +14,11 @@ def vector(dtype: np.dtype, *multiples: int, most: int = 16) -> int:
         if nbytes <= most and count and all(number % count == 0 for number in multiples):
             return count
     return 1
+
+
+def whole(extents: Any, unit: int) -> Any:
+    """Extents, ints or arrays of them, in whole units."""
+    return -(-extents // unit) * unit
 
 
 # Bytes that warpgroups read of a line of an operand (Swizzle in cuda/kernels/warpgroup_mma.h).

@@ -15,6 +15,7 @@ import numpy as np
 from aspen_jax.cost.equations import of_equation
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.machine import NUM_BLOCKS, work_of_boxes
+from aspen_jax.cuda.streams import PLACES, is_streamed
 from aspen_jax.frontend.partition import Converted
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
@@ -64,7 +65,8 @@ def of_op(op: Op, boxes: np.ndarray) -> Amounts:
     if not len(boxes):
         return {}
     work, kind = work_of_boxes(op, boxes), kind_of(op)
-    turns = max(1.0, len(boxes) * op.slices / NUM_BLOCKS) / len(boxes)
+    share = PLACES if is_streamed(op) else 1  # such a tile has the rates of so many places
+    turns = max(1.0, len(boxes) * op.slices * share / NUM_BLOCKS) / (share * len(boxes))
     sums = {"sums of clusters": 1.0} if op.slices > 1 else {}
     return {
         f"{kind} launches": 1.0,

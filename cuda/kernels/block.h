@@ -173,6 +173,8 @@ class Block {
     phase(static_cast<int>(threadIdx.x) % kWarpgroup / kWarp);
   }
   ASPEN_DEVICE void sync() { __syncthreads(); }
+  // The lanes of each warp alone: what one wrote into shared memory before, the others see after it.
+  ASPEN_DEVICE void sync_warps() { __syncwarp(); }
 
   // Each lane of a warp gets combine(its own, that of the lane whose number differs in the bit `step`). T is made of 32-bit
   // words.
@@ -231,6 +233,7 @@ class Block {
   void each_warp_of_group(const Phase& phase) {
     for (int warp = 0; warp < kWarpgroup / kWarp; ++warp) phase(warp);
   }
+  void sync_warps() {}
   void sync() {
     if (copied_ == Copied::kPublished) copied_ = Copied::kSynced;
   }

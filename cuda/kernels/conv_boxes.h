@@ -4,7 +4,7 @@
 #pragma once
 
 #include "conv_tile.h"
-#include "tensor_copy.h"
+#include "streamed_product.h"
 
 namespace aspen::cuda {
 
@@ -16,59 +16,85 @@ struct ConvBoxesShape {
   TensorShape maps[2];
 };
 
+// The blocks of a box of the output, for `multiply_blocks`: slices, boxes of pixels, and columns.
 template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
-struct ConvBoxesTile : Op {
+class ConvBlocks {
+ public:
   using Addresses = typename Op::Addresses;
-  using Memory = TensorMemory<Core, Core::kStages>;
-  static constexpr int kThreads = Core::kThreads, kRank = Op::kRank;
+  static constexpr int kRank = Op::kRank;
   static constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2, kChannel = kRank - 1;  // axes of the output
   static constexpr bool kSliced = kShape.slice > 0;
   static constexpr int kAcross = kBoxes.pixels, kDown = kBoxes.lines, kDeep = kBoxes.images, kRows = kAcross * kDown * kDeep;
   static constexpr int kChunks = kShape.window.kernel_height * kShape.window.kernel_width * kBoxes.chunks;
 
-  static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kBoxes.maps[number]; }
+  // The first one.
+  ASPEN_DEVICE ConvBlocks(const Addresses& buffers, const int32_t* box)
+      : buffers_(buffers), box_(box), image_(box[kImage]), y_(box[kY]), x_(box[kX]), column_(box[kChannel]) {
+    if constexpr (kSliced) slice_ = box[0];
+  }
 
-  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
-    const int first_slice = kSliced ? box[0] : 0, last_slice = kSliced ? box[kRank] : 1;
-    for (int slice = first_slice; slice < last_slice; ++slice) {
-      for (int image = box[kImage]; image < box[kRank + kImage]; image += kDeep) {
-        for (int y = box[kY]; y < box[kRank + kY]; y += kDown) {
-          for (int x = box[kX]; x < box[kRank + kX]; x += kAcross) {
-            for (int column = box[kChannel]; column < box[kRank + kChannel]; column += Core::kColumns) {
-              block(buffers, box, {slice, image, y, x, column}, memory);
-            }
-          }
-        }
-      }
+  ASPEN_DEVICE bool advance() {
+    if (goes_on(column_, kChannel, Core::kColumns) || goes_on(x_, kX, kAcross) || goes_on(y_, kY, kDown)) return true;
+    if (goes_on(image_, kImage, kDeep)) return true;
+    if constexpr (kSliced) {
+      return goes_on(slice_, 0, 1);
+    } else {
+      return false;
     }
   }
 
- private:
-  struct First {
-    int slice, image, y, x, column;
-  };
-  // A box of pixels and some columns, from the first on.
-  static ASPEN_DEVICE void block(const Addresses& buffers, const int32_t* box, const First& first, Memory& memory) {
+  static ASPEN_DEVICE int num_rows() { return kRows; }
+  ASPEN_DEVICE int num_columns() const { return min_of(box_[kRank + kChannel] - column_, Core::kColumns); }
+  ASPEN_DEVICE int depth() const { return min_of(kBoxes.chunks_of_slice, kChunks - first_chunk()) * Core::kDepth; }
+
+  ASPEN_DEVICE auto rows() const {
     constexpr Window window = kShape.window;
-    using Columns = typename Either<kShape.weights_along_depth, TapLines<kBoxes.chunks>, TapBoxes<kBoxes.chunks>>::Type;
     using Rows = PixelBoxes<kRows, kBoxes.chunks, window.kernel_width, window.y_dilation, window.x_dilation>;
-    const int first_chunk = first.slice * kBoxes.chunks_of_slice;
-    const Rows rows{buffers.maps[0], first.x * window.x_step - window.left, first.y * window.y_step - window.top, first.image,
-                    first_chunk};
-    const Columns columns{buffers.maps[1], first.column, first_chunk};
-    multiply_tile<kShape.run, Op::kSlices>(
-        memory, rows, columns, kRows, min_of(box[kRank + kChannel] - first.column, Core::kColumns),
-        min_of(kBoxes.chunks_of_slice, kChunks - first_chunk) * Core::kDepth,
-        [&](int row, int column, const float* sums, int count) {
-          int at[kRank];
-          if constexpr (kSliced) at[0] = first.slice;
-          at[kImage] = first.image + row / (kAcross * kDown);
-          at[kY] = first.y + row / kAcross % kDown;
-          at[kX] = first.x + row % kAcross;
-          at[kChannel] = first.column + column;
-          const bool inside = at[kImage] < box[kRank + kImage] && at[kY] < box[kRank + kY] && at[kX] < box[kRank + kX];
-          if (inside) finish_sums<Op, kChannel, kShape.run>(buffers, box, at, sums, count);
-        });
+    return Rows{&buffers_.maps[0], x_ * window.x_step - window.left, y_ * window.y_step - window.top, image_, first_chunk()};
+  }
+  ASPEN_DEVICE auto columns() const {
+    using Columns = typename Either<kShape.weights_along_depth, TapLines<kBoxes.chunks>, TapBoxes<kBoxes.chunks>>::Type;
+    return Columns{&buffers_.maps[1], column_, first_chunk()};
+  }
+
+  ASPEN_DEVICE void store(int row, int column, const float* sums, int count) const {
+    int at[kRank];
+    if constexpr (kSliced) at[0] = slice_;
+    at[kImage] = image_ + row / (kAcross * kDown);
+    at[kY] = y_ + row / kAcross % kDown;
+    at[kX] = x_ + row % kAcross;
+    at[kChannel] = column_ + column;
+    const bool inside = at[kImage] < box_[kRank + kImage] && at[kY] < box_[kRank + kY] && at[kX] < box_[kRank + kX];
+    if (inside) finish_sums<Op, kChannel, kShape.run>(buffers_, box_, at, sums, count);
+  }
+
+ private:
+  ASPEN_DEVICE int first_chunk() const { return slice_ * kBoxes.chunks_of_slice; }
+
+  // On along an axis, or back to its beginning.
+  ASPEN_DEVICE bool goes_on(int& at, int axis, int step) const {
+    at += step;
+    if (at < box_[kRank + axis]) return true;
+    at = box_[axis];
+    return false;
+  }
+
+  const Addresses& buffers_;
+  const int32_t* box_;
+  int slice_ = 0, image_, y_, x_, column_;
+};
+
+template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
+struct ConvBoxesTile : Op {
+  using Addresses = typename Op::Addresses;
+  using OfBlocks = BlocksMemory<Core, true, Op::kSlices>;
+  using Memory = typename OfBlocks::Type;
+  static constexpr int kThreads = OfBlocks::kThreads, kRank = Op::kRank;
+
+  static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kBoxes.maps[number]; }
+
+  static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
+    multiply_blocks<kShape.run, Op::kSlices>(memory, ConvBlocks<Op, Core, kShape, kBoxes>(buffers, box));
   }
 };
 

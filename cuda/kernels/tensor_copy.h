@@ -24,7 +24,7 @@ using MappedBuffers = typename Either<kHasWarpgroups, TensorBuffers<kInputs, kFu
 template <int kRank>
 struct TensorBox {
   static_assert(kRank >= 3 && kRank <= kTensorRank);
-  const TensorMap& map;
+  const TensorMap* map;
   int32_t at[kRank];
 };
 
@@ -50,7 +50,7 @@ struct MatrixBoxes {
 template <int kLines_, int kChunks, int kKernelWidth, int kYDilation, int kXDilation>
 struct PixelBoxes {
   static constexpr int kDepthAxis = 0, kLines = kLines_;
-  const TensorMap& map;
+  const TensorMap* map;
   int x, y, image;  // of the first tap, perhaps in the padding
   int first_chunk;
 
@@ -63,7 +63,7 @@ struct PixelBoxes {
 template <int kChunks>
 struct TapBoxes {
   static constexpr int kDepthAxis = 1;
-  const TensorMap& map;
+  const TensorMap* map;
   int column;
   int first_chunk;
 
@@ -76,7 +76,7 @@ struct TapBoxes {
 template <int kChunks>
 struct TapLines {
   static constexpr int kDepthAxis = 0;
-  const TensorMap& map;
+  const TensorMap* map;
   int column;
   int first_chunk;
 
@@ -136,15 +136,94 @@ Buffers played_buffers(const void* addresses, const KernelShape& shape) {
 }
 #endif
 
-// An mbarrier: a phase is over when its one arrival, which says how many bytes to expect, and so many bytes have come.
+// An mbarrier: a phase is over when so many threads have arrived, and so many bytes as they said. Phases have parities: 0 is a
+// barrier's first, 1 its second, 0 its third, and so on. On the host, one of copies ends its phase only when it is waited for.
 struct Barrier {
 #ifdef __CUDACC__
   uint64_t state;
 #else
   static constexpr uint32_t kLive = 0x6d626172;
   uint32_t live, phase;
-  int32_t arrivals;  // that are missing
-  int64_t bytes;     // that are missing
+  int32_t expected, arrivals;  // of a phase, and those that are missing
+  int64_t bytes;               // that are missing
+#endif
+
+  // By one thread, for `arrivals` a phase. Others may use it after `are_there` and a sync.
+  ASPEN_DEVICE void begin(int arrivals_of_phase) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals_of_phase) : "memory");
+#else
+    if (live == kLive) __builtin_trap();
+    *this = {kLive, 0, arrivals_of_phase, arrivals_of_phase, 0};
+#endif
+  }
+  static ASPEN_DEVICE void are_there() {
+#ifdef __CUDACC__
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+
+  // One arrival; what this thread did before is seen by who waits for the phase.
+  ASPEN_DEVICE void arrive() {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+#else
+    if (live != kLive || arrivals <= 0) __builtin_trap();
+    --arrivals;
+    end_phase();
+#endif
+  }
+
+  // One arrival, which says how many bytes are to come; by the thread that then begins their copies.
+  ASPEN_DEVICE void expect([[maybe_unused]] int bytes_to_come) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes_to_come) : "memory");
+#else
+    if (live != kLive || arrivals <= 0) __builtin_trap();
+    --arrivals;
+    bytes += bytes_to_come;
+#endif
+  }
+
+  // Until the phase of this parity is over. The next one must not end meanwhile.
+  ASPEN_DEVICE void wait(int parity) {
+#ifdef __CUDACC__
+    uint32_t is_over = 0;
+    while (is_over == 0) {
+      asm volatile("{\n.reg .pred over;\nmbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
+                   : "=r"(is_over)
+                   : "r"(address()), "r"(parity)
+                   : "memory");
+    }
+#else
+    if (is_over(parity)) return;
+    if (!end_phase()) __builtin_trap();  // a device would wait for ever
+#endif
+  }
+
+  // Gives the memory back: by one thread, when nobody waits any more.
+  ASPEN_DEVICE void end() {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
+#else
+    if (live != kLive || arrivals != expected || bytes != 0) __builtin_trap();
+    live = 0;
+#endif
+  }
+
+#ifdef __CUDACC__
+  ASPEN_DEVICE uint32_t address() const { return static_cast<uint32_t>(__cvta_generic_to_shared(this)); }
+#else
+  bool is_over(int parity) const {
+    if (live != kLive) __builtin_trap();
+    return phase % 2 != static_cast<uint32_t>(parity);
+  }
+  bool end_phase() {
+    if (arrivals != 0 || bytes != 0) return false;
+    ++phase;
+    arrivals = expected;
+    return true;
+  }
 #endif
 };
 
@@ -156,17 +235,8 @@ class BoxCopies {
   ASPEN_DEVICE BoxCopies(Block<kThreads>& block, Barrier (&barriers)[kBarriers]) : barriers_(barriers) {
     block.each_thread([&](int thread) {
       if (thread != 0) return;
-      for (Barrier& barrier : barriers_) {
-#ifdef __CUDACC__
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared(&barrier)) : "memory");
-#else
-        if (barrier.live == Barrier::kLive) __builtin_trap();
-        barrier = {Barrier::kLive, 0, 1, 0};
-#endif
-      }
-#ifdef __CUDACC__
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+      for (Barrier& barrier : barriers_) barrier.begin(1);
+      Barrier::are_there();
     });
 #ifndef __CUDACC__
     block.written();
@@ -178,23 +248,15 @@ class BoxCopies {
 
   // The one arrival of a phase, and how many bytes it waits for; by the thread that begins the copies, before them. Ends a wait
   // for `barrier` together with these.
-  ASPEN_DEVICE void expect(int barrier, int bytes) {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(&barriers_[barrier])), "r"(bytes)
-                 : "memory");
-#else
-    Barrier& to = barriers_[barrier];
-    if (to.live != Barrier::kLive || to.arrivals-- != 1) __builtin_trap();
-    to.bytes += bytes;
-#endif
-  }
+  ASPEN_DEVICE void expect(int barrier, int bytes) { barriers_[barrier].expect(bytes); }
 
   // Begins a copy of a box into lines in shared memory; its bytes arrive at `barrier`.
   template <int kRank>
   ASPEN_DEVICE void copy(const Block<kThreads>& block, void* to, const TensorBox<kRank>& box, int barrier) {
 #ifdef __CUDACC__
-    const auto map = reinterpret_cast<uint64_t>(&box.map);
-    const uint32_t lines = shared(to), arrives = shared(&barriers_[barrier]);
+    const auto map = reinterpret_cast<uint64_t>(box.map);
+    const auto lines = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    const uint32_t arrives = barriers_[barrier].address();
     if constexpr (kRank == 3) {
       asm volatile(
           "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
@@ -218,7 +280,7 @@ class BoxCopies {
     if (!block.is_published() || barriers_[barrier].live != Barrier::kLive) __builtin_trap();
     if (reinterpret_cast<uintptr_t>(to) % Swizzle::kAlignment != 0) __builtin_trap();
     Copy copy{to, {}, {}, barrier};
-    std::memcpy(&copy.map, box.map.opaque, sizeof copy.map);
+    std::memcpy(&copy.map, box.map->opaque, sizeof copy.map);
     if (copy.map.rank != kRank || copy.map.box[0] != Swizzle::kLine) __builtin_trap();
     std::memcpy(copy.at, box.at, sizeof box.at);
     std::memset(to, 0xff, copy.bytes());
@@ -226,31 +288,22 @@ class BoxCopies {
 #endif
   }
 
-  // Until the phase of this parity is over: 0 for a barrier's first, 1 for its second, and so on. Pairs with `expect` and with
-  // the bytes of its copies; what these wrote is seen by all threads and by instructions of the asynchronous proxy.
+  // Until the phase of this parity is over. Pairs with `expect` and with the bytes of its copies; what these wrote is seen by all
+  // threads and by instructions of the asynchronous proxy.
   ASPEN_DEVICE void wait(int barrier, int parity) {
 #ifdef __CUDACC__
-    uint32_t is_over = 0;
-    while (is_over == 0) {
-      asm volatile("{\n.reg .pred over;\nmbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
-                   : "=r"(is_over)
-                   : "r"(shared(&barriers_[barrier])), "r"(parity)
-                   : "memory");
-    }
+    barriers_[barrier].wait(parity);
     __syncwarp();  // together again, as instructions of warpgroups want it
 #else
     Barrier& from = barriers_[barrier];
-    if (from.live != Barrier::kLive) __builtin_trap();
-    if (from.phase % 2 != static_cast<uint32_t>(parity)) return;  // that phase is over, or so it looks
+    if (from.is_over(parity)) return;  // or so it looks
     for (size_t i = copies_.size(); i-- > 0;) {
       if (copies_[i].barrier != barrier) continue;
       copies_[i].arrive();
       from.bytes -= copies_[i].bytes();
       copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (from.arrivals != 0 || from.bytes != 0) __builtin_trap();  // a device would wait for ever
-    ++from.phase;
-    from.arrivals = 1;
+    from.wait(parity);
 #endif
   }
 
@@ -258,21 +311,15 @@ class BoxCopies {
   ASPEN_DEVICE void end(Block<kThreads>& block) {
     block.each_thread([&](int thread) {
       if (thread != 0) return;
-      for (Barrier& barrier : barriers_) {
-#ifdef __CUDACC__
-        asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared(&barrier)) : "memory");
-#else
-        if (!copies_.empty() || barrier.arrivals != 1 || barrier.bytes != 0) __builtin_trap();
-        barrier.live = 0;
+#ifndef __CUDACC__
+      if (!copies_.empty()) __builtin_trap();
 #endif
-      }
+      for (Barrier& barrier : barriers_) barrier.end();
     });
   }
 
  private:
-#ifdef __CUDACC__
-  static ASPEN_DEVICE uint32_t shared(const void* address) { return static_cast<uint32_t>(__cvta_generic_to_shared(address)); }
-#else
+#ifndef __CUDACC__
   struct Copy {
     void* to;
     PlayedMap map;
@@ -313,6 +360,22 @@ struct TensorMemory : ProductMemory<Core, kStages> {
   Barrier arrived[kStages];
 };
 
+// Begins the copies of chunk `chunk` into a stage; by one thread. Their bytes arrive at barrier `number`.
+template <class Core, int kThreads, int kBarriers, class Stage, class Rows, class Columns>
+ASPEN_DEVICE void copy_chunk(const Block<kThreads>& block, BoxCopies<kThreads, kBarriers>& copies, Stage& stage, const Rows& rows,
+                             const Columns& columns, int chunk, int number) {
+  static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
+  static_assert(Core::kDepth * sizeof(typename Core::Element) == Swizzle::kLineBytes);
+  static_assert(Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
+  constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLineBytes;
+  constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
+  copies.expect(number, kRowBytes + static_cast<int>(sizeof stage.columns));
+  copies.copy(block, stage.rows, rows.chunk(chunk), number);
+  ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
+    copies.copy(block, stage.columns + column * Core::kDepth, columns.chunk(chunk, column), number);
+  }
+}
+
 // multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 128 bytes along the depth by all
 // rows, or by fewer lines, and what is in the others is not stored; columns likewise where they lie along the depth, else 64
 // columns by 64 of the depth, twice for 128. What lies beside the tile in a tensor is multiplied too, and not stored; outside of
@@ -322,10 +385,6 @@ struct TensorMemory : ProductMemory<Core, kStages> {
 template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {
-  static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
-  static_assert(Core::kDepth * sizeof(typename Core::Element) == Swizzle::kLineBytes);
-  static_assert(Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
-  constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLineBytes;
   constexpr int kThreads = Core::kThreads;
   constexpr int kAhead = kStages - 1 - Core::kInFlight;  // chunks that are being copied while one is multiplied
   static_assert(kAhead >= 1);
@@ -337,16 +396,8 @@ ASPEN_DEVICE void multiply_tile(TensorMemory<Core, kStages>& memory, const Rows&
   const int num_chunks = (depth + Core::kDepth - 1) / Core::kDepth;
   const auto load = [&](int chunk) {
     if (chunk >= num_chunks) return;
-    const int number = chunk % kStages;
-    auto& stage = memory.stages[number];
     block.each_thread([&](int thread) {
-      if (thread != 0) return;
-      copies.expect(number, kRowBytes + static_cast<int>(sizeof stage.columns));
-      copies.copy(block, stage.rows, rows.chunk(chunk), number);
-      constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
-      ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
-        copies.copy(block, stage.columns + column * Core::kDepth, columns.chunk(chunk, column), number);
-      }
+      if (thread == 0) copy_chunk<Core>(block, copies, memory.stages[chunk % kStages], rows, columns, chunk, chunk % kStages);
     });
   };
   for (int chunk = 0; chunk < kAhead; ++chunk) load(chunk);

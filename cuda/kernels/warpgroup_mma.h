@@ -97,20 +97,31 @@ class WarpgroupSums {
   using Element = typename Kind::Element;
   static constexpr bool kFromRegisters = sizeof(Element) == 4;  // of A
   using Rows = typename Either<kFromRegisters, RowFragments, MatrixDescriptor>::Type;
-  static_assert(kColumns == 64 || kColumns == 128);
+  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
   static_assert(!kFromRegisters || (kIsSame<Kind, RoundedTf32> && !kAcross));
 
   // Calls visit(row, column, sum), every thread for its own; they lie as those of `mma` do, in 16 rows a warp.
   template <class Visit>
   ASPEN_DEVICE void each(const Visit& visit) {
+    each_of<kColumns>(0, visit);
+  }
+  // The same for part `part` of the columns, kWide of them. Code is spelt out for each part, since registers have no numbers at
+  // run time.
+  template <int kWide, class Visit>
+  ASPEN_DEVICE void each_of(int part, const Visit& visit) {
+    static_assert(kColumns % kWide == 0 && kWide % 8 == 0);
+    constexpr int kOwn = kWide / 2;  // sums of a thread
 #ifdef __CUDACC__
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    ASPEN_UNROLL for (int i = 0; i < kColumns / 2; ++i) visit(row_of(thread, i), column_of(thread, i), own_[i]);
+    ASPEN_UNROLL for (int own = 0; own < kColumns / kWide; ++own) {
+      if (kWide < kColumns && own != part) continue;
+      ASPEN_UNROLL for (int i = own * kOwn; i < (own + 1) * kOwn; ++i) visit(row_of(thread, i), column_of(thread, i), own_[i]);
+    }
 #else
     if (!issued_.empty() || !open_.empty()) __builtin_trap();
     fenced_ = false;
     for (int thread = 0; thread < kWarpgroup; ++thread) {
-      for (int i = 0; i < kColumns / 2; ++i) visit(row_of(thread, i), column_of(thread, i), all_[thread][i]);
+      for (int i = part * kOwn; i < (part + 1) * kOwn; ++i) visit(row_of(thread, i), column_of(thread, i), all_[thread][i]);
     }
 #endif
   }
@@ -165,6 +176,19 @@ class WarpgroupSums {
                ",%57,%58,%59,%60,%61,%62,%63}, %64, %65, adds, 1, 1, 0, %66;\n}"                                                 \
                : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
                : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
+#define ASPEN_WGMMA_256(type)                                                                                                \
+  asm volatile(                                                                                                              \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type             \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"                              \
+      ",%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                     \
+      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71"                     \
+      ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                     \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119" \
+      ",%120,%121,%122,%123,%124,%125,%126,%127}, "                                                                          \
+      "%128, %129, adds, 1, 1, 0, %130;\n}"                                                                                  \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48), ASPEN_SIXTEEN(64), ASPEN_SIXTEEN(80),     \
+        ASPEN_SIXTEEN(96), ASPEN_SIXTEEN(112)                                                                                \
+      : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
 // A is four registers of each thread.
 #define ASPEN_ROWS "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3])
 #define ASPEN_WGMMA_TF32_64                                                                                             \
@@ -182,22 +206,43 @@ class WarpgroupSums {
       ",%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1;\n}"                                           \
       : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
       : ASPEN_ROWS, "l"(b.bits))
+#define ASPEN_WGMMA_TF32_256                                                                                                 \
+  asm volatile(                                                                                                              \
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32"                   \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"                              \
+      ",%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                     \
+      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71"                     \
+      ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                     \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119" \
+      ",%120,%121,%122,%123,%124,%125,%126,%127}, "                                                                          \
+      "{%128,%129,%130,%131}, %132, adds, 1, 1;\n}"                                                                          \
+      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48), ASPEN_SIXTEEN(64), ASPEN_SIXTEEN(80),     \
+        ASPEN_SIXTEEN(96), ASPEN_SIXTEEN(112)                                                                                \
+      : ASPEN_ROWS, "l"(b.bits))
     if constexpr (kFromRegisters && kColumns == 64) {
       ASPEN_WGMMA_TF32_64;
-    } else if constexpr (kFromRegisters) {
+    } else if constexpr (kFromRegisters && kColumns == 128) {
       ASPEN_WGMMA_TF32_128;
+    } else if constexpr (kFromRegisters) {
+      ASPEN_WGMMA_TF32_256;
     } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
       ASPEN_WGMMA_64("bf16");
-    } else if constexpr (kIsSame<Kind, Bf16>) {
+    } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 128) {
       ASPEN_WGMMA_128("bf16");
+    } else if constexpr (kIsSame<Kind, Bf16>) {
+      ASPEN_WGMMA_256("bf16");
     } else if constexpr (kColumns == 64) {
       ASPEN_WGMMA_64("f16");
-    } else {
+    } else if constexpr (kColumns == 128) {
       ASPEN_WGMMA_128("f16");
+    } else {
+      ASPEN_WGMMA_256("f16");
     }
+#undef ASPEN_WGMMA_TF32_256
 #undef ASPEN_WGMMA_TF32_128
 #undef ASPEN_WGMMA_TF32_64
 #undef ASPEN_ROWS
+#undef ASPEN_WGMMA_256
 #undef ASPEN_WGMMA_128
 #undef ASPEN_WGMMA_64
 #undef ASPEN_SIXTEEN
@@ -340,8 +385,14 @@ struct WgmmaCore {
 
   template <class Visit>
   ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
-    block.each_warpgroup(
-        [&](int group) { held[group].each([&](int row, int column, float& sum) { visit(64 * group + row, column, sum); }); });
+    each_of<kColumns>(block, 0, visit);
+  }
+  // The same for part `part` of the columns, kWide of them.
+  template <int kWide, class Visit>
+  ASPEN_DEVICE void each_of(Block<kThreads>& block, int part, const Visit& visit) {
+    block.each_warpgroup([&](int group) {
+      held[group].template each_of<kWide>(part, [&](int row, int column, float& sum) { visit(64 * group + row, column, sum); });
+    });
   }
 
  private:

@@ -11,6 +11,7 @@
 
 #include "cuda/kernels/operands.h"
 #include "cuda/kernels/product.h"
+#include "cuda/kernels/streamed_product.h"
 #include "cuda/kernels/tensor_copy.h"
 #include "cuda/kernels/warpgroup_mma.h"
 #include "engine_check.h"
@@ -212,12 +213,12 @@ void check_boxes() {
       }
       return sum;
     };
-    const MatrixBoxes<3, 0> rows{{a_map, {0, first_row, matrix}}};
+    const MatrixBoxes<3, 0> rows{{&a_map, {0, first_row, matrix}}};
     if constexpr (Core::kAlongDepth) {
-      const MatrixBoxes<3, 0> columns{{b_map, {0, first_column, matrix}}};
+      const MatrixBoxes<3, 0> columns{{&b_map, {0, first_column, matrix}}};
       check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
     } else {
-      const MatrixBoxes<3, 1> columns{{b_map, {first_column, 0, matrix}}};
+      const MatrixBoxes<3, 1> columns{{&b_map, {first_column, 0, matrix}}};
       check_tile<Core, kStages, TensorMemory<Core, kStages>>(rows, columns, num_rows, num_columns, depth, expected);
     }
   }
@@ -230,6 +231,89 @@ TEST(matrices_in_boxes) {
   check_boxes<F16, WgmmaCore<F16, 128, 64, true>, 5>();
   check_boxes<RoundedTf32, WgmmaCore<RoundedTf32, 64, 64, true>, 4>();
   check_boxes<RoundedTf32, WgmmaCore<RoundedTf32, 128, 128, true>, 3>();
+}
+
+// Blocks of a box of one of a few matrices, row by row: what `multiply_blocks` walks.
+template <class Core, int kRun>
+struct PlainBlocks {
+  using Columns = MatrixBoxes<3, Core::kAlongDepth ? 0 : 1>;
+  const TensorMap *a, *b;
+  std::vector<float>* out;
+  int last_row, first_column, last_column, matrix, whole_depth;
+  int row, column;  // of the block
+
+  MatrixBoxes<3, 0> rows() const { return {{a, {0, row, matrix}}}; }
+  Columns columns() const {
+    if constexpr (Core::kAlongDepth) {
+      return {{b, {0, column, matrix}}};
+    } else {
+      return {{b, {column, 0, matrix}}};
+    }
+  }
+  int num_rows() const { return std::min(last_row - row, Core::kRows); }
+  int num_columns() const { return std::min(last_column - column, Core::kColumns); }
+  int depth() const { return whole_depth; }
+  bool advance() {
+    column += Core::kColumns;
+    if (column < last_column) return true;
+    column = first_column;
+    row += Core::kRows;
+    return row < last_row;
+  }
+  void store(int own_row, int own_column, const float* sums, int count) const {
+    CHECK(own_row < num_rows() && own_column % kRun == 0 && count >= 1 && count <= kRun && own_column + count <= num_columns());
+    for (int i = 0; i < count; ++i) {
+      float& to = (*out)[static_cast<size_t>((row + own_row) * last_column + column + own_column + i)];
+      CHECK(std::isnan(to));  // stored once
+      to = sums[i];
+    }
+  }
+};
+
+// Several blocks, one after the other, with a warp beside that copies: every sum of the box, and none outside.
+template <class Kind, class Core, int kStages, int kRun>
+void check_streamed() {
+  using Element = typename Core::Element;
+  for (int trial = 0; trial < std::max(2, kTrials / 4); ++trial) {
+    const int height = random_int(1, 3 * Core::kRows), width = 8 * random_int(1, 2 * Core::kColumns / 8);
+    const int depth = trial == 0 ? 8 : 8 * random_int(1, 60);  // one chunk, or more than there are stages
+    const Axis a_lines{height, depth}, b_lines{Core::kAlongDepth ? width : depth, Core::kAlongDepth ? depth : width};
+    const auto a = random_elements<RowKind<Kind>, Element>(2 * height * depth);
+    const auto b = random_elements<Kind, Element>(2 * width * depth);
+    const TensorMap a_map = map_of(a.get(), depth, a_lines, {2, height * depth}, Core::kRows, sizeof(Element));
+    const TensorMap b_map =
+        map_of(b.get(), b_lines.stride, b_lines, {2, width * depth}, Core::kAlongDepth ? Core::kColumns : 64, sizeof(Element));
+    std::vector<float> out(static_cast<size_t>(height * width), NAN);
+    const int matrix = random_int(0, 1), first_row = random_int(0, height - 1), first_column = 8 * random_int(0, width / 8 - 1);
+    const PlainBlocks<Core, kRun> blocks{&a_map, &b_map, &out,  height,    first_column,
+                                         width,  matrix, depth, first_row, first_column};
+    const auto memory = poisoned_memory<StreamMemory<Core, kStages>>();
+    multiply_blocks<kRun, 1>(*memory, blocks);
+    for (int row = 0; row < height; ++row) {
+      for (int column = 0; column < width; ++column) {
+        const float got = out[static_cast<size_t>(row * width + column)];
+        if (row < first_row || column < first_column) {
+          CHECK(std::isnan(got));
+          continue;
+        }
+        double want = 0;
+        for (int k = 0; k < depth; ++k) {
+          const int place = Core::kAlongDepth ? column * depth + k : k * width + column;
+          want += Numbers<RowKind<Kind>>::multiplied(a[(matrix * height + row) * depth + k]) *
+                  Numbers<Kind>::multiplied(b[matrix * width * depth + place]);
+        }
+        CHECK(std::abs(got - want) <= 1e-7 * depth + 1e-6);
+      }
+    }
+  }
+}
+
+TEST(streamed_blocks) {
+  check_streamed<Bf16, StreamedCore<Bf16, 128, 256, false, 4>, 4, 8>();
+  check_streamed<F16, StreamedCore<F16, 128, 64, true, 3>, 3, 1>();
+  check_streamed<Bf16, StreamedCore<Bf16, 64, 128, false, 2>, 2, 4>();
+  check_streamed<RoundedTf32, StreamedCore<RoundedTf32, 64, 64, true, 2>, 2, 8>();
+  check_streamed<RoundedTf32, StreamedCore<RoundedTf32, 128, 256, true, 3>, 3, 4>();
 }
 
 TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
@@ -245,7 +329,7 @@ TEST(a_box_arrives_when_its_barrier_has_been_waited_for) {
   for (int line = 0; line < 3; ++line) {  // each barrier's phases 0 and 1, and 0 again
     for (const int barrier : {0, 1}) {
       copies.expect(barrier, 8 * 128);
-      copies.copy(block, memory->lines[barrier], TensorBox<3>{map, {0, 8 * line, 0}}, barrier);
+      copies.copy(block, memory->lines[barrier], TensorBox<3>{&map, {0, 8 * line, 0}}, barrier);
     }
     CHECK_EQ(memory->lines[1][64], 0xffff);
     copies.wait(0, line % 2);
@@ -272,7 +356,7 @@ TEST(a_box_of_steps_ends_in_zeros_on_every_side) {
     Block<32> block;
     BoxCopies<32, 1> copies(block, memory->barriers);
     copies.expect(0, 8 * 128);
-    copies.copy(block, memory->lines, TensorBox<4>{map, {channel, x, y, image}}, 0);
+    copies.copy(block, memory->lines, TensorBox<4>{&map, {channel, x, y, image}}, 0);
     copies.wait(0, 0);
     for (int line = 0; line < 8; ++line) {
       for (int i = 0; i < 64; ++i) {
