@@ -72,7 +72,7 @@ def test_a_streamed_tile_has_several_blocks():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
 @pytest.mark.sweep
 def test_products_and_convolutions(monkeypatch, dtype, tolerance, machine):
-    """Columns across the depth and along it, batches, rows of several axes, residuals, pixels in boxes, steps, and an NCHW result."""
+    """Columns across the depth and along it, batches, residuals, pixels in boxes, steps, and an NCHW result."""
     monkeypatch.setattr("aspen_jax.cuda.streams.MULTIPROCESSORS", 1)
 
     def function(a, b, c, x, same, steps, pointwise, last):
@@ -118,7 +118,7 @@ def test_float32_by_known_weights(monkeypatch):
 @no_compiler
 def test_infinities_and_nan_stay_where_they_are(monkeypatch):
     monkeypatch.setattr("aspen_jax.cuda.streams.MULTIPROCESSORS", 1)
-    x, w = random(0, 380, 64, dtype=jnp.bfloat16), random(1, 64, 64, dtype=jnp.bfloat16)
+    x, w = (random(i, *shape).astype(jnp.bfloat16) for i, shape in enumerate(((380, 64), (64, 64))))
     x[7, 3], x[200, 0], x[379, 63] = np.nan, np.inf, -np.inf
     w[:, 5] = np.abs(w[:, 5])
     assert is_streamed(ops_of(jnp.matmul, (x, w), GPU)[0])

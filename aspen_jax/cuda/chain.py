@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from aspen_jax.cuda.vectors import whole
 from aspen_jax.cuda.chain_block import ChainBlock, block_of
 from aspen_jax.cuda.chain_rules import why_not_allowed
 from aspen_jax.cuda.conv_tile import ConvTileShape
 from aspen_jax.cuda.kernel import constant, template
 from aspen_jax.cuda.matrices import MatrixShape, Side
 from aspen_jax.cuda.problem import Problem
-from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED
+from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED, whole
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.conv import CONV2D
 

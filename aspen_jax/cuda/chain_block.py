@@ -11,11 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from aspen_jax.cuda.device import MULTIPROCESSORS
-from aspen_jax.cuda.vectors import whole
 from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.cores import FmaCore, MmaCore
-from aspen_jax.cuda.vectors import KINDS
+from aspen_jax.cuda.device import MULTIPROCESSORS
+from aspen_jax.cuda.vectors import KINDS, whole
 from aspen_jax.ir.program import Op
 
 # What all GPUs have that run our code.
