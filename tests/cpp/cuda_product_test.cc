@@ -275,8 +275,11 @@ template <class Kind, class Core, int kStages, int kRun>
 void check_streamed() {
   using Element = typename Core::Element;
   for (int trial = 0; trial < std::max(2, kTrials / 4); ++trial) {
-    const int height = random_int(1, 3 * Core::kRows), width = 8 * random_int(1, 2 * Core::kColumns / 8);
-    const int depth = trial == 0 ? 8 : 8 * random_int(1, 60);  // one chunk, or more than there are stages
+    // First six blocks of one chunk, which are more than there are stages.
+    const bool whole = trial == 0;
+    const int height = whole ? 3 * Core::kRows : random_int(1, 3 * Core::kRows);
+    const int width = whole ? 2 * Core::kColumns : 8 * random_int(1, 2 * Core::kColumns / 8);
+    const int depth = whole ? 8 : 8 * random_int(1, 60);
     const Axis a_lines{height, depth}, b_lines{Core::kAlongDepth ? width : depth, Core::kAlongDepth ? depth : width};
     const auto a = random_elements<RowKind<Kind>, Element>(2 * height * depth);
     const auto b = random_elements<Kind, Element>(2 * width * depth);
@@ -284,7 +287,8 @@ void check_streamed() {
     const TensorMap b_map =
         map_of(b.get(), b_lines.stride, b_lines, {2, width * depth}, Core::kAlongDepth ? Core::kColumns : 64, sizeof(Element));
     std::vector<float> out(static_cast<size_t>(height * width), NAN);
-    const int matrix = random_int(0, 1), first_row = random_int(0, height - 1), first_column = 8 * random_int(0, width / 8 - 1);
+    const int matrix = random_int(0, 1), first_row = whole ? 0 : random_int(0, height - 1);
+    const int first_column = whole ? 0 : 8 * random_int(0, width / 8 - 1);
     const PlainBlocks<Core, kRun> blocks{&a_map, &b_map, &out,  height,    first_column,
                                          width,  matrix, depth, first_row, first_column};
     const auto memory = poisoned_memory<StreamMemory<Core, kStages>>();
