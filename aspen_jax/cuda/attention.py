@@ -13,7 +13,8 @@ from aspen_jax.cuda.cores import FmaCore, MmaCore, core
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
 from aspen_jax.cuda.lanes import function, lane_bits, load, statements
 from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape, Side
-from aspen_jax.cuda.vectors import ELEMENTS, STORED
+from aspen_jax.cuda.products import sums_at_once
+from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED
 from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ops.attention import ATTENTION, parts_of
 from aspen_jax.ops.attention_slices import attention_of
@@ -45,6 +46,7 @@ class AttentionShape:
         values: the second product's right side.
         reach: of row r all weights are exact zeros from key r + reach on,
         most: if no score is larger than this lane.
+        run: adjacent sums that are stored at once.
     """
 
     row_axis: int
@@ -60,6 +62,7 @@ class AttentionShape:
     values: MatrixShape
     reach: int
     most: int
+    run: int
 
     @classmethod
     def of(cls, op: Op) -> AttentionShape | None:
@@ -98,6 +101,8 @@ class AttentionShape:
             _values_shape(right, rank, column, outer, num_columns, attrs.shape[last]),
             attrs.reach,
             lane_bits(np.array(2.0**attrs.exponent, np.float32)),
+            # A program behind the second product is an element's.
+            sums_at_once(op) if values.program is None and not is_sliced and column == rank - 1 else 1,
         )
 
 
@@ -138,11 +143,27 @@ def _values_shape(values: Side, rank: int, column: int, outer: tuple[int, ...], 
 
 
 @dataclasses.dataclass(frozen=True)
+class HeldCore:
+    """Warps of 16 rows and all columns, whose sums are the rows of the next product (cuda/kernels/held_rows.h)."""
+
+    kind: str
+    core: str
+    reads_held: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionCores:
-    """What multiplies queries with keys, and weights with values: as many rows by as many threads."""
+    """What multiplies queries with keys, and weights with values: as many rows by as many threads.
+
+    Attributes:
+        scores: the first product's.
+        values: the second one's.
+        held: whether scores and weights stay in registers, or pass through shared memory.
+    """
 
     scores: FmaCore | MmaCore
     values: FmaCore | MmaCore
+    held: bool = False
 
     @classmethod
     def of(cls, op: Op, shape: AttentionShape) -> AttentionCores | None:
@@ -151,6 +172,15 @@ class AttentionCores:
         is_wide = like.inputs[0].dtype.itemsize == 4 and op.exact
         width = _MOST_COLUMNS if shape.num_columns > 64 and not is_wide else 64
         smallest = 32 if is_wide else 16
+        if asked > 32 and not is_wide and not (like.inputs[0].dtype.itemsize == 4 and shape.values.along_depth):
+            kind = KINDS[like.inputs[0].dtype.name]
+            cores = cls(
+                MmaCore(kind, 64, _KEYS, 16, _KEYS, shape.keys.along_depth),
+                MmaCore(kind, 64, width, 16, width, shape.values.along_depth),
+                held=True,
+            )
+            if cores.nbytes(shape.depth, like.inputs[0].dtype.itemsize) <= _MOST_BYTES:
+                return cores
         for rows in (64, 32, 16):
             if rows < smallest or (rows > smallest and rows >= 2 * asked):
                 continue
@@ -169,11 +199,23 @@ class AttentionCores:
         chunk, padding = 64 // itemsize, 16 // itemsize
         rows, row = self.scores.rows, chunk + padding
 
-        def elements(own: FmaCore | MmaCore, depth: int) -> int:
-            columns = own.columns * row if own.along_depth else chunk * (own.columns + 8)
-            return -(-depth // chunk) * (rows * row + columns)
+        def columns_of(own: FmaCore | MmaCore, depth: int) -> int:
+            return -(-depth // chunk) * (own.columns * row if own.along_depth else chunk * (own.columns + 8))
 
-        return (elements(self.scores, depth) + elements(self.values, _KEYS)) * itemsize + rows * (_KEYS + 4) * 4
+        between = 0 if self.held else rows * (_KEYS + 4) * 4 + _KEYS // chunk * rows * row * itemsize
+        columns = columns_of(self.scores, depth) + columns_of(self.values, _KEYS)
+        passing = rows * (self.values.columns + 8) * 4
+        return -(-depth // chunk) * rows * row * itemsize + max(columns * itemsize, passing) + between
+
+    def names(self) -> list[str]:
+        """As C++."""
+        if not self.held:
+            return [template(self.scores), template(self.values)]
+        return [
+            template(HeldCore(core.kind, template(core), reads_held))
+            for core, reads_held in ((self.scores, False), (self.values, True))
+            if isinstance(core, MmaCore)
+        ]
 
 
 def unfused(program: Program) -> Program:
@@ -203,8 +245,8 @@ def _kernel(op: Op, logits: BlockProgram) -> Kernel | None:
     if shape is None or cores is None:
         return None
     stored = STORED[op.inputs[shape.values.input].dtype.name]
-    arguments = [stored, template(cores.scores), template(cores.values), constant(shape)]
-    return Kernel("AttentionTile", arguments, functions=f"{_score(op, logits)}\n{_store(op)}")
+    arguments = [stored, *cores.names(), constant(shape)]
+    return Kernel("AttentionTile", arguments, shape.run, functions=f"{_score(op, logits)}\n{_store(op)}")
 
 
 def _score(op: Op, logits: BlockProgram) -> str:

@@ -1,6 +1,7 @@
 // Attention: a block of queries goes through all keys, kKeys at a time, and keeps of the scores only each row's largest and the
-// sum of exponentials so far (online softmax). Both products are those of product.h. Of a slice of the keys the two are stored
-// beside the weighted sums, so that another kernel can merge the slices.
+// sum of exponentials so far (online softmax). Both products are those of product.h. What becomes of scores is that of
+// attention_weights.h. Of a slice of the keys the two numbers are stored beside the weighted sums, so that another kernel can
+// merge the slices.
 //
 // A mask may leave no weights but exact zeros from some key on. Those keys are left out where that changes nothing: where no
 // score is so large that it would lift what is masked, and no value is infinite or NaN, whose product with zero is NaN.
@@ -8,9 +9,9 @@
 
 #include <cstdint>
 
+#include "attention_weights.h"
 #include "block.h"
 #include "product.h"
-#include "scalar.h"
 #include "teams.h"
 #include "tile.h"
 
@@ -24,18 +25,21 @@ struct Attention {
   static constexpr int kKeys = Scores::kColumns, kColumns = Values::kColumns;
   static constexpr int kScoreChunks = (kDepth + Scores::kDepth - 1) / Scores::kDepth;
   static constexpr int kValueChunks = kKeys / Values::kDepth;
-  static_assert(kThreads == Values::kThreads && kRows == Values::kRows && kThreads % kRows == 0);
-  using Rows = Team<kThreads, kThreads / kRows, 1>;
+  static_assert(kThreads == Values::kThreads && kRows == Values::kRows);
+  using Weights = typename WeightsOf<Scores, Values>::Type;
   using All = Team<kThreads, kWarp, kThreads / kWarp>;
 
   struct Memory {
     alignas(16) Element queries[kScoreChunks][kRows * Scores::kRowStride];
-    alignas(16) Element keys[kScoreChunks][Scores::kColumnElements];
-    alignas(16) Element values[kValueChunks][Values::kColumnElements];
-    alignas(16) Element weights[kValueChunks][kRows * Values::kRowStride];
-    float scores[kRows][kKeys + 2];  // two lanes a row read them without meeting in a bank
-    float scales[kRows];             // what the sums so far are multiplied with; in the end the sums of weights
-    typename Rows::template Memory<float> team;
+    union {
+      struct {
+        alignas(16) Element keys[kScoreChunks][Scores::kColumnElements];
+        alignas(16) Element values[kValueChunks][Values::kColumnElements];
+      };
+      alignas(32) float passing[kRows * kSumStride<Values>];  // sums on their way out
+    };
+    typename Weights::Memory weights;
+    float totals[kRows];  // in the end the sums of weights
     typename All::template Memory<float> all;
     int is_large;  // whether a score so far is larger than may be
   };
@@ -47,9 +51,10 @@ struct Attention {
   };
 
   // Calls totals(row, most, total) for num_rows rows, their largest score and the sum of weights e^(score - most), and store(row,
-  // column, sum, total) for num_rows x num_columns weighted sums. `score(row, key, sum)` is what the softmax takes, of the sum of
-  // products; `narrow` makes an element of a weight, `widen` a float of an element.
-  template <class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Totals, class Store>
+  // column, sums, count, total) for runs of kRun weighted sums of num_rows x num_columns (store_sums in product.h). `score(row,
+  // key, sum)` is what the softmax takes, of the sum of products; `narrow` makes an element of a weight, `widen` a float of an
+  // element.
+  template <int kRun, class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Totals, class Store>
   static ASPEN_DEVICE void attend(Memory& memory, const Queries& queries, const Keys& keys, const Columns& values, int num_rows,
                                   int num_keys, int num_columns, [[maybe_unused]] Mask mask, const Score& score,
                                   const Narrow& narrow, [[maybe_unused]] const Widen& widen, const Totals& totals,
@@ -69,21 +74,18 @@ struct Attention {
         }
       });
     };
-    struct Row {
-      float most, sum;
-    };
-    PerThread<Row, kThreads> own;
+    Weights weights;
     Scores scores;
     Values sums;
     sums.clear(block);
     block.each_thread([&](int thread) {
-      own[thread] = {nothing(), 0};
       if (thread == 0) memory.is_large = 0;
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         load_rows<Scores>(block, thread, memory.queries[chunk], queries, chunk * Scores::kDepth, num_rows,
                           [&](int, int row) { return queries.line(row); });
       }
     });
+    weights.begin(block);
     load_keys(0);
     block.commit();
     load_values(0);
@@ -101,65 +103,35 @@ struct Attention {
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         scores.multiply(block, memory.queries[chunk], memory.keys[chunk]);
       }
-      scores.each(block, [&](int row, int key, float sum) {
+      weights.score(block, memory.weights, scores, [&](int row, int key, float sum) {
         const bool counts = row < num_rows && first + key < num_keys;
         if (kMasked && counts && !(magnitude(sum) <= mask.most)) memory.is_large = 1;
-        memory.scores[row][key] = counts ? as_float(score(row, first + key, as_bits(sum))) : nothing();
+        return counts ? as_float(score(row, first + key, as_bits(sum))) : nothing();
       });
       block.sync();
       if (first + kKeys < num_keys) load_keys(first + kKeys);
       block.commit();
-
-      PerThread<float, kThreads> found;
-      block.each_thread([&](int thread) {
-        float most = own[thread].most;
-        for (int key = Rows::walker(thread); key < kKeys; key += Rows::kWalkers) {
-          most = larger(most, memory.scores[Rows::row(thread)][key]);
-        }
-        found[thread] = most;
-      });
-      Rows::reduce(block, memory.team, found, larger);
-      block.each_thread([&](int thread) {
-        const int row = Rows::row(thread);
-        // A row of nothing but -inf so far has no weights; where all of it is, the sum stays 0 and the result is NaN.
-        const float most = found[thread], base = most == nothing() ? 0.0f : most;
-        float sum = 0;
-        for (int key = Rows::walker(thread); key < kKeys; key += Rows::kWalkers) {
-          const float weight = expf(memory.scores[row][key] - base);
-          sum += weight;
-          memory.weights[key / Values::kDepth][row * Values::kRowStride + key % Values::kDepth] = narrow(weight);
-        }
-        found[thread] = sum;
-        const float scale = expf(own[thread].most - base);
-        own[thread].most = most;
-        own[thread].sum *= scale;
-        if (Rows::walker(thread) == 0) memory.scales[row] = scale;
-      });
-      Rows::reduce(block, memory.team, found, [](float a, float b) { return a + b; });
-      block.each_thread([&](int thread) { own[thread].sum += found[thread]; });
+      weights.weigh(block, memory.weights, scores, narrow);
 
       block.template wait<1>();
       block.sync();
-      sums.each(block, [&](int row, int, float& sum) { sum *= memory.scales[row]; });
+      weights.scale(block, memory.weights, sums);
       ASPEN_UNROLL for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-        sums.multiply(block, memory.weights[chunk], memory.values[chunk]);
+        weights.multiply(block, memory.weights, sums, chunk, memory.values[chunk]);
       }
       block.sync();
       if (first + kKeys < num_keys) load_values(first + kKeys);
       block.commit();
     }
     block.template wait<0>();
-    block.each_thread([&](int thread) {
-      const int row = Rows::row(thread);
-      if (Rows::walker(thread) != 0) return;
-      memory.scales[row] = own[thread].sum;
-      if (row < num_rows) totals(row, own[thread].most, own[thread].sum);
+    weights.each_row(block, [&](int row, float most, float total) {
+      memory.totals[row] = total;
+      if (row < num_rows) totals(row, most, total);
     });
     block.sync();
-    sums.each(block, [&](int row, int column, float sum) {
-      if (row < num_rows && column < num_columns) store(row, column, sum, memory.scales[row]);
+    store_sums<kRun>(block, sums, memory.passing, num_rows, num_columns, [&](int row, int column, const float* own, int count) {
+      store(row, column, own, count, memory.totals[row]);
     });
-    block.sync();
   }
 
  private:
@@ -173,16 +145,16 @@ struct Attention {
       for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         for (int i = thread; i < kRows * Scores::kDepth; i += kThreads) {
           const auto element = memory.queries[chunk][i / Scores::kDepth * Scores::kRowStride + i % Scores::kDepth];
-          found = larger(found, magnitude(widen(element)));
+          found = larger_of(found, magnitude(widen(element)));
         }
       }
       query[thread] = found;
       key[thread] = largest<Scores>(thread, keys, first, num_keys, 0, kDepth, widen);
       value[thread] = largest<Values>(thread, values, 0, num_columns, first, num_keys, widen);
     });
-    All::reduce(block, memory.all, query, larger);
-    All::reduce(block, memory.all, key, larger);
-    All::reduce(block, memory.all, value, larger);
+    All::reduce(block, memory.all, query, larger_of);
+    All::reduce(block, memory.all, key, larger_of);
+    All::reduce(block, memory.all, value, larger_of);
     PerThread<int, kThreads> may;
     block.each_thread([&](int thread) {
       may[thread] = memory.is_large == 0 && kDepth * query[thread] * key[thread] <= most && value[thread] < -nothing();
@@ -207,14 +179,12 @@ struct Attention {
       }
       if (from == nullptr) continue;
       const auto vector = load_vector<kVector>(from);
-      ASPEN_UNROLL for (int j = 0; j < kVector; ++j) found = larger(found, magnitude(widen(vector.elements[j])));
+      ASPEN_UNROLL for (int j = 0; j < kVector; ++j) found = larger_of(found, magnitude(widen(vector.elements[j])));
     }
     return found;
   }
 
   static ASPEN_DEVICE float magnitude(float value) { return as_float(as_bits(value) & 0x7fffffff); }
-  static ASPEN_DEVICE float nothing() { return as_float(0xff800000u); }  // -inf
-  static ASPEN_DEVICE float larger(float a, float b) { return a != a || a > b ? a : b; }
 };
 
 }  // namespace aspen::cuda

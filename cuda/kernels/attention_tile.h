@@ -21,6 +21,7 @@ struct AttentionShape {
   MatrixShape queries, keys, values;
   int reach;      // of row r all weights are exact zeros from key r + reach on,
   uint32_t most;  // if no score is larger than this lane
+  int run;        // adjacent sums that are stored at once
 };
 
 // Op::score gives what the softmax takes, of a sum of products at coordinates of the scores. Op::store ends an element of the
@@ -74,7 +75,7 @@ struct AttentionTile : Op {
     const int first_key = kSliced ? at[0] * kShape.slice : 0;
     const int num_keys = kSliced ? min_of(kShape.num_keys - first_key, kShape.slice) : kShape.num_keys;
     const int num_rows = min_of(box[kRank + kRowAxis] - at[kRowAxis], Own::kRows);
-    Own::attend(
+    Own::template attend<kShape.run>(
         memory,  //
         matrix_at<kShape.queries, Element>(buffers, at, 0, kShape.depth),
         matrix_at<kShape.keys, Element>(buffers, at, first_key * int64_t{kShape.keys.line}, kShape.depth),
@@ -93,15 +94,21 @@ struct AttentionTile : Op {
         [&]([[maybe_unused]] int row, [[maybe_unused]] float most, [[maybe_unused]] float total) {
           if constexpr (kSliced) store_numbers(buffers, box, at, row, most, total);
         },
-        [&](int row, int column, float sum, [[maybe_unused]] float total) {
+        [&](int row, int column, const float* sums, int count, [[maybe_unused]] float total) {
           int own[kRank];
           ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at[d];
           own[kRowAxis] += row;
           if constexpr (kColumnAxis >= 0) own[kColumnAxis] += column;
-          if constexpr (kSliced || kUnit > 1) {
-            if (own[kColumnAxis] < box[kColumnAxis]) return;
+          if constexpr (kShape.run > 1) {
+            float quotients[kShape.run];
+            ASPEN_UNROLL for (int i = 0; i < kShape.run; ++i) quotients[i] = sums[i] / total;
+            finish_sums<Op, kColumnAxis, kShape.run>(buffers, box, own, quotients, count);
+          } else {
+            if constexpr (kSliced || kUnit > 1) {
+              if (own[kColumnAxis] < box[kColumnAxis]) return;
+            }
+            Op::store(buffers, own, as_bits(kSliced ? sums[0] : sums[0] / total));
           }
-          Op::store(buffers, own, as_bits(kSliced ? sum : sum / total));
         });
   }
 

@@ -54,6 +54,23 @@ struct HeldCore : Core {
     });
   }
 
+  // Calls visit(thread, half, sum) for each sum, where half says which of a lane's two rows it is of, 8 apart; what visit makes
+  // of it is kept. `half` is known when this is compiled, so what is kept for each stays in registers.
+  template <class Visit>
+  ASPEN_DEVICE void each_half(Block<Core::kThreads>& block, const Visit& visit) {
+    block.each_warp([&](int warp) {
+      ASPEN_UNROLL for (int i = 0; i < kTall; ++i) {
+        ASPEN_UNROLL for (int j = 0; j < Core::kColumns / 8; ++j) {
+          this->held[warp].c[i][j].each([&](int lane, int r, uint32_t& bits) {
+            float sum = as_float(bits);
+            visit(warp * kWarp + lane, r / 2, sum);
+            bits = as_bits(sum);
+          });
+        }
+      }
+    });
+  }
+
   // Adds the products of a chunk's columns with the rows' elements from step `first` on.
   template <class Held>
   ASPEN_DEVICE void multiply_held(Block<Core::kThreads>& block, PerWarp<Held, Core::kThreads / kWarp>& rows, int first,
