@@ -51,8 +51,8 @@ def test_what_is_masked_still_spoils_what_it_would(operand, value, how, held, to
     check(function, *arrays, tolerance=tolerance)
 
 
-# More queries than 32, whose weights stay in registers: odd numbers of queries, keys and columns, values along the keys, a bias, a
-# row that is masked as a whole, a program behind the second product, several blocks of columns.
+# More queries than 32, whose weights stay in registers: odd numbers of queries, keys and columns, values along the keys, a bias,
+# a row that is masked as a whole, a program behind the second product, several blocks of columns.
 @pytest.mark.parametrize(("queries", "keys", "depth", "columns"), [(33, 7, 64, 24), (97, 200, 40, 130), (70, 65, 128, 72)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3), (np.float32, 2e-3)])
 @pytest.mark.sweep
