@@ -381,7 +381,7 @@ def test_convolutions_gather_adjacent_channels_of_a_group():
 
 def test_convolutions_in_boxes_of_pixels_that_fill_blocks():
     op = convolution((8, 14, 14, 128), (3, 3, 128, 72), strides=(1, 2))
-    shape = conv_boxes.ConvBoxesShape.of(op)
+    shape = conv_boxes.ConvBoxesShape.of(op, (64, 64))
     assert shape is not None
     assert (shape.images, shape.lines, shape.pixels) == (1, 7, 7)
     assert (shape.chunks, shape.chunks_of_slice) == (2, 18)
@@ -389,12 +389,12 @@ def test_convolutions_in_boxes_of_pixels_that_fill_blocks():
     assert (pixels.extents, pixels.box, pixels.steps) == ((128, 14, 14, 8), (64, 14, 7, 1), (1, 2, 1, 1))
     assert (weights.extents, weights.strides, weights.box) == ((72, 128, 9), (144, 72 * 256), (64, 64, 1))
     # Of few channels most of a chunk would be empty.
-    assert conv_boxes.ConvBoxesShape.of(convolution((8, 14, 14, 24), (3, 3, 24, 72))) is None
+    assert conv_boxes.ConvBoxesShape.of(convolution((8, 14, 14, 24), (3, 3, 24, 72)), (64, 64)) is None
 
 
 def test_slices_of_a_convolution_begin_with_a_chunk():
     op = convolution((1, 14, 14, 128), (3, 3, 128, 72), "conv2d_slices")
-    shape, boxes = conv_tile.ConvTileShape.of(op), conv_boxes.ConvBoxesShape.of(op)
+    shape, boxes = conv_tile.ConvTileShape.of(op), conv_boxes.ConvBoxesShape.of(op, (64, 64))
     assert shape is not None
     assert boxes is not None
     assert 0 < shape.slice < shape.depth == 9 * 128

@@ -268,7 +268,7 @@ def test_functions_compiled_before_are_compiled_anew_with_what_was_timed():
     def blocks():
         return [note for part in explained(jaxpr) for op in part.ops if (note := op.blocks)]
 
-    assert blocks() == ["128 x 128: default; nothing like it was timed"]
+    assert blocks() == ["128 x 256 streamed: default; nothing like it was timed"]
     (op,) = ops_of(layer, shapes)
     problem = Problem.of(op)
     assert problem is not None

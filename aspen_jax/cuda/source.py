@@ -35,12 +35,13 @@ HEADERS = (
     "cuda/kernels/transposed.h",
 )
 
+# Addresses and maps stay where the launch has put them: tile functions hold references to them.
 _KERNEL = """\
 extern "C" {{
 __device__ KernelShape {name}_shape = shape_of<{op}>();
 }}
 extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
-    {name}(const {maps}{op}::Addresses buffers, const int32_t* boxes) {{
+    {name}(const __grid_constant__ {op}::Addresses buffers, const int32_t* boxes) {{
   wait_for_parents();
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile(buffers, boxes + blockIdx.x / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
@@ -61,8 +62,7 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     Args:
         ops: their structs are called Op0, Op1 ...
         entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
-            {maps} for what its argument must be declared as, {cluster} for what says how many thread blocks are a cluster,
-            {blocks} for what its bounds say of thread blocks.
+            {cluster} for what says how many thread blocks are a cluster, {blocks} for what its bounds say of thread blocks.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -71,12 +71,11 @@ def translation_unit(ops: Sequence[Op], entry: str) -> str:
     for number, op in enumerate(ops):
         kernel = kernel_of(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
-        maps = "ASPEN_WITH_MAPS " if kernel.maps else ""
         cluster = f"__cluster_dims__({kernel.slices}, 1, 1) " if kernel.slices > 1 else ""
         blocks = f", {kernel.blocks}" if kernel.blocks else ""
         words = 2 * len(op.output.shape)
         name = f"op{number}"
-        parts.append(entry.format(op=f"Op{number}", name=name, words=words, maps=maps, cluster=cluster, blocks=blocks))
+        parts.append(entry.format(op=f"Op{number}", name=name, words=words, cluster=cluster, blocks=blocks))
     return "\n".join(parts)
 
 

@@ -197,8 +197,7 @@ ASPEN_DEVICE void multiply_blocks(StreamMemory<Core, kStages>& memory, const Blo
 
 // The same without a warp beside: each block begins when the one before is stored.
 template <int kRun, int kSlices, class Memory, class Blocks>
-ASPEN_DEVICE void multiply_blocks(Memory& memory, const Blocks& first) {
-  Blocks blocks = first;
+ASPEN_DEVICE void multiply_blocks(Memory& memory, Blocks blocks) {
   do {
     multiply_tile<kRun, kSlices>(
         memory, blocks.rows(), blocks.columns(), blocks.num_rows(), blocks.num_columns(), blocks.depth(),

@@ -15,11 +15,8 @@ namespace aspen::cuda {
 
 // Whether code is compiled for them. The host plays either kind of device.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ASPEN_PLAY_WARPGROUPS)
-// For generated code: tensor maps are arguments, which must stay where they were given.
-#define ASPEN_WITH_MAPS __grid_constant__
 inline constexpr bool kHasWarpgroups = true;
 #else
-#define ASPEN_WITH_MAPS
 inline constexpr bool kHasWarpgroups = false;
 #endif
 
