@@ -11,7 +11,8 @@ import pytest
 
 from aspen_jax.split import num_cuts
 from benchmarks.__main__ import main
-from benchmarks.split import link, networks, trained
+from benchmarks.split import energy, link, networks, trained
+from benchmarks.split.over_links import Options
 from benchmarks.split.trained import Trained
 
 RNG = np.random.default_rng()
@@ -150,3 +151,36 @@ def test_parts_over_a_link(part, tmp_path, capsys):
 def test_options_that_do_not_fit_are_refused(options, capsys):
     assert main(["split", *options]) == 2
     assert "benchmarks: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def zones(tmp_path):
+    """A package, a part of it, and a zone of another kind, as Linux shows them."""
+    found = ("intel-rapl:0", "package-0", "990"), ("intel-rapl:0:0", "core", "5"), ("intel-rapl:1", "psys", "7")
+    for folder, name, energy_uj in found:
+        zone = tmp_path / folder
+        zone.mkdir()
+        for file, text in (("name", name), ("energy_uj", energy_uj), ("max_energy_range_uj", "999")):
+            (zone / file).write_text(f"{text}\n")
+    return tmp_path
+
+
+def test_energy_is_that_of_packages_and_counters_begin_anew(zones):
+    (package,) = energy.counters(zones)
+    assert package.path.parent.name == "intel-rapl:0"
+    assert energy.joules([package], lambda: package.path.write_text("15\n")) == pytest.approx(25e-6)
+
+
+def test_energy_without_counters_is_said_to_be_not_measurable(zones, capsys):
+    (zones / "intel-rapl:0" / "energy_uj").unlink()
+    assert energy.run(("energy",), Options(), zones) == {"energy": None}
+    assert "not measurable here" in capsys.readouterr().out
+    assert energy.run(("link",), Options(), zones) == {}
+
+
+def test_energy_of_a_call(zones, capsys):
+    """Over a real link, by counters that stand still."""
+    found = energy.run(("energy",), Options(network="squeezenet1_1_at_64", links=("WiFi",), seconds=0.1), zones)["energy"]
+    assert {row["side"] for row in found["rows"]} == {link.DEVICE, link.PACKED_INPUT, link.OURS}
+    assert all(row["joules"] == 0 and row["latency"] > 0 for row in found["rows"])
+    assert "J a call" in capsys.readouterr().out

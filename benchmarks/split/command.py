@@ -7,9 +7,16 @@ from typing import Any
 from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
 from benchmarks.options import File, Folder, Names
-from benchmarks.split import offline, over_heads, over_links, over_loads, over_tiles
+from benchmarks.split import energy, offline, over_heads, over_links, over_loads, over_tiles
 
-PARTS: tuple[str, ...] = (*offline.PARTS, *over_heads.PARTS, *over_links.PARTS, *over_loads.PARTS, *over_tiles.PARTS)
+PARTS: tuple[str, ...] = (
+    *offline.PARTS,
+    *over_heads.PARTS,
+    *over_links.PARTS,
+    *over_loads.PARTS,
+    *over_tiles.PARTS,
+    *energy.PARTS,
+)
 
 
 def split(
@@ -29,10 +36,11 @@ def split(
             long a choice takes; and, if they are named, `heads`: predicted times of heads beside measured ones; `link`: latency
             and throughput over shaped links, beside device-only, server-only and Neurosurgeon; `stages`: of a call, over cuts;
             `load`: throughput while others use the device's core or the server's; `deadline`: what the server is spared where
-            a deadline is kept; `overlap`: latency where head, link and tail overlap.
+            a deadline is kept; `overlap`: latency where head, link and tail overlap; `energy`: of a call, where the counters of
+            the processor's packages can be read.
         trained: of the parts range, codec, accuracy and schedule.
         heads: of the part heads.
-        over: of the parts link, stages, load and deadline.
+        over: of the parts link, stages, load, deadline and energy.
         loads: of the parts stages, load and deadline.
         tiles: of the part overlap.
         json: where to write the figures as well.
@@ -47,6 +55,7 @@ def split(
     record |= over_links.run(parts, over, pictures)
     record |= over_loads.run(parts, over, loads, pictures)
     record |= over_tiles.run(parts, tiles)
+    record |= energy.run(parts, over)
     if json is not None:
         write_record(json, record)
     return 0
