@@ -7,19 +7,23 @@ answer hides none of those behind it (no coordinated omission).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from aspen_jax.cost.timing import duration, interleaved
-from aspen_jax.errors import InputError
+from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks.markdown import table
 from benchmarks.models.model import Size
-from benchmarks.options import File, Sizes
+from benchmarks.options import File, Names, Sizes
+from benchmarks.peers.prepared import Prepared
+from benchmarks.peers.sides import SIDES
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
 _QUEUE, _POOL = "one queue, first come first served", "Ready Pool at once"
@@ -35,11 +39,12 @@ def serving(
     shorts_to_a_long: int = 10,
     requests: int = 1000,
     size: Sizes = Size(),  # noqa: B008 - immutable
+    peers: Names = (),
     json: File = None,
 ) -> int:
     """Latency of requests at several loads: equal ones, and short ones with priority beside long ones.
 
-    The load is a share of the capacity of one queue before the decorated functions. Both servers get the same requests at the
+    The load is a share of the capacity of one queue before the decorated functions. All servers get the same requests at the
     same times. Brackets hold 95% confidence intervals.
 
     Args:
@@ -49,24 +54,33 @@ def serving(
         shorts_to_a_long: how many short requests come to one long one.
         requests: about how many come at each load.
         size: of the inputs of both models.
+        peers: who else serves, each behind a queue of its own, as in the benchmark `peers`: jax.jit, "ONNX Runtime".
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
         raise InputError(f"loads of {loads} are to be served; take some of more than 0 and less than 1")
     if requests < 1 or shorts_to_a_long < 1:
         raise InputError(f"{requests} requests and {shorts_to_a_long} short ones to a long one: take at least 1 of each")
-    share_cores()
+    if unknown := set(peers) - set(SIDES):
+        raise InputError(f"there is no side {min(unknown)!r}; take {', '.join(SIDES)}")
+    workers = share_cores()
     calls = {_SHORT: checked_call(short, size), _LONG: checked_call(long, size)}
     ahead = checked_call(short, size, priority=1)
     seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
+    servers = {_QUEUE: _Server(calls, 1), _POOL: _Server({**calls, _SHORT: ahead}, MOST_AT_ONCE)}
+    named = {_SHORT: short, _LONG: long}
+    servers |= {f"{peer}, one queue": _Server(own, 1) for peer, own in _of_peers(peers, named, size, workers)}
+    # Equal requests have no keys, so none goes first.
+    alike = {**servers, _POOL: _Server(calls, MOST_AT_ONCE)}
+    equal = {name: _Server({_EQUAL: server.calls[_SHORT]}, server.at_once) for name, server in alike.items()}
     mixes = {
-        "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, {_EQUAL: calls[_SHORT]}, {_EQUAL: calls[_SHORT]}),
-        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, calls, {**calls, _SHORT: ahead}),
+        "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, equal),
+        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, servers),
     }
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
-        for mix, (shares, alone, queued, pooled) in mixes.items():
-            served = _both(shares, alone, load, requests, queued, pooled)
+        for mix, (shares, alone, who) in mixes.items():
+            served = _served(shares, alone, load, requests, who)
             for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
                     rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
@@ -92,22 +106,48 @@ def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]
     }
 
 
-def _both(
-    shares: Mapping[str, int],
-    alone: Mapping[str, float],
-    load: float,
-    requests: int,
-    queued: Mapping[str, Callable[[], Any]],
-    pooled: Mapping[str, Callable[[], Any]],
+class _Server(NamedTuple):
+    """A call for each kind of requests, and how many run at once."""
+
+    calls: Mapping[str, Callable[[], Any]]
+    at_once: int
+
+
+def _of_peers(
+    peers: Sequence[str], models: Mapping[str, str], size: Size, workers: int
+) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
+    """For each peer a call of each model, made ready as the benchmark `peers` does it.
+
+    Raises:
+        AspenError: a package is missing, or a model cannot be exported.
+    """
+    for peer in peers:
+        side = SIDES[peer]
+        if (remedy := side.remedy()) is not None:
+            raise AspenError(f"{peer} cannot serve: {remedy}")
+        calls = {}
+        for kind, model in models.items():
+            with tempfile.TemporaryDirectory() as folder:
+                prepared = Prepared(Path(folder), model, size)
+                prepared.make(workers, "weights")
+                if side.onnx:
+                    prepared.make(workers, "onnx")
+                calls[kind] = side.start(prepared, workers)
+                calls[kind]()  # what is compiled or read at first is ready
+        yield peer, calls
+
+
+def _served(
+    shares: Mapping[str, int], alone: Mapping[str, float], load: float, requests: int, servers: Mapping[str, _Server]
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
-    """For both servers the latencies by kind, and how many requests they answered a second."""
+    """For each server the latencies by kind, and how many requests it answered a second."""
     round_seconds = sum(share * alone[kind] for kind, share in shares.items())
     rates = {kind: load * share / round_seconds for kind, share in shares.items()}
     stream = arrivals(rates, requests / sum(rates.values()))
     result = {}
-    for server, calls, at_once in [(_QUEUE, queued, 1), (_POOL, pooled, MOST_AT_ONCE)]:
-        latencies, total = serve(stream, calls, at_once)
-        result[server] = latencies, len(stream) / total
+    for name, server in servers.items():
+        latencies, total = serve(stream, server.calls, server.at_once)
+        result[name] = latencies, len(stream) / total
     return result
 
 

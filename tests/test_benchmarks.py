@@ -176,6 +176,7 @@ oneTBB: absent; install it
         (["together", "--seconds", "-1"], "-1.0 seconds"),
         (["serving", "--loads", "1"], "loads of (1.0,)"),
         (["serving", "--requests", "0"], "0 requests"),
+        (["serving", "--peers", "caffe"], "there is no side 'caffe'"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
         (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
         (["peers", "--models", "bert-base:480"], "'bert-base:480' gives no size; write bert-base:B8"),
@@ -193,20 +194,20 @@ def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
 
 
 @pytest.mark.sweep
-def test_serving_gives_both_servers_the_same_requests(record, capsys):
-    small = ["--image-size", "32", "--loads", "0.3", "0.9", "--requests", "22", "--shorts-to-a-long", "3"]
+def test_serving_gives_all_servers_the_same_requests(record, capsys):
+    small = ["--image-size", "32", "--loads", "0.3", "0.9", "--requests", "22", "--shorts-to-a-long", "3", "--peers", "jax.jit"]
     assert main(["serving", "--long", "resnet18", *small, "--json", str(record)]) == 0
     served = json.loads(record.read_text())["served"]
-    assert len(served) == 8, "two loads, two mixes, two servers"
-    for queued, pooled in zip(served[::2], served[1::2], strict=True):
-        counts = [{kind: len(values) for kind, values in item["latencies_s"].items()} for item in (queued, pooled)]
-        assert counts[0] == counts[1]
+    assert len(served) == 12, "two loads, two mixes, three servers"
+    for items in zip(served[::3], served[1::3], served[2::3], strict=True):
+        counts = [{kind: len(values) for kind, values in item["latencies_s"].items()} for item in items]
+        assert counts[0] == counts[1] == counts[2]
         assert min(counts[0].values()) > 0
-        for item in (queued, pooled):
+        for item in items:
             assert all(value > 0 for values in item["latencies_s"].values() for value in values)
             assert item["requests_per_s"] > 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
-    assert len(rows) == 6 + 3, "a row for each server and kind, and a quotient for each kind"
+    assert len(rows) == 9 + 3, "a row for each server and kind, and a quotient for each kind"
 
 
 def test_quantiles_have_intervals():

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from aspen_jax.errors import AspenError
-from benchmarks.child import measure_in_child
 from benchmarks.neighbour import neighbour_on
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.record import ABSENT, DISAGREES, FAILED, TIMED, ModelResult, SideResult
 from benchmarks.peers.sides import SIDES
 from benchmarks.peers.turns import PEAK, Contestant
-
-_QUIET = {"PYTHONWARNINGS": "ignore"}
 
 
 class Match:
@@ -67,7 +63,7 @@ class Match:
             for side in self._sides:
                 if remedy := SIDES[side].remedy():
                     self._results[side] = SideResult(ABSENT, remedy)
-            flops = self._measure("weights")["flops"]
+            flops = self._prepared.make(self._threads, "weights")["flops"]
             onnx = self._onnx()
             self._bar.update()
             self._start(PEAK)
@@ -136,15 +132,10 @@ class Match:
         if not readers:
             return "not needed"
         try:
-            return self._measure("onnx")["onnx"]
+            return self._prepared.make(self._threads, "onnx")["onnx"]
         except AspenError as error:
             self._results.update({side: SideResult(FAILED, str(error)) for side in readers})
             return "not written"
-
-    def _measure(self, what: str) -> Any:
-        size = json.dumps(dataclasses.asdict(self._prepared.size))
-        words = (str(self._prepared.folder), self._prepared.name, size, str(self._threads), what)
-        return measure_in_child("benchmarks.peers.prepare", words, _QUIET)
 
     def _say(self, what: str) -> None:
         self._bar.set_description(f"{self._prepared.name}: {what}")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.child import measure_in_child
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.network.in_jax import Params
 from benchmarks.network.network import Network
+
+_QUIET = {"PYTHONWARNINGS": "ignore"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,18 @@ class Prepared:
     def onnx(self) -> Path:
         """The network as an ONNX model."""
         return self.folder / "model.onnx"
+
+    def make(self, threads: int, what: str) -> dict[str, Any]:
+        """Fill the folder, which exists, in a process of its own: with `weights`, and then `onnx`.
+
+        Returns:
+            what benchmarks/peers/prepare.py says of it.
+
+        Raises:
+            AspenError: it cannot be made.
+        """
+        words = (str(self.folder), self.name, json.dumps(dataclasses.asdict(self.size)), str(threads), what)
+        return measure_in_child("benchmarks.peers.prepare", words, _QUIET)
 
     def _arrays(self, name: str) -> tuple[np.ndarray, ...]:
         with np.load(self.folder / f"{name}.npz") as file:
