@@ -172,9 +172,9 @@ class AttentionCores:
         is_wide = like.inputs[0].dtype.itemsize == 4 and op.exact
         width = _MOST_COLUMNS if shape.num_columns > 64 and not is_wide else 64
         smallest = 32 if is_wide else 16
-        # Of float32 more sums than 32 a thread would not stay in registers, nor can values along the keys change places there.
-        is_narrow = like.inputs[0].dtype.itemsize == 2
-        if asked > 32 and (is_narrow or not (is_wide or width > 64 or shape.values.along_depth)):
+        # More sums than 32 a thread would take too many registers beside scores. Of float32 values change places (held_rows.h).
+        is_moved = like.inputs[0].dtype.itemsize == 4 and not is_wide
+        if asked > 32 and width == 64 and not is_wide and not (is_moved and shape.values.along_depth):
             kind = KINDS[like.inputs[0].dtype.name]
             cores = cls(
                 MmaCore(kind, 64, _KEYS, 16, _KEYS, shape.keys.along_depth),
