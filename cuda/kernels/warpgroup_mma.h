@@ -159,69 +159,44 @@ class WarpgroupSums {
 #ifdef __CUDACC__
 #define ASPEN_FOUR(at) "+f"(own_[at]), "+f"(own_[at + 1]), "+f"(own_[at + 2]), "+f"(own_[at + 3])
 #define ASPEN_SIXTEEN(at) ASPEN_FOUR(at), ASPEN_FOUR(at + 4), ASPEN_FOUR(at + 8), ASPEN_FOUR(at + 12)
+// Sums by their numbers, and as operands.
+#define ASPEN_NAMES_32                                    \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
+  ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define ASPEN_NAMES_64                                               \
+  ASPEN_NAMES_32                                                     \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+  ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define ASPEN_NAMES_128                                                          \
+  ASPEN_NAMES_64                                                                 \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"             \
+  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"             \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define ASPEN_SUMS_32 ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)
+#define ASPEN_SUMS_64 ASPEN_SUMS_32, ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)
+#define ASPEN_SUMS_128 ASPEN_SUMS_64, ASPEN_SIXTEEN(64), ASPEN_SIXTEEN(80), ASPEN_SIXTEEN(96), ASPEN_SIXTEEN(112)
 // Sums are added to (the predicate); neither operand is negated; A is not transposed.
-#define ASPEN_WGMMA_64(type)                                                                                                     \
-  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type         \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-               ",%30,%31}, %32, %33, adds, 1, 1, 0, %34;\n}"                                                                     \
-               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
+#define ASPEN_BEGIN "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned."
+#define ASPEN_WGMMA(shape, type, count, a_name, b_name, across)                                                   \
+  asm volatile(ASPEN_BEGIN shape ".f32." type "." type " {" ASPEN_NAMES_##count "}, " a_name ", " b_name          \
+                                                                                ", adds, 1, 1, 0, " across ";\n}" \
+               : ASPEN_SUMS_##count                                                                               \
                : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
-#define ASPEN_WGMMA_128(type)                                                                                                    \
-  asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type        \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-               ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
-               ",%57,%58,%59,%60,%61,%62,%63}, %64, %65, adds, 1, 1, 0, %66;\n}"                                                 \
-               : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
-               : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
-#define ASPEN_WGMMA_256(type)                                                                                                \
-  asm volatile(                                                                                                              \
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type             \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"                              \
-      ",%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                     \
-      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71"                     \
-      ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                     \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119" \
-      ",%120,%121,%122,%123,%124,%125,%126,%127}, "                                                                          \
-      "%128, %129, adds, 1, 1, 0, %130;\n}"                                                                                  \
-      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48), ASPEN_SIXTEEN(64), ASPEN_SIXTEEN(80),     \
-        ASPEN_SIXTEEN(96), ASPEN_SIXTEEN(112)                                                                                \
-      : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
 // A is four registers of each thread.
-#define ASPEN_ROWS "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3])
-#define ASPEN_WGMMA_TF32_64                                                                                             \
-  asm volatile(                                                                                                         \
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32"               \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-      ",%30,%31}, {%32,%33,%34,%35}, %36, adds, 1, 1;\n}"                                                               \
-      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16)                                                                             \
-      : ASPEN_ROWS, "l"(b.bits))
-#define ASPEN_WGMMA_TF32_128                                                                                            \
-  asm volatile(                                                                                                         \
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"              \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29" \
-      ",%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56"    \
-      ",%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1;\n}"                                           \
-      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48)                                       \
-      : ASPEN_ROWS, "l"(b.bits))
-#define ASPEN_WGMMA_TF32_256                                                                                                 \
-  asm volatile(                                                                                                              \
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32"                   \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"                              \
-      ",%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                     \
-      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71"                     \
-      ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                     \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119" \
-      ",%120,%121,%122,%123,%124,%125,%126,%127}, "                                                                          \
-      "{%128,%129,%130,%131}, %132, adds, 1, 1;\n}"                                                                          \
-      : ASPEN_SIXTEEN(0), ASPEN_SIXTEEN(16), ASPEN_SIXTEEN(32), ASPEN_SIXTEEN(48), ASPEN_SIXTEEN(64), ASPEN_SIXTEEN(80),     \
-        ASPEN_SIXTEEN(96), ASPEN_SIXTEEN(112)                                                                                \
-      : ASPEN_ROWS, "l"(b.bits))
+#define ASPEN_WGMMA_TF32(shape, count, a_names, b_name)                                                                \
+  asm volatile(ASPEN_BEGIN shape ".f32.tf32.tf32 {" ASPEN_NAMES_##count "}, {" a_names "}, " b_name ", adds, 1, 1;\n}" \
+               : ASPEN_SUMS_##count                                                                                    \
+               : "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3]), "l"(b.bits))
+#define ASPEN_WGMMA_64(type) ASPEN_WGMMA("m64n64k16", type, 32, "%32", "%33", "%34")
+#define ASPEN_WGMMA_128(type) ASPEN_WGMMA("m64n128k16", type, 64, "%64", "%65", "%66")
+#define ASPEN_WGMMA_256(type) ASPEN_WGMMA("m64n256k16", type, 128, "%128", "%129", "%130")
     if constexpr (kFromRegisters && kColumns == 64) {
-      ASPEN_WGMMA_TF32_64;
+      ASPEN_WGMMA_TF32("m64n64k8", 32, "%32,%33,%34,%35", "%36");
     } else if constexpr (kFromRegisters && kColumns == 128) {
-      ASPEN_WGMMA_TF32_128;
+      ASPEN_WGMMA_TF32("m64n128k8", 64, "%64,%65,%66,%67", "%68");
     } else if constexpr (kFromRegisters) {
-      ASPEN_WGMMA_TF32_256;
+      ASPEN_WGMMA_TF32("m64n256k8", 128, "%128,%129,%130,%131", "%132");
     } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
       ASPEN_WGMMA_64("bf16");
     } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 128) {
@@ -235,13 +210,18 @@ class WarpgroupSums {
     } else {
       ASPEN_WGMMA_256("f16");
     }
-#undef ASPEN_WGMMA_TF32_256
-#undef ASPEN_WGMMA_TF32_128
-#undef ASPEN_WGMMA_TF32_64
-#undef ASPEN_ROWS
 #undef ASPEN_WGMMA_256
 #undef ASPEN_WGMMA_128
 #undef ASPEN_WGMMA_64
+#undef ASPEN_WGMMA_TF32
+#undef ASPEN_WGMMA
+#undef ASPEN_BEGIN
+#undef ASPEN_SUMS_128
+#undef ASPEN_SUMS_64
+#undef ASPEN_SUMS_32
+#undef ASPEN_NAMES_128
+#undef ASPEN_NAMES_64
+#undef ASPEN_NAMES_32
 #undef ASPEN_SIXTEEN
 #undef ASPEN_FOUR
 #else
