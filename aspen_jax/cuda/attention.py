@@ -173,8 +173,8 @@ class AttentionCores:
         width = _MOST_COLUMNS if shape.num_columns > 64 and not is_wide else 64
         smallest = 32 if is_wide else 16
         # More sums than 32 a thread would take too many registers beside scores. Of float32 values change places (held_rows.h).
-        is_moved = like.inputs[0].dtype.itemsize == 4 and not is_wide
-        if asked > 32 and width == 64 and not is_wide and not (is_moved and shape.values.along_depth):
+        may_move = like.inputs[0].dtype.itemsize == 2 or not shape.values.along_depth
+        if asked > 32 and width == 64 and not is_wide and may_move:
             kind = KINDS[like.inputs[0].dtype.name]
             cores = cls(
                 MmaCore(kind, 64, _KEYS, 16, _KEYS, shape.keys.along_depth),
