@@ -248,8 +248,8 @@ def _kernel(op: Op, logits: BlockProgram) -> Kernel | None:
         return None
     stored = STORED[op.inputs[shape.values.input].dtype.name]
     arguments = [stored, *cores.names(), constant(shape)]
-    # Of float32 the assembler would spill registers to make room for a fifth block.
-    blocks = 3 if op.inputs[shape.values.input].dtype.itemsize == 4 and not cores.held else 0
+    # Of few rows of float32 the assembler would spill registers to make room for a fifth block.
+    blocks = 3 if cores.scores.rows == 16 and op.inputs[shape.values.input].dtype.itemsize == 4 else 0
     return Kernel("AttentionTile", arguments, shape.run, blocks=blocks, functions=f"{_score(op, logits)}\n{_store(op)}")
 
 
