@@ -91,7 +91,7 @@ class Arrivals:
         *inputs: Any,
         priority: int | None = None,
         deadline: float | None = None,
-        order: str = "deep first",
+        order: str | None = None,
     ) -> ArrivingRun:
         """Start a run.
 
@@ -99,7 +99,9 @@ class Arrivals:
             *inputs: an array for each input, in the order of the graph. Those that come in pieces are not looked at.
             priority: as for `TileGraph.run`.
             deadline: as for `TileGraph.run`.
-            order: the engine's order of ready tiles. "deep first" has the first parts of results early.
+            order: the engine's order of ready tiles. "deep first" has the first parts of results early, but goes from op to op,
+                so that weights are read more often. If None, a run that waits for no piece takes it, and others take "shallow
+                first".
 
         Raises:
             InputError: the inputs do not fit.
@@ -112,6 +114,7 @@ class Arrivals:
                 given[index] = np.empty(*graph.value(graph.operands[index]))
         run_key = None if priority is None and deadline is None else runtime.run_key(priority, deadline)
         operands = graph.operands_of(given)
+        order = order or ("shallow first" if self.pieces else "deep first")
         results, run = graph.plan.start(operands, self._engine, run_key, order)
         return ArrivingRun(self, operands, results, run)
 
