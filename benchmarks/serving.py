@@ -26,7 +26,7 @@ from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.sides import SIDES
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
-_QUEUE, _POOL = "one queue, first come first served", "Ready Pool at once"
+_QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
 _EQUAL, _SHORT, _LONG = "equal", "short", "long"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _SURE = 1.96  # standard deviations of a confidence of 95%
@@ -38,29 +38,39 @@ def serving(
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     shorts_to_a_long: int = 10,
     requests: int = 1000,
+    rounds: int = 8,
+    slack: float = 5.0,
     size: Sizes = Size(),  # noqa: B008 - immutable
     peers: Names = (),
     json: File = None,
 ) -> int:
-    """Latency of requests at several loads: equal ones, and short ones with priority beside long ones.
+    """Latency of requests at several loads: equal ones, and short ones beside long ones, which have keys.
 
-    The load is a share of the capacity of one queue before the decorated functions. All servers get the same requests at the
-    same times. Brackets hold 95% confidence intervals.
+    Keys are a priority for short requests, or for each request a deadline.
+
+    The load is a share of the capacity of one queue before the decorated functions. The requests come in rounds. In each all
+    servers, in turn, get the same requests at the same times. Brackets hold 95% confidence intervals.
 
     Args:
         short: the model of equal requests, and of short ones.
         long: the model of long requests.
         loads: shares of the capacity.
         shorts_to_a_long: how many short requests come to one long one.
-        requests: about how many come at each load.
+        requests: about how many come at each load, in all rounds together.
+        rounds: how often each server has its turn at each load. In more rounds a change of the machine's speed meets all of them.
+        slack: how many times its own time after its arrival a request is due, where requests have deadlines.
         size: of the inputs of both models.
         peers: who else serves, each behind a queue of its own, as in the benchmark `peers`: jax.jit, "ONNX Runtime".
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
         raise InputError(f"loads of {loads} are to be served; take some of more than 0 and less than 1")
-    if requests < 1 or shorts_to_a_long < 1:
-        raise InputError(f"{requests} requests and {shorts_to_a_long} short ones to a long one: take at least 1 of each")
+    if min(requests, rounds, shorts_to_a_long) < 1:
+        raise InputError(
+            f"{requests} requests in {rounds} rounds, {shorts_to_a_long} short ones to a long one: take at least 1 of each"
+        )
+    if not 0 < slack < math.inf:
+        raise InputError(f"a request is due {slack} times its own time after its arrival; take 5, say")
     if unknown := set(peers) - set(SIDES):
         raise InputError(f"there is no side {min(unknown)!r}; take {', '.join(SIDES)}")
     workers = share_cores()
@@ -69,9 +79,11 @@ def serving(
     seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
     servers = {_QUEUE: _Server(calls, 1), _POOL: _Server({**calls, _SHORT: ahead}, MOST_AT_ONCE)}
     named = {_SHORT: short, _LONG: long}
+    due = {kind: checked_call(model, size, deadline=slack * seconds[kind]) for kind, model in named.items()}
+    servers[_DEADLINES] = _Server(due, MOST_AT_ONCE)
     servers |= {f"{peer}, one queue": _Server(own, 1) for peer, own in _of_peers(peers, named, size, workers)}
     # Equal requests have no keys, so none goes first.
-    alike = {**servers, _POOL: _Server(calls, MOST_AT_ONCE)}
+    alike = {name: server for name, server in servers.items() if name != _DEADLINES} | {_POOL: _Server(calls, MOST_AT_ONCE)}
     equal = {name: _Server({_EQUAL: server.calls[_SHORT]}, server.at_once) for name, server in alike.items()}
     mixes = {
         "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, equal),
@@ -80,30 +92,29 @@ def serving(
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, alone, who) in mixes.items():
-            served = _served(shares, alone, load, requests, who)
+            served = _served(shares, alone, load, requests, rounds, who)
             for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
                     rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
                 record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
-            quotients += [(f"{load:g}", mix, kind, *cells) for kind, cells in _quotients(served).items()]
-    names = [f"p{100 * q:g}" for q in _QUANTILES]
-    print("\n".join(table(("load", "requests", "server", "kind", *names, "a second"), rows)))
-    print(
-        "\n".join(["", f"{_POOL} by {_QUEUE}", "", *table(("load", "requests", "kind", *names, "a second"), quotients)]),
-        flush=True,
-    )
+            quotients += [(f"{load:g}", mix, *cells) for cells in _quotients(served)]
+    header = "load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second"
+    print("\n".join([*table(header, rows), "", f"By {_QUEUE}", "", *table(header, quotients)]), flush=True)
     if json is not None:
         write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
     return 0
 
 
-def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> dict[str, list[str]]:
-    """By kind of requests: each quantile of the Ready Pool by that of the queue, and requests a second likewise."""
-    (queued, slow), (pooled, fast) = (served[server] for server in (_QUEUE, _POOL))
-    middles = {kind: [[item[0] for item in quantiles(side[kind])] for side in (pooled, queued)] for kind in queued}
-    return {
-        kind: [*(f"{a / b:.2f}" for a, b in zip(*sides, strict=True)), f"{fast / slow:.2f}"] for kind, sides in middles.items()
-    }
+def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:
+    """By server and kind of requests: each quantile of a Ready Pool by that of the queue, and requests a second likewise."""
+    queued, slow = served[_QUEUE]
+    for server in (_POOL, _DEADLINES):
+        if server not in served:
+            continue
+        pooled, fast = served[server]
+        for kind, values in queued.items():
+            sides = [[item[0] for item in quantiles(side)] for side in (pooled[kind], values)]
+            yield server, kind, *(f"{a / b:.2f}" for a, b in zip(*sides, strict=True)), f"{fast / slow:.2f}"
 
 
 class _Server(NamedTuple):
@@ -138,17 +149,29 @@ def _of_peers(
 
 
 def _served(
-    shares: Mapping[str, int], alone: Mapping[str, float], load: float, requests: int, servers: Mapping[str, _Server]
+    shares: Mapping[str, int],
+    alone: Mapping[str, float],
+    load: float,
+    requests: int,
+    rounds: int,
+    servers: Mapping[str, _Server],
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
     """For each server the latencies by kind, and how many requests it answered a second."""
     round_seconds = sum(share * alone[kind] for kind, share in shares.items())
     rates = {kind: load * share / round_seconds for kind, share in shares.items()}
-    stream = arrivals(rates, requests / sum(rates.values()))
-    result = {}
-    for name, server in servers.items():
-        latencies, total = serve(stream, server.calls, server.at_once)
-        result[name] = latencies, len(stream) / total
-    return result
+    latencies = {name: {kind: [] for kind in shares} for name in servers}
+    seconds = dict.fromkeys(servers, 0.0)
+    count = 0
+    for number in range(rounds):
+        stream = arrivals(rates, requests / rounds / sum(rates.values()), seed=number)
+        count += len(stream)
+        names = list(servers)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            found, total = serve(stream, servers[name].calls, servers[name].at_once)
+            seconds[name] += total
+            for kind, values in found.items():
+                latencies[name][kind] += values
+    return {name: (latencies[name], count / seconds[name]) for name in servers}
 
 
 def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:

@@ -76,9 +76,9 @@ class Request(NamedTuple):
     kind: str
 
 
-def arrivals(rates: Mapping[str, float], seconds: float) -> list[Request]:
+def arrivals(rates: Mapping[str, float], seconds: float, seed: int = 1) -> list[Request]:
     """Requests of each kind, so many a second, at random times within so many seconds; the last comes after them."""
-    generator = random.Random(1)
+    generator = random.Random(seed)
     requests = []
     for kind, rate in rates.items():
         now = 0.0
