@@ -92,19 +92,27 @@ def test_errors_are_shares_of_what_was_measured():
 
 
 class Remembered:
-    """Answers as a device and a server would that are two and three times slower than alone."""
+    """Answers as a device and a server would that are two and three times slower than alone, and twice that under many calls."""
 
     def __init__(self, of):
-        self.of, self.asked = of, None
+        self.of, self.asked = of, []
 
-    def stages(self, asked, count):
-        self.asked = asked
-        head, tail = 2 * self.of.device.before[asked.cut], 3 * self.of.server.behind[asked.cut]
-        return {"head": float(head), "pack": 0.0, "link": 0.0, "tail": float(tail), "latency": 1.0}
+    def stages(self, asked, count, at_once=False):
+        self.asked.append((asked, at_once))
+        before, behind = self.of.device.before[asked.cut], self.of.server.behind[asked.cut]
+        head, tail = (2 + 2 * at_once) * float(before), (3 + 3 * at_once) * float(behind)
+        if at_once and asked.cut >= 0:
+            head *= 5  # beside packing
+        unpack = float(self.of.pack_seconds[asked.cut, 0])
+        return {"head": head, "pack": 0.5, "link": 0.25, "tail": tail, "latency": head + tail + 0.75 + unpack + 2 * 0.125}
 
 
-def test_the_load_is_found_at_a_cut_that_leaves_work_to_both():
+def test_loads_are_found_at_a_cut_that_leaves_work_to_both():
     pair = Remembered(profile())
+    middle = link.Configuration(5, 8)  # the first one with the fewest bytes
     found = loads.observed(pair, profile(), (8,))
-    assert pair.asked == link.Configuration(5, 8), "of the middle, the first one with the fewest bytes"
-    assert (found.device_load, found.server_load) == pytest.approx((2, 3))
+    assert pair.asked == [(middle, False)]
+    assert (found.device_load, found.server_load, found.call_seconds) == pytest.approx((2, 3, 0.125))
+    busy = loads.observed_at_once(pair, found, (8,))
+    assert pair.asked[1:] == [(middle, True), (link.Configuration(-1, None), True)]
+    assert (busy.device_load, busy.server_load, busy.call_seconds) == pytest.approx((4, 6, 0.125))

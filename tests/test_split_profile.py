@@ -123,19 +123,22 @@ def test_shapes_cannot_be_timed():
 
 
 def test_predictions_are_sums_of_stages():
-    profile = dataclasses.replace(random_profile(), device_load=1.5, server_load=2.0)
+    profile = dataclasses.replace(random_profile(), device_load=1.5, server_load=2.0, call_seconds=0.002)
+    profile = dataclasses.replace(profile, server=Times(profile.server.before, 4))
     link = Link(0.01, 5e6)
     found = profile.metrics(link).values
     for k in range(6):
         for b in range(3):
             device, server = 1.5 * profile.device.before[k], 2 * (profile.server.before[-1] - profile.server.before[k])
-            pack_s, unpack_s = 1.5 * profile.pack_seconds[k, b], 2 * profile.pack_seconds[k, b]
+            pack_s, unpack_s = (load * (profile.pack_seconds[k, b] + 0.002) for load in (1.5, 2))
             send, answer = 0.01 + profile.nbytes[k, b] / 5e6, 0.01 + profile.result_bytes / 5e6
-            stages = [device, pack_s, send, unpack_s + server, answer] if k < 5 else [device]
+            stages = [device, pack_s, send, unpack_s, server, answer] if k < 5 else [device, 0, 0, 0, 0, 0]
             assert found["latency"][k, b] == pytest.approx(sum(stages))
-            assert found["throughput"][k, b] == pytest.approx(1 / max(stages))
-            assert found["device_cost"][k, b] == pytest.approx(sum(stages[:2]))
-            assert found["server_cost"][k, b] == pytest.approx(stages[3] if k < 5 else 0)
+            # The device's one core computes and packs. Of the server's four one unpacks.
+            slowest = max(device + stages[1], send, stages[3], server + stages[3] / 4, answer)
+            assert found["throughput"][k, b] == pytest.approx(1 / slowest)
+            assert found["device_cost"][k, b] == pytest.approx(device + stages[1])
+            assert found["server_cost"][k, b] == pytest.approx(server + stages[3] if k < 5 else 0)
 
 
 def test_a_run_of_one_cut_tells_the_load_at_all_others():
@@ -145,6 +148,7 @@ def test_a_run_of_one_cut_tells_the_load_at_all_others():
     link = Link(0, math.inf)
     np.testing.assert_allclose(seen.metrics(link).values["device_cost"][:5], 2 * profile.metrics(link).values["device_cost"][:5])
     np.testing.assert_allclose(seen.metrics(link).values["server_cost"], 5 * profile.metrics(link).values["server_cost"])
+    assert (seen.call_seconds, profile.observed(3, 1.0, 1.0, 0.004).observed(2, 1.0, 1.0).call_seconds) == (0, 0.004)
     # A side that did nothing tells nothing.
     assert seen.observed(0, 99.0, 5 * profile.server.behind[0]).device_load == seen.device_load
     assert seen.observed(5, 2 * profile.device.before[5], 99.0).server_load == seen.server_load

@@ -17,6 +17,7 @@ from aspen_jax.api.flat import FlatCall
 from aspen_jax.cost import equations as equation_costs
 from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.runtime import num_workers
 from aspen_jax.split.codec import CodecName, pack
 from aspen_jax.split.equations import FlatJaxpr, closed_over, flatten
 from aspen_jax.split.profile import Profile, Times, share_out
@@ -97,7 +98,7 @@ def _times(flat: FlatJaxpr, leaves: list[Any], call: FlatCall, args: tuple[Any, 
             seconds = share_out(op_seconds(graph, inputs, rounds), op_equations(graph), weights)
     total = min(_seconds(call.function, args) for _ in range(rounds + 1))  # the first one compiles
     before = np.concatenate([[0.0], np.cumsum(seconds)])
-    return Times(before * (total / before[-1]) if before[-1] > 0 else before)
+    return Times(before * (total / before[-1]) if before[-1] > 0 else before, num_workers())
 
 
 def _weight(equation: core.JaxprEqn) -> float:

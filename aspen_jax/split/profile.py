@@ -130,11 +130,15 @@ class Times:
 
     Attributes:
         before: float64 [cuts], seconds; 0 at the first cut, that of the whole function at the last.
+        cores: that computed. What one thread does beside them takes its share of one.
     """
 
     before: np.ndarray
+    cores: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cores, int) or self.cores < 1:
+            raise InputError(f"{self.cores!r} cores computed. Pass how many workers there were")
         before = np.asarray(self.before)
         if before.ndim != 1 or before.size == 0 or before.dtype.kind != "f":
             raise InputError(f"times are {before.dtype}{list(before.shape)}. Pass a vector of seconds, one for each cut")
@@ -148,7 +152,11 @@ class Times:
 
     def to_json(self) -> str:
         """As text, for the other side."""
-        return json.dumps({"before": self.before.tolist()})
+        return json.dumps(self.to_fields())
+
+    def to_fields(self) -> dict[str, Any]:
+        """As lists and numbers."""
+        return {"before": self.before.tolist(), "cores": self.cores}
 
     @classmethod
     def from_json(cls, text: str) -> Times:
@@ -157,7 +165,19 @@ class Times:
         Raises:
             InputError: the text is something else.
         """
-        return cls(_array(_loaded(text), "before"))
+        return cls.from_fields(_loaded(text))
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Times:
+        """What `to_fields` gave.
+
+        Raises:
+            InputError: the fields are something else.
+        """
+        if not isinstance(fields, dict):
+            raise InputError(f"times are a {type(fields).__name__}. Pass what to_json gave")
+        cores = float(_array(fields, "cores", 0))
+        return cls(_array(fields, "before"), int(cores) if cores.is_integer() else 0)
 
 
 def share_out(op_seconds: Sequence[float], op_equations: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
@@ -196,6 +216,7 @@ class Profile:
         accuracy: float64 [cuts, B] from 0 to 1, NaN where it is not known; None if it does not matter.
         device_load: by how much the device is slower than it was when `device` was measured.
         server_load: likewise.
+        call_seconds: what a call that crosses takes on each side beside computing and packing: threads, gRPC.
     """
 
     device: Times
@@ -207,6 +228,7 @@ class Profile:
     accuracy: np.ndarray | None = None
     device_load: float = 1.0
     server_load: float = 1.0
+    call_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         cuts = len(self.device.before)
@@ -224,28 +246,30 @@ class Profile:
                 raise InputError(
                     f"{name} has the shape {np.shape(array)}. Pass one of shape {(cuts, len(self.bits))}, [cuts, bits]"
                 )
-        for name in ("nbytes", "pack_seconds", "result_bytes", "device_load", "server_load"):
+        for name in ("nbytes", "pack_seconds", *_NUMBERS):
             value = np.asarray(getattr(self, name))
             if not (np.isfinite(value).all() and (value >= 0).all()):
                 raise InputError(f"{name} holds a value that is negative or not finite. Measure it again")
         if self.accuracy is not None and not (np.isnan(self.accuracy) | ((self.accuracy >= 0) & (self.accuracy <= 1))).all():
             raise InputError("an accuracy lies outside of 0 to 1. Pass the share of right answers")
 
-    def observed(self, cut: int, device_seconds: float, server_seconds: float) -> Profile:
+    def observed(self, cut: int, device_seconds: float, server_seconds: float, call_seconds: float | None = None) -> Profile:
         """With the load of the last run: what each side took, by what it was predicted to take (the paper's scaling factor).
 
-        A side that had next to nothing to do keeps its load.
+        A side that had next to nothing to do keeps its load. Caches cool and cores slow down between calls that come one behind
+        the other. So take runs like those that are to be predicted.
 
         Args:
             cut: of the run.
             device_seconds: what the device computed for.
             server_seconds: what the server says that it computed for.
+            call_seconds: the new `call_seconds`; None keeps the old ones.
 
         Raises:
             InputError: there is no such cut, or seconds are negative or not finite.
         """
         self._check_cut(cut)
-        loads = {}
+        loads = {} if call_seconds is None else {"call_seconds": call_seconds}
         sides = ("device_load", self.device.before, device_seconds), ("server_load", self.server.behind, server_seconds)
         for name, times, seconds in sides:
             if not 0 <= seconds < math.inf:
@@ -261,18 +285,23 @@ class Profile:
         result, so that nothing is packed, sent or computed elsewhere.
 
         Stages run side by side (the paper's pipelining), so that throughput is one request in the time of the slowest of them:
-        compute on the device, pack, send, unpack and compute on the server, answer.
+        device, packing, send, server, answer. A side computes on all of its cores. So what one thread of it does meanwhile takes
+        its share of one core from the next request's computing.
         """
         is_remote = (np.arange(len(self.device.before)) < len(self.device.before) - 1)[:, None]
-        pack = is_remote * self.pack_seconds
         send, answer = (np.where(is_remote, link.seconds(np.asarray(size)), 0) for size in (self.nbytes, self.result_bytes))
-        device = self.device.before[:, None] * self.device_load
-        server = (self.server.behind[:, None] + pack) * self.server_load
-        pack = pack * self.device_load
-        stages = device, pack, send, server, answer
+        beside = is_remote * (self.pack_seconds + self.call_seconds)
+        device, packing = self.device.before[:, None] * self.device_load, beside * self.device_load
+        server, unpacking = self.server.behind[:, None] * self.server_load, beside * self.server_load
+        stages = device + packing / self.device.cores, packing, send, server + unpacking / self.server.cores, unpacking, answer
         with np.errstate(divide="ignore"):
             throughput = 1 / functools.reduce(np.maximum, stages)
-        values = {"latency": sum(stages), "throughput": throughput, "server_cost": server, "device_cost": device + pack}
+        values = {
+            "latency": device + packing + send + server + unpacking + answer,
+            "throughput": throughput,
+            "server_cost": server + unpacking,
+            "device_cost": device + packing,
+        }
         cuts = np.arange(len(self.device.before))
         if self.accuracy is not None:
             values["accuracy"] = self.accuracy
@@ -288,7 +317,7 @@ class Profile:
             fields["accuracy"] = [[None if math.isnan(x) else x for x in row] for row in fields["accuracy"]]
         return json.dumps(
             fields
-            | {"device": self.device.before.tolist(), "server": self.server.before.tolist()}
+            | {"device": self.device.to_fields(), "server": self.server.to_fields()}
             | {name: getattr(self, name) for name in _NUMBERS}
         )
 
@@ -300,14 +329,13 @@ class Profile:
             InputError: the text is something else.
         """
         fields = _loaded(text)
-        device, server = (Times(_array(fields, name)) for name in ("device", "server"))
+        device, server = (Times.from_fields(fields.get(name)) for name in ("device", "server"))
         bits, nbytes, pack_seconds = (_array(fields, name) for name in ("bits", "nbytes", "pack_seconds"))
         accuracy = _array(fields, "accuracy") if "accuracy" in fields else None
-        result_bytes, device_load, server_load = (float(_array(fields, name, 0)) for name in _NUMBERS)
+        result_bytes, *numbers = (float(_array(fields, name, 0)) for name in _NUMBERS)
         if not (np.isfinite(bits).all() and 0 <= result_bytes < math.inf):
             raise InputError("bits or result_bytes of a profile are no numbers. Pass what to_json gave")
-        whole = bits.astype(np.int64)
-        return cls(device, server, whole, nbytes, pack_seconds, int(result_bytes), accuracy, device_load, server_load)
+        return cls(device, server, bits.astype(np.int64), nbytes, pack_seconds, int(result_bytes), accuracy, *numbers)
 
     def _check_cut(self, cut: int) -> None:
         if not 0 <= cut < len(self.device.before):
@@ -315,7 +343,8 @@ class Profile:
 
 
 _ARRAYS = ("bits", "nbytes", "pack_seconds", "accuracy")
-_NUMBERS = ("result_bytes", "device_load", "server_load")
+# The fields that are numbers, in their order.
+_NUMBERS = ("result_bytes", "device_load", "server_load", "call_seconds")
 
 
 def _loaded(text: str) -> dict[str, Any]:

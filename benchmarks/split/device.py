@@ -2,7 +2,7 @@
 
     {"do": "profile", "bits": [8, 32]}
     {"do": "time", "call": {"address": HOST:PORT, "jpeg": false, "cut": 7, "bits": 8, ...}, "seconds": 3}
-    {"do": "stages", "call": {...}, "count": 5}
+    {"do": "stages", "call": {...}, "count": 5, "at_once": false}
 
 Each line is answered by one, an object of JSON.
 """
@@ -28,7 +28,7 @@ from aspen_jax.split import Client, Halves
 from aspen_jax.split.measure import measure
 from benchmarks.split.networks import encoded, network, photographs
 
-STAGES = ("head", "pack", "link", "tail")  # fields of a client's records
+STAGES = ("head", "pack", "link", "tail", "server")  # fields of a client's records
 
 _LEAST_CALLS = 4
 _PHOTOGRAPHS = 8
@@ -62,12 +62,18 @@ class Device:
         """Of the network on this core."""
         return {"profile": measure(self._function, self._images[0], bits=bits).to_json()}
 
-    def stages(self, call: dict[str, Any], count: int) -> dict[str, float]:
-        """Medians over so many calls one behind the other: seconds of each stage, and of the call."""
+    def stages(self, call: dict[str, Any], count: int, at_once: bool) -> dict[str, float]:
+        """Medians over so many calls, one behind the other or many at once: seconds of each stage, and of the call."""
         with self._client(**call) as client:
             client(self._input(0, call["jpeg"]))  # connects and compiles
             client.records.clear()
-            latencies = self._latencies(client, call["jpeg"], 0.0, count)
+            if at_once:
+                begin = time.perf_counter()
+                for _ in client.map(self._input(number % _PHOTOGRAPHS, call["jpeg"]) for number in range(count)):
+                    pass
+                latencies = [(time.perf_counter() - begin) / count]
+            else:
+                latencies = self._latencies(client, call["jpeg"], 0.0, count)
             medians = {stage: statistics.median(getattr(record, stage) for record in client.records) for stage in STAGES}
         return {"latency": statistics.median(latencies), **medians}
 

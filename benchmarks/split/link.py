@@ -108,9 +108,12 @@ class Joined:
         """Of the network on the device; the server's core is like it."""
         return Profile.from_json(self._device.ask(do="profile", bits=list(bits))["profile"])
 
-    def stages(self, asked: Configuration, count: int) -> dict[str, float]:
-        """Seconds of `device.STAGES`, and as "latency" of the call: medians over so many calls, one behind the other."""
-        return self._device.ask(do="stages", call=self._call(asked), count=count)
+    def stages(self, asked: Configuration, count: int, at_once: bool = False) -> dict[str, float]:
+        """Seconds of `device.STAGES`, and as "latency" of the call: medians over so many calls, one behind the other.
+
+        At once, the latency is the time from one answer to the next.
+        """
+        return self._device.ask(do="stages", call=self._call(asked), count=count, at_once=at_once)
 
     def row(self, side: str, profile: Profile, bits: Sequence[int], seconds: float) -> Row:
         """What a side reaches with the configuration that suits the profile, in so many seconds of each kind of calls."""

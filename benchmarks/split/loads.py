@@ -21,6 +21,7 @@ ON_DEVICE, ON_SERVER = "device", "server"
 SIDES = (DEVICE, PACKED_INPUT, OURS)
 
 _CALLS = 9  # of which the median counts
+_CALLS_AT_ONCE = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Stages:
     Attributes:
         link: its name.
         cut: where the function is cut.
-        predicted: what the profile says of the latency.
+        predicted: what the profile says of the latency, after a few calls at another cut.
         latency: of the call.
         head, pack, link_time, tail: of its stages.
     """
@@ -79,7 +80,8 @@ def stages(setting: Setting, cuts: int) -> Iterator[Stages]:
     """Calls at the first cut, the last one, and so many between, spread over the device's time."""
     bits = setting.bits[0]
     for name, pair, profile in setting.pairs():
-        predicted = link.of_bits(profile, [bits]).metrics(pair.link).values["latency"][:, 0]
+        now = observed(pair, profile, setting.bits)
+        predicted = link.of_bits(now, [bits]).metrics(pair.link).values["latency"][:, 0]
         for cut in sorted({0, *spread(profile.device.before, cuts)}):
             found = pair.stages(Configuration(cut, bits), _CALLS)
             times = (found[stage] for stage in ("latency", "head", "pack", "link", "tail"))
@@ -132,22 +134,41 @@ def throughputs(setting: Setting, counts: Sequence[int]) -> Iterator[Loaded]:
                 if core == ON_SERVER and not count:
                     continue  # nobody is on the device's core either
                 with others_on(number, count):
-                    now = observed(pair, profile, setting.bits)
+                    now = observed_at_once(pair, observed(pair, profile, setting.bits), setting.bits)
                     for side in SIDES:
                         row = pair.row(side, now, setting.bits, setting.seconds)
                         yield Loaded(name, core, count, now.device_load, now.server_load, row)
 
 
 def observed(pair: Joined, profile: Profile, bits: Sequence[int]) -> Profile:
-    """The profile under the present loads, from a few calls at a cut that leaves work to both sides."""
+    """The profile under the present loads, from a few calls one behind the other at a cut that leaves work to both sides."""
+    cut = shared_cut(profile, bits)
+    found = pair.stages(Configuration(cut, bits[0]), _CALLS)
+    beside = found["latency"] - sum(found[stage] for stage in ("head", "pack", "link", "tail"))
+    unpacking = float(link.of_bits(profile, [bits[0]]).pack_seconds[cut, 0])
+    return profile.observed(cut, found["head"], found["tail"], max(0.0, (beside - unpacking) / 2))
+
+
+def observed_at_once(pair: Joined, profile: Profile, bits: Sequence[int]) -> Profile:
+    """The profile under the loads of many calls at once: the device's from calls of its own, the server's from shared ones.
+
+    What a core does for others shows only where it is busy: calls that sleep between each other go first on it.
+    """
+    cut = shared_cut(profile, bits)
+    shared = pair.stages(Configuration(cut, bits[0]), _CALLS_AT_ONCE, at_once=True)
+    alone = pair.stages(Configuration(-1, None), _CALLS_AT_ONCE, at_once=True)
+    last = len(profile.device.before) - 1
+    return profile.observed(cut, shared["head"], shared["tail"]).observed(last, alone["head"], 0.0)
+
+
+def shared_cut(profile: Profile, bits: Sequence[int]) -> int:
+    """Of the cuts that leave a quarter of the work or more to each side, the one that sends the fewest bytes."""
     before = profile.device.before
     inner = np.flatnonzero((before >= before[-1] / 4) & (before <= before[-1] * 3 / 4))
     if not len(inner):
         inner = np.array([np.abs(before - before[-1] / 2).argmin()])
     sizes = link.of_bits(profile, [bits[0]]).nbytes[inner, 0]
-    cut = int(inner[sizes.argmin()])
-    found = pair.stages(Configuration(cut, bits[0]), _CALLS)
-    return profile.observed(cut, found["head"], found["tail"])
+    return int(inner[sizes.argmin()])
 
 
 # --- What the server is spared: figure 11 ---
