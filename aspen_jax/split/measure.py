@@ -33,7 +33,8 @@ def measure(
     *args: Any,
     bits: Sequence[int] = (4, 8, RAW),
     server: Times | None = None,
-    codec: CodecName = "shuffle-lz4",
+    codec: CodecName | Any = "auto",
+    bandwidth: float = 12.5e6,
     rounds: int = 5,
 ) -> Profile:
     """A profile of a function on this machine, for all cuts.
@@ -43,7 +44,8 @@ def measure(
         *args: arrays as it takes them. What crosses a cut is compressed as well as it is for these.
         bits: numbers of bits to choose from.
         server: what `measure_times` gave on the server; None if that is like this machine.
-        codec: by which messages are compressed.
+        codec: as `Client` takes it.
+        bandwidth: likewise. Over slower links a codec is chosen that sends less.
         rounds: as for `measure_times`.
 
     Raises:
@@ -51,7 +53,7 @@ def measure(
     """
     flat, leaves, call = _flattened(fun, args)
     device = _times(flat, leaves, call, args, rounds)
-    nbytes, seconds = _messages(flat, leaves, bits, codec)
+    nbytes, seconds = _messages(flat, leaves, bits, codec, bandwidth)
     result = 8 + sum(len(pack([leaf], None, "none")) - 8 for leaf in jax.tree.leaves(call.function(*args)))
     return Profile(device, server or device, np.array(bits), nbytes, seconds, result)
 
@@ -143,24 +145,26 @@ def op_equations(graph: TileGraph) -> list[list[int]]:
     return [[int(number) for number in _LABELS.findall(name)] for name in graph.op_names]
 
 
-def _messages(flat: FlatJaxpr, leaves: list[Any], bits: Sequence[int], codec: CodecName) -> tuple[np.ndarray, np.ndarray]:
+def _messages(
+    flat: FlatJaxpr, leaves: list[Any], bits: Sequence[int], codec: Any, bandwidth: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of the message and seconds to pack it, float64 [cuts, bits]. A value is packed once, however many cuts it crosses."""
     crossing = flat.live(range(len(flat.equations) + 1))
     values = crossing_values(flat, leaves, crossing)
     header = len(pack([]))
     costs: dict[core.Var, np.ndarray] = {}
     for var, value in tqdm(values.items(), desc="messages", unit="value", leave=False, disable=None):
-        costs[var] = np.array([_packed(value, number, codec, header) for number in bits]).T
+        costs[var] = np.array([_packed(value, number, codec, bandwidth, header) for number in bits]).T
     none = np.zeros((2, len(bits)))
     nbytes, seconds = np.stack([sum((costs[var] for var in variables), none) for variables in crossing], axis=1)
     return nbytes + header, seconds
 
 
-def _packed(value: np.ndarray, bits: int, codec: CodecName, header: int) -> tuple[float, float]:
+def _packed(value: np.ndarray, bits: int, codec: Any, bandwidth: float, header: int) -> tuple[float, float]:
     fastest, message = np.inf, b""
     for _ in range(_PACKINGS):
         start = time.perf_counter()
-        message = pack([value], bits, codec)
+        message = pack([value], bits, codec, bandwidth=bandwidth)
         fastest = min(fastest, time.perf_counter() - start)
     return len(message) - header, fastest
 

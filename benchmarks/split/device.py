@@ -1,6 +1,6 @@
 """The device of the test bed: a process on one core that times calls, as it is told by lines of JSON.
 
-    {"do": "profile", "bits": [8, 32]}
+    {"do": "profile", "bits": [8, 32], "bandwidth": 1e6}
     {"do": "time", "call": {"address": HOST:PORT, "jpeg": false, "cut": 7, "bits": 8, ...}, "seconds": 3}
     {"do": "stages", "call": {...}, "count": 5, "at_once": false}
 
@@ -58,9 +58,9 @@ class Device:
             client.configure(client.num_cuts - 1 if cut < 0 else cut, bits, codec=codec, bandwidth=bandwidth)
             yield client
 
-    def profile(self, bits: list[int]) -> dict[str, Any]:
-        """Of the network on this core."""
-        return {"profile": measure(self._function, self._images[0], bits=bits).to_json()}
+    def profile(self, bits: list[int], bandwidth: float) -> dict[str, Any]:
+        """Of the network on this core, for a link of so many bytes a second."""
+        return {"profile": measure(self._function, self._images[0], bits=bits, bandwidth=bandwidth).to_json()}
 
     def stages(self, call: dict[str, Any], count: int, at_once: bool) -> dict[str, float]:
         """Medians over so many calls, one behind the other or many at once: seconds of each stage, and of the call."""

@@ -105,8 +105,9 @@ class Joined:
     _plain_text: bool
 
     def profile(self, bits: Sequence[int]) -> Profile:
-        """Of the network on the device; the server's core is like it."""
-        return Profile.from_json(self._device.ask(do="profile", bits=list(bits))["profile"])
+        """Of the network on the device, for this link; the server's core is like it."""
+        found = self._device.ask(do="profile", bits=list(bits), bandwidth=self.link.bandwidth)
+        return Profile.from_json(found["profile"])
 
     def stages(self, asked: Configuration, count: int, at_once: bool = False) -> dict[str, float]:
         """Seconds of `device.STAGES`, and as "latency" of the call: medians over so many calls, one behind the other.
@@ -206,10 +207,9 @@ def measured(
         if side not in SIDES:
             raise InputError(f"there is no side {side!r}; take {', '.join(SIDES)}")
     inputs = sorted({side == JPEG_INPUT for side in sides})
-    profile = None
     for name, shape in tqdm(shapes.items(), desc="links", dynamic_ncols=True):
         with joined(network, shape, namespaces, inputs) as pair:
-            profile = profile or pair.profile(sorted({*bits, RAW}))
+            profile = pair.profile(sorted({*bits, RAW}))
             for side in sides:
                 yield name, pair.row(side, profile, bits, seconds)
 

@@ -44,11 +44,9 @@ class Setting:
 
     def pairs(self) -> Iterator[tuple[str, Joined, Profile]]:
         """A device and a server for each link, and the profile of a core that nobody else uses."""
-        profile = None
         for name, shape in tqdm(self.shapes.items(), desc="links", disable=None):
             with link.joined(self.network, shape, self.namespaces) as pair:
-                profile = profile or pair.profile(sorted({*self.bits, RAW}))
-                yield name, pair, profile
+                yield name, pair, pair.profile(sorted({*self.bits, RAW}))
 
 
 # --- Stages of a call over cuts: figure 9 ---
