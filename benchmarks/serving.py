@@ -29,6 +29,7 @@ from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 _QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
 _EQUAL, _SHORT, _LONG = "equal", "short", "long"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
+_CALLS = 9  # of which the median says how long a request takes alone
 _SURE = 1.96  # standard deviations of a confidence of 95%
 
 
@@ -76,7 +77,7 @@ def serving(
     workers = share_cores()
     calls = {_SHORT: checked_call(short, size), _LONG: checked_call(long, size)}
     ahead = checked_call(short, size, priority=1)
-    seconds = {kind: timing.median for kind, timing in interleaved(calls, 9).items()}
+    seconds = {kind: timing.median for kind, timing in interleaved(calls, _CALLS).items()}
     servers = {_QUEUE: _Server(calls, 1), _POOL: _Server({**calls, _SHORT: ahead}, MOST_AT_ONCE)}
     named = {_SHORT: short, _LONG: long}
     due = {kind: checked_call(model, size, deadline=slack * seconds[kind]) for kind, model in named.items()}
@@ -86,13 +87,13 @@ def serving(
     alike = {name: server for name, server in servers.items() if name != _DEADLINES} | {_POOL: _Server(calls, MOST_AT_ONCE)}
     equal = {name: _Server({_EQUAL: server.calls[_SHORT]}, server.at_once) for name, server in alike.items()}
     mixes = {
-        "equal requests": ({_EQUAL: 1}, {_EQUAL: seconds[_SHORT]}, equal),
-        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, seconds, servers),
+        "equal requests": ({_EQUAL: 1}, equal),
+        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, servers),
     }
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
-        for mix, (shares, alone, who) in mixes.items():
-            served = _served(shares, alone, load, requests, rounds, who)
+        for mix, (shares, who) in mixes.items():
+            served = _served(shares, load, requests, rounds, who)
             for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
                     rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
@@ -149,29 +150,29 @@ def _of_peers(
 
 
 def _served(
-    shares: Mapping[str, int],
-    alone: Mapping[str, float],
-    load: float,
-    requests: int,
-    rounds: int,
-    servers: Mapping[str, _Server],
+    shares: Mapping[str, int], load: float, requests: int, rounds: int, servers: Mapping[str, _Server]
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
-    """For each server the latencies by kind, and how many requests it answered a second."""
-    round_seconds = sum(share * alone[kind] for kind, share in shares.items())
-    rates = {kind: load * share / round_seconds for kind, share in shares.items()}
-    latencies = {name: {kind: [] for kind in shares} for name in servers}
-    seconds = dict.fromkeys(servers, 0.0)
+    """For each server the latencies by kind, and how many requests it answered a second.
+
+    What the queue can serve is found at the beginning of each round.
+    """
+    names = list(servers)
+    latencies: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in shares} for name in names}
+    seconds = dict.fromkeys(names, 0.0)
     count = 0
     for number in range(rounds):
+        alone = interleaved(servers[_QUEUE].calls, _CALLS)
+        round_seconds = sum(share * alone[kind].median for kind, share in shares.items())
+        rates = {kind: load * share / round_seconds for kind, share in shares.items()}
         stream = arrivals(rates, requests / rounds / sum(rates.values()), seed=number)
         count += len(stream)
-        names = list(servers)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             found, total = serve(stream, servers[name].calls, servers[name].at_once)
             seconds[name] += total
             for kind, values in found.items():
                 latencies[name][kind] += values
-    return {name: (latencies[name], count / seconds[name]) for name in servers}
+    return {name: (latencies[name], count / seconds[name]) for name in names}
 
 
 def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:
