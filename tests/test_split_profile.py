@@ -105,9 +105,7 @@ def test_messages_are_as_long_as_those_that_are_sent():
         head, _ = cut(network, k, X)
         sent = [np.asarray(value) for value in head(X)]
         # Values of the head may differ in their last bits from those that the profile saw.
-        assert profile.nbytes[k].tolist() == pytest.approx(
-            [len(pack(sent, bits, "zstd")) for bits in (3, 8, RAW)], rel=0.05
-        )
+        assert profile.nbytes[k].tolist() == pytest.approx([len(pack(sent, bits, "zstd")) for bits in (3, 8, RAW)], rel=0.05)
     assert (profile.pack_seconds >= 0).all()
     assert profile.result_bytes == len(pack(jax.tree.leaves(network(X)), None, "none"))
 

@@ -284,6 +284,21 @@ class AspenFunction(Generic[P, R]):
         input_names, result_names = self._names(args, kwargs)
         return dataclasses.replace(graph, input_names=input_names, result_names=result_names)
 
+    def graph_without_reuse(self, *args: Any, **kwargs: Any) -> TileGraph:
+        """The graph of `graph`, in which each value has memory of its own.
+
+        It takes more memory, and is slower where a cache cannot hold that. But no tile waits until others have read what it
+        writes over. So tiles that read parts of the inputs run as soon as those are there (`Arrivals`).
+
+        Args:
+            *args: as the function takes them; `jax.ShapeDtypeStruct` may stand for an array.
+            **kwargs: likewise.
+
+        Raises:
+            UnsupportedError: as `graph` raises it.
+        """
+        return keeping_values(self.graph(*args, **kwargs), self._options(chooses=False))
+
     def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of the graph's inputs and results; none where two of them would have the same."""
 
@@ -347,7 +362,7 @@ class AspenFunction(Generic[P, R]):
         if self._choices.device == "cuda":
             raise InputError(f"{self.__name__} is for GPUs and streams run on the CPU; decorate it with device='cpu'")
         call = FlatCall.of(self, args, kwargs)
-        stream = Stream(call, keeping_values(self.graph(*args, **kwargs), self._options(chooses=False)))
+        stream = Stream(call, self.graph_without_reuse(*args, **kwargs))
         stream(*args, **kwargs)
         return stream
 

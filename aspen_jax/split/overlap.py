@@ -5,8 +5,9 @@ other parts (CoActo, MobiSys 2024). What each message holds is quantised and com
 of the whole tensor.
 
     head, tail = cut(f, k, x)
-    sending = Arrivals(head.graph(x), {})                                           # on the device
-    receiving = Arrivals(tail.graph(*crossing), dict(enumerate(sending.parts)))     # on the server, which is told the parts
+    sending = Arrivals(head.graph_without_reuse(x), {})  # on the device
+    tail = tail.graph_without_reuse(*crossing)  # on the server, which is told the parts
+    receiving = Arrivals(tail, dict(enumerate(sending.parts)))
     send(sending.start(x).parts(), socket.sendall, bits=8)
     results = receive(receiving.start(*crossing), read)
 """

@@ -23,6 +23,7 @@ class Options:
         slower: how many times slower than the server the device is on the virtual clock.
         cuts: how many are tried, beside the one before everything.
         rounds: how often each way runs; the fastest counts.
+        others: how many processes compute on the device's core where it is measured.
     """
 
     network: str = "resnet18"
@@ -30,6 +31,7 @@ class Options:
     slower: float = 1.0
     cuts: int = 8
     rounds: int = 20
+    others: int = 0
 
 
 def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
@@ -43,13 +45,15 @@ def run(parts: Sequence[str], options: Options) -> dict[str, Any]:
     if not 0 < options.slower < float("inf"):
         raise InputError(f"a device that is {options.slower} times slower; take 2, say")
     check_rounds(options.rounds)
+    if options.others < 0:
+        raise InputError(f"{options.others} other processes on the device's core; take 0 or more")
     if options.cuts < 1 or not options.mbps or min(options.mbps) <= 0:
         raise InputError(
             f"{options.cuts} cuts over links of {options.mbps} Mbit/s; take 1 cut or more, and links that carry bytes"
         )
     expected = list(overlap_clock.predicted(options.network, options.mbps, options.cuts, options.slower))
     overlap.printed(options.network, expected, "by the cost model on the lab's virtual clock")
-    taken = list(overlap.measured(options.network, options.mbps, options.cuts, None, options.rounds))
-    overlap.printed(options.network, taken, "measured with a core on each side")
+    taken = list(overlap.measured(options.network, options.mbps, options.cuts, None, options.rounds, options.others))
+    overlap.printed(options.network, taken, f"measured with a core on each side, {options.others} others on the device's")
     both = {"expected": expected, "taken": taken}
     return {"overlap": {name: [dataclasses.asdict(row) for row in rows] for name, rows in both.items()}}

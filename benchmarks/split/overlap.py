@@ -29,12 +29,14 @@ from aspen_jax.split.overlap import receive, send
 from benchmarks.agreement import Disagreement
 from benchmarks.markdown import table
 from benchmarks.split import networks
+from benchmarks.split.loads import others_on
 
 DEVICE, SPLIT, OVERLAP = "device only", "split", "overlap"
 _CHUNK = 8192  # bytes that leave at once
 _OVERSLEPT = 0.002  # seconds that timers may be late without losing bandwidth
 # Graphs are cut as for so many workers, though one walks them: a graph for one worker has few tiles, and so few parts.
 _TILED_FOR = 8
+_BANDS = 16  # in which an input crosses
 _TOLERANCE_OF_BITS = 0.5  # parts were quantised, so this finds parts in the wrong place alone
 _LENGTH = struct.Struct("<I")
 
@@ -97,7 +99,7 @@ class Head:
         """Trace the half before cut `at`."""
         self.x = x
         self.arrivals = Arrivals(tiled(cut(function, at, x)[0], x), {}) if at else None
-        edges = np.linspace(0, x.shape[1], 9).astype(int)
+        edges = np.linspace(0, x.shape[1], _BANDS + 1).astype(int)
         bands = [[(0, x.shape[0]), band, *((0, extent) for extent in x.shape[2:])] for band in itertools.pairwise(edges)]
         self.boxes = [np.array(bands)] if self.arrivals is None else self.arrivals.parts
 
@@ -113,9 +115,9 @@ class Head:
 
 
 def tiled(function: Any, *inputs: Any) -> TileGraph:
-    """Its graph with many tiles, though one worker will walk them."""
+    """Its graph with many tiles, though one worker will walk them, and memory of its own for each value."""
     set_num_workers(_TILED_FOR)
-    graph = function.graph(*inputs)
+    graph = function.graph_without_reuse(*inputs)
     set_num_workers(1)
     return graph
 
@@ -181,7 +183,7 @@ def _server(network: str, at: int, core: int) -> Iterator[tuple[socket.socket, A
         ours.close()
 
 
-def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | None, rounds: int) -> Iterator[Row]:
+def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | None, rounds: int, others: int = 0) -> Iterator[Row]:
     """Rows of each cut and link: a split in turns with an overlap, whose results are checked first.
 
     Args:
@@ -190,6 +192,7 @@ def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | Non
         num_cuts: how many cuts are tried, beside cut 0.
         bits: of floats that cross; None: as they are.
         rounds: of which the least counts.
+        others: how many processes compute on the device's core, which is slower then.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -198,11 +201,12 @@ def measured(network: str, mbps: Sequence[float], num_cuts: int, bits: int | Non
     whole = tiled(function, x)
     os.sched_setaffinity(0, {cores[0]})  # of the worker too, which the first run starts
     expected = whole.run(x)
-    alone = _least(lambda: whole.run(x), rounds)
+    with others_on(cores[0], others):
+        alone = _least(lambda: whole.run(x), rounds)
     yield Row(DEVICE, -1, 0.0, alone, alone, 0.0, 0, 0)
     for at in tqdm(chosen_cuts(function, x, num_cuts), desc="cuts", disable=None):
         head = Head(function, at, x)
-        with _server(network, at, cores[1]) as (link, control):
+        with _server(network, at, cores[1]) as (link, control), others_on(cores[0], others):
             control.send(head.boxes)
             tail_seconds = control.recv()
             head_seconds = _least(head.run, 5)
