@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax import num_workers, set_num_workers
+from aspen_jax import aspen, num_workers, set_num_workers
 from aspen_jax.errors import AspenError, EngineError, InputError
 from aspen_jax.graph.arrivals import Arrivals
 from aspen_jax.split.cut import cut
@@ -38,9 +38,21 @@ def halves():
     set_num_workers(8)
     head, tail = cut(network, 4, X)
     crossing = head(X)
-    graphs = head.graph(X), tail.graph(*crossing)
+    graphs = head.graph_without_reuse(X), tail.graph_without_reuse(*crossing)
     set_num_workers(before)
     return graphs
+
+
+def test_without_reuse_tiles_wait_for_what_they_read_alone():
+    before = num_workers()
+    set_num_workers(8)
+    function = aspen(network)
+    plain, kept = function.graph(X), function.graph_without_reuse(X)
+    set_num_workers(before)
+    assert len(kept.dag.edges()[0]) < len(plain.dag.edges()[0])
+    assert kept.workspace_bytes > plain.workspace_bytes
+    kept.verify()
+    np.testing.assert_array_equal(kept.run(X)[0], plain.run(X)[0])
 
 
 def reader(connection):
