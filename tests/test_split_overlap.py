@@ -51,6 +51,7 @@ def test_without_reuse_tiles_wait_for_what_they_read_alone():
     set_num_workers(before)
     assert len(kept.dag.edges()[0]) < len(plain.dag.edges()[0])
     assert kept.workspace_bytes > plain.workspace_bytes
+    assert (kept.input_names, kept.result_names) == (plain.input_names, plain.result_names) == (("x",), ("result",))
     kept.verify()
     np.testing.assert_array_equal(kept.run(X)[0], plain.run(X)[0])
 

@@ -298,6 +298,7 @@ def keeping_values(graph: TileGraph, options: Options) -> TileGraph:
     ops = tuple(op.replace(in_place=False) for op in program.ops)
     program = program.replace(ops=ops, constants=apu.pack(program.constants).constants)
     kept = apu.build(program, options.num_workers, options.machine, reuse=False).with_run_key(options.choices.run_key)
+    kept = dataclasses.replace(kept, input_names=graph.input_names, result_names=graph.result_names)
     runtime.trust(kept.to_bytes())
     return kept
 

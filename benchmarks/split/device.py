@@ -28,7 +28,7 @@ from aspen_jax.split import Client, Halves
 from aspen_jax.split.measure import measure
 from benchmarks.split.networks import encoded, network, photographs
 
-STAGES = ("head", "pack", "link", "tail", "server")  # fields of a client's records
+STAGES = ("head", "pack", "link", "tail")  # fields of a client's records
 
 _LEAST_CALLS = 4
 _PHOTOGRAPHS = 8
