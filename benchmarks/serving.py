@@ -6,24 +6,23 @@ answer hides none of those behind it (no coordinated omission).
 
 from __future__ import annotations
 
+import contextlib
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from aspen_jax.cost.timing import duration, interleaved
-from aspen_jax.errors import AspenError, InputError
+from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks import servers
 from benchmarks.markdown import table
 from benchmarks.models.model import Size
 from benchmarks.options import File, Names, Sizes
-from benchmarks.peers.prepared import Prepared
-from benchmarks.peers.sides import SIDES
+from benchmarks.servers import PEERS, Server
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
 
 _QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
@@ -31,6 +30,9 @@ _EQUAL, _SHORT, _LONG = "equal", "short", "long"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _CALLS = 9  # of which the median says how long a request takes alone
 _SURE = 1.96  # standard deviations of a confidence of 95%
+
+# How many of each kind come, and who answers them.
+_Mix = tuple[Mapping[str, int], Mapping[str, Server]]
 
 
 def serving(
@@ -61,7 +63,8 @@ def serving(
         rounds: how often each server has its turn at each load. In more rounds a change of the machine's speed meets all of them.
         slack: how many times its own time after its arrival a request is due, where requests have deadlines.
         size: of the inputs of both models.
-        peers: who else serves, each behind a queue of its own, as in the benchmark `peers`: jax.jit, "ONNX Runtime".
+        peers: who else serves: sides of the benchmark `peers` behind queues of their own, as jax.jit or "ONNX Runtime"; the
+            decorated functions in "a process a core", or in as many replicas of "Ray Serve".
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
@@ -72,24 +75,36 @@ def serving(
         )
     if not 0 < slack < math.inf:
         raise InputError(f"a request is due {slack} times its own time after its arrival; take 5, say")
-    if unknown := set(peers) - set(SIDES):
-        raise InputError(f"there is no side {min(unknown)!r}; take {', '.join(SIDES)}")
-    workers = share_cores()
-    calls = {_SHORT: checked_call(short, size), _LONG: checked_call(long, size)}
-    ahead = checked_call(short, size, priority=1)
-    seconds = {kind: timing.median for kind, timing in interleaved(calls, _CALLS).items()}
-    servers = {_QUEUE: _Server(calls, 1), _POOL: _Server({**calls, _SHORT: ahead}, MOST_AT_ONCE)}
-    named = {_SHORT: short, _LONG: long}
-    due = {kind: checked_call(model, size, deadline=slack * seconds[kind]) for kind, model in named.items()}
-    servers[_DEADLINES] = _Server(due, MOST_AT_ONCE)
-    servers |= {f"{peer}, one queue": _Server(own, 1) for peer, own in _of_peers(peers, named, size, workers)}
-    # Equal requests have no keys, so none goes first.
-    alike = {name: server for name, server in servers.items() if name != _DEADLINES} | {_POOL: _Server(calls, MOST_AT_ONCE)}
-    equal = {name: _Server({_EQUAL: server.calls[_SHORT]}, server.at_once) for name, server in alike.items()}
-    mixes = {
-        "equal requests": ({_EQUAL: 1}, equal),
-        "short and long requests": ({_SHORT: shorts_to_a_long, _LONG: 1}, servers),
-    }
+    if unknown := set(peers) - set(PEERS):
+        raise InputError(f"there is no server {min(unknown)!r}; take {', '.join(PEERS)}")
+    with contextlib.ExitStack() as stack:
+        named = {_SHORT: short, _LONG: long}
+        cores = share_cores()
+        theirs = {peer: stack.enter_context(servers.peer(peer, named, size, cores)) for peer in peers}
+        calls = {kind: checked_call(model, size) for kind, model in named.items()}
+        seconds = {kind: timing.median for kind, timing in interleaved(calls, _CALLS).items()}
+        due = {kind: checked_call(model, size, deadline=slack * seconds[kind]) for kind, model in named.items()}
+        equal = {_QUEUE: Server(calls, 1), _POOL: Server(calls, MOST_AT_ONCE), **theirs}
+        ahead = Server({**calls, _SHORT: checked_call(short, size, priority=1)}, MOST_AT_ONCE)
+        mixes = {
+            # Equal requests have no keys, so none goes first.
+            "equal requests": (
+                {_EQUAL: 1},
+                {name: Server({_EQUAL: server.calls[_SHORT]}, server.at_once) for name, server in equal.items()},
+            ),
+            "short and long requests": (
+                {_SHORT: shorts_to_a_long, _LONG: 1},
+                {_QUEUE: equal[_QUEUE], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
+            ),
+        }
+        record = _measured(loads, requests, rounds, mixes)
+    if json is not None:
+        write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
+    return 0
+
+
+def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> list[dict[str, Any]]:
+    """Prints latencies and quotients, and gives them."""
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, who) in mixes.items():
@@ -101,9 +116,7 @@ def serving(
             quotients += [(f"{load:g}", mix, *cells) for cells in _quotients(served)]
     header = "load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second"
     print("\n".join([*table(header, rows), "", f"By {_QUEUE}", "", *table(header, quotients)]), flush=True)
-    if json is not None:
-        write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
-    return 0
+    return record
 
 
 def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:
@@ -118,39 +131,8 @@ def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]
             yield server, kind, *(f"{a / b:.2f}" for a, b in zip(*sides, strict=True)), f"{fast / slow:.2f}"
 
 
-class _Server(NamedTuple):
-    """A call for each kind of requests, and how many run at once."""
-
-    calls: Mapping[str, Callable[[], Any]]
-    at_once: int
-
-
-def _of_peers(
-    peers: Sequence[str], models: Mapping[str, str], size: Size, workers: int
-) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
-    """For each peer a call of each model, made ready as the benchmark `peers` does it.
-
-    Raises:
-        AspenError: a package is missing, or a model cannot be exported.
-    """
-    for peer in peers:
-        side = SIDES[peer]
-        if (remedy := side.remedy()) is not None:
-            raise AspenError(f"{peer} cannot serve: {remedy}")
-        calls = {}
-        for kind, model in models.items():
-            with tempfile.TemporaryDirectory() as folder:
-                prepared = Prepared(Path(folder), model, size)
-                prepared.make(workers, "weights")
-                if side.onnx:
-                    prepared.make(workers, "onnx")
-                calls[kind] = side.start(prepared, workers)
-                calls[kind]()  # what is compiled or read at first is ready
-        yield peer, calls
-
-
 def _served(
-    shares: Mapping[str, int], load: float, requests: int, rounds: int, servers: Mapping[str, _Server]
+    shares: Mapping[str, int], load: float, requests: int, rounds: int, servers: Mapping[str, Server]
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
     """For each server the latencies by kind, and how many requests it answered a second.
 

@@ -179,7 +179,7 @@ oneTBB: absent; install it
         (["serving", "--requests", "0"], "0 requests"),
         (["serving", "--rounds", "0"], "in 0 rounds"),
         (["serving", "--slack", "0"], "due 0.0 times"),
-        (["serving", "--peers", "caffe"], "there is no side 'caffe'"),
+        (["serving", "--peers", "caffe"], "there is no server 'caffe'"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
         (["peers", "--models", "vgg"], "there is no model 'vgg'; take one of alexnet, vgg11"),
         (["peers", "--models", "bert-base:480"], "'bert-base:480' gives no size; write bert-base:B8"),
@@ -198,11 +198,24 @@ def test_what_cannot_be_measured_is_refused(record, capsys, arguments, message):
 
 @pytest.mark.sweep
 def test_serving_gives_all_servers_the_same_requests(record, capsys):
-    small = ["--image-size", "32", "--loads", "0.3", "0.9", "--requests", "22", "--shorts-to-a-long", "3", "--peers", "jax.jit"]
+    small = [
+        "--image-size",
+        "32",
+        "--loads",
+        "0.3",
+        "0.9",
+        "--requests",
+        "22",
+        "--shorts-to-a-long",
+        "3",
+        "--peers",
+        "jax.jit",
+        "a process a core",
+    ]
     assert main(["serving", "--long", "resnet18", *small, "--json", str(record)]) == 0
     served = json.loads(record.read_text())["served"]
     groups = [list(group) for _, group in itertools.groupby(served, lambda item: (item["load"], item["mix"]))]
-    assert [len(group) for group in groups] == [3, 4, 3, 4], "requests of two kinds may have deadlines"
+    assert [len(group) for group in groups] == [4, 5, 4, 5], "requests of two kinds may have deadlines"
     for items in groups:
         counts = [{kind: len(values) for kind, values in item["latencies_s"].items()} for item in items]
         assert all(count == counts[0] for count in counts)
@@ -211,7 +224,7 @@ def test_serving_gives_all_servers_the_same_requests(record, capsys):
             assert all(value > 0 for values in item["latencies_s"].values() for value in values)
             assert item["requests_per_s"] > 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
-    assert len(rows) == 3 + 2 * 4 + 1 + 2 * 2, "a row for each server and kind, and quotients of each Ready Pool's"
+    assert len(rows) == 4 + 2 * 5 + 1 + 2 * 2, "a row for each server and kind, and quotients of each Ready Pool's"
 
 
 def test_quantiles_have_intervals():
