@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import multiprocessing
+import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +82,7 @@ class OneWorker:
         self._calls = {kind: checked_call(model, size) for kind, model in models.items()}
 
     def __call__(self, kind: str) -> None:
-        """Answer a request; the answer stays here."""
+        """Compute the answer to a request, which stays here."""
         self._calls[kind]()
 
 
@@ -101,10 +105,14 @@ def _processes(models: Mapping[str, str], size: Size, cores: int) -> Iterator[Ca
     context = multiprocessing.get_context("spawn")
     started = context.Barrier(cores + 1)
     with ProcessPoolExecutor(cores, context, _start, (models, size, started)) as pool:
-        first = [pool.submit(_answer, kind) for kind in models]  # which starts the processes
-        started.wait(_START)
-        for item in first:
-            item.result()
+        # Each of so many calls starts a process, since none is idle yet.
+        first = [pool.submit(_answer, kind) for kind in itertools.islice(itertools.cycle(models), max(cores, len(models)))]
+        try:
+            started.wait(_START)
+            for item in first:
+                item.result()
+        except (threading.BrokenBarrierError, BrokenProcessPool) as error:
+            raise AspenError(f"{PROCESSES} cannot serve: a process did not start ({error!r}); see its message above") from None
         yield lambda kind: pool.submit(_answer, kind).result()
 
 
@@ -114,8 +122,8 @@ def _replicas(models: Mapping[str, str], size: Size, cores: int) -> Iterator[Cal
         ray, serve = (importlib.import_module(name) for name in ("ray", "ray.serve"))
     except ImportError:
         raise AspenError(f"{RAY} cannot serve: pip install 'aspen_jax[serve]'") from None
-    root = str(Path(__file__).resolve().parents[1])
-    environment = {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
     ray.init(
         num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": environment}
     )
@@ -126,5 +134,7 @@ def _replicas(models: Mapping[str, str], size: Size, cores: int) -> Iterator[Cal
             handle.remote(kind).result()
         yield lambda kind: handle.remote(kind).result()
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        try:
+            serve.shutdown()
+        finally:
+            ray.shutdown()

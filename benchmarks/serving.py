@@ -64,7 +64,8 @@ def serving(
         slack: how many times its own time after its arrival a request is due, where requests have deadlines.
         size: of the inputs of both models.
         peers: who else serves: sides of the benchmark `peers` behind queues of their own, as jax.jit or "ONNX Runtime"; the
-            decorated functions in "a process a core", or in as many replicas of "Ray Serve".
+            decorated functions in "a process a core", or in as many replicas of "Ray Serve". Ray has processes of its own,
+            which compute while others are measured.
         json: where to write the figures as well.
     """
     if not loads or not all(0 < load < 1 for load in loads):
@@ -104,7 +105,7 @@ def serving(
 
 
 def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> list[dict[str, Any]]:
-    """Prints latencies and quotients, and gives them."""
+    """Prints latencies and quotients, and gives a record of each load, mix and server."""
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, who) in mixes.items():
@@ -134,9 +135,9 @@ def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]
 def _served(
     shares: Mapping[str, int], load: float, requests: int, rounds: int, servers: Mapping[str, Server]
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
-    """For each server the latencies by kind, and how many requests it answered a second.
+    """For each server the latencies in seconds by kind, and how many requests it answered a second.
 
-    What the queue can serve is found at the beginning of each round.
+    What the queue can serve is found at the beginning of each round, when no request waits.
     """
     names = list(servers)
     latencies: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in shares} for name in names}
