@@ -103,8 +103,9 @@ class Remembered:
         head, tail = (2 + 2 * at_once) * float(before), (3 + 3 * at_once) * float(behind)
         if at_once and asked.cut >= 0:
             head *= 5  # beside packing
-        unpack = float(self.of.pack_seconds[asked.cut, 0])
-        return {"head": head, "pack": 0.5, "link": 0.25, "tail": tail, "latency": head + tail + 0.75 + unpack + 2 * 0.125}
+        packing = float(self.of.pack_seconds[asked.cut, 0]) + 0.125
+        stages = {"head": head, "pack": packing, "link": 0.0, "tail": tail}
+        return stages if at_once else {**stages, "latency": head + tail + (2 + 3) * packing}
 
 
 def test_loads_are_found_at_a_cut_that_leaves_work_to_both():
@@ -113,6 +114,8 @@ def test_loads_are_found_at_a_cut_that_leaves_work_to_both():
     found = loads.observed(pair, profile(), (8,))
     assert pair.asked == [(middle, False)]
     assert (found.device_load, found.server_load, found.call_seconds) == pytest.approx((2, 3, 0.125))
+    predicted = link.of_bits(found, [8]).metrics(Link(0.0, np.inf)).values["latency"][5, 0]
+    assert predicted == pytest.approx(pair.stages(middle, 1)["latency"]), "what was observed is predicted"
     busy = loads.observed_at_once(pair, found, (8,))
-    assert pair.asked[1:] == [(middle, True), (link.Configuration(-1, None), True)]
+    assert pair.asked[-2:] == [(middle, True), (link.Configuration(-1, None), True)]
     assert (busy.device_load, busy.server_load, busy.call_seconds) == pytest.approx((4, 6, 0.125))

@@ -14,7 +14,7 @@ import pytest
 
 from aspen_jax import aspen, num_workers, set_num_workers
 from aspen_jax.errors import AspenError, EngineError, InputError
-from aspen_jax.graph.arrivals import Arrivals
+from aspen_jax.graph.arrivals import Arrivals, whole_box
 from aspen_jax.split.cut import cut
 from aspen_jax.split.overlap import receive, send
 
@@ -44,11 +44,20 @@ def halves():
 
 
 def test_without_reuse_tiles_wait_for_what_they_read_alone():
+    def shrinking(x):
+        for strides in (1, 2, 1, 2, 1):
+            w = jnp.ones((3, 3, x.shape[-1], strides * x.shape[-1])) / x.shape[-1]
+            x = jax.lax.conv_general_dilated(x, w, (strides, strides), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return x
+
     before = num_workers()
     set_num_workers(8)
-    function = aspen(network)
-    plain, kept = function.graph(X), function.graph_without_reuse(X)
-    set_num_workers(before)
+    try:
+        function = aspen(shrinking)
+        plain, kept = function.graph(X), function.graph_without_reuse(X)
+    finally:
+        set_num_workers(before)
+    assert [Arrivals(kept, {}).order, Arrivals(kept, {0: whole_box(X.shape)}).order] == ["deep first", "shallow first"]
     assert len(kept.dag.edges()[0]) < len(plain.dag.edges()[0])
     assert kept.workspace_bytes > plain.workspace_bytes
     assert (kept.input_names, kept.result_names) == (plain.input_names, plain.result_names) == (("x",), ("result",))

@@ -41,6 +41,8 @@ class Arrivals:
         pieces: for each input that comes in pieces, by its number, their boxes: int64 [n, rank, 2], half-open.
         parts: for each result, the boxes of the parts in which it becomes final: int64 [n, rank, 2], half-open.
         waiting: how many tiles wait for each piece, int64 [pieces]; and the tiles of the first piece, then of the second, int64.
+        order: the engine's order of ready tiles, if a run is told none. "deep first" has the first parts of results early, but
+            goes from op to op and reads weights more often. So runs that wait for pieces have "shallow first".
         parts_of: by tile, the parts that it writes. A part is final when all tiles that write it have ended.
     """
 
@@ -66,6 +68,7 @@ class Arrivals:
             index: _checked(boxes, f"input {index}", len(graph.value(graph.operands[index])[0]))
             for index, boxes in pieces.items()
         }
+        self.order = "shallow first" if self.pieces else "deep first"
         self.waiting = waiting_tiles(graph, self.pieces)
         self.parts: list[np.ndarray] = []
         self.parts_of: dict[int, list[Part]] = {}
@@ -99,9 +102,7 @@ class Arrivals:
             *inputs: an array for each input, in the order of the graph. Those that come in pieces are not looked at.
             priority: as for `TileGraph.run`.
             deadline: as for `TileGraph.run`.
-            order: the engine's order of ready tiles. "deep first" has the first parts of results early, but goes from op to op,
-                so that weights are read more often. If None, a run that waits for no piece takes it, and others take "shallow
-                first".
+            order: the engine's order of ready tiles; the attribute if None.
 
         Raises:
             InputError: the inputs do not fit.
@@ -114,8 +115,7 @@ class Arrivals:
                 given[index] = np.empty(*graph.value(graph.operands[index]))
         run_key = None if priority is None and deadline is None else runtime.run_key(priority, deadline)
         operands = graph.operands_of(given)
-        order = order or ("shallow first" if self.pieces else "deep first")
-        results, run = graph.plan.start(operands, self._engine, run_key, order)
+        results, run = graph.plan.start(operands, self._engine, run_key, self.order if order is None else order)
         return ArrivingRun(self, operands, results, run)
 
 

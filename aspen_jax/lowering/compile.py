@@ -293,7 +293,10 @@ def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
 
 
 def keeping_values(graph: TileGraph, options: Options) -> TileGraph:
-    """The same graph with memory of its own for each value, so that a run can go on from the one before."""
+    """The same graph with memory of its own for each value.
+
+    A run can go on from the one before. No tile waits for those that read what it writes over.
+    """
     program = graph.program()
     ops = tuple(op.replace(in_place=False) for op in program.ops)
     program = program.replace(ops=ops, constants=apu.pack(program.constants).constants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ def measure(
     *args: Any,
     bits: Sequence[int] = (4, 8, RAW),
     server: Times | None = None,
-    codec: CodecName | Any = "auto",
+    codec: CodecName | Literal["auto"] = "auto",
     bandwidth: float = 12.5e6,
     rounds: int = 5,
 ) -> Profile:
@@ -146,7 +146,7 @@ def op_equations(graph: TileGraph) -> list[list[int]]:
 
 
 def _messages(
-    flat: FlatJaxpr, leaves: list[Any], bits: Sequence[int], codec: Any, bandwidth: float
+    flat: FlatJaxpr, leaves: list[Any], bits: Sequence[int], codec: CodecName | Literal["auto"], bandwidth: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of the message and seconds to pack it, float64 [cuts, bits]. A value is packed once, however many cuts it crosses."""
     crossing = flat.live(range(len(flat.equations) + 1))
@@ -160,7 +160,9 @@ def _messages(
     return nbytes + header, seconds
 
 
-def _packed(value: np.ndarray, bits: int, codec: Any, bandwidth: float, header: int) -> tuple[float, float]:
+def _packed(
+    value: np.ndarray, bits: int, codec: CodecName | Literal["auto"], bandwidth: float, header: int
+) -> tuple[float, float]:
     fastest, message = np.inf, b""
     for _ in range(_PACKINGS):
         start = time.perf_counter()

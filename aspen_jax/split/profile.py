@@ -130,7 +130,7 @@ class Times:
 
     Attributes:
         before: float64 [cuts], seconds; 0 at the first cut, that of the whole function at the last.
-        cores: that computed. What one thread does beside them takes its share of one.
+        cores: how many computed. What one thread does beside them takes its share of one.
     """
 
     before: np.ndarray
@@ -176,7 +176,7 @@ class Times:
         """
         if not isinstance(fields, dict):
             raise InputError(f"times are a {type(fields).__name__}. Pass what to_json gave")
-        cores = float(_array(fields, "cores", 0))
+        cores = float(_array({"cores": 1, **fields}, "cores", 0))
         return cls(_array(fields, "before"), int(cores) if cores.is_integer() else 0)
 
 
@@ -216,7 +216,7 @@ class Profile:
         accuracy: float64 [cuts, B] from 0 to 1, NaN where it is not known; None if it does not matter.
         device_load: by how much the device is slower than it was when `device` was measured.
         server_load: likewise.
-        call_seconds: what a call that crosses takes on each side beside computing and packing: threads, gRPC.
+        call_seconds: what a call that crosses takes on each side beside computing and packing, without load: threads, gRPC.
     """
 
     device: Times
@@ -253,23 +253,22 @@ class Profile:
         if self.accuracy is not None and not (np.isnan(self.accuracy) | ((self.accuracy >= 0) & (self.accuracy <= 1))).all():
             raise InputError("an accuracy lies outside of 0 to 1. Pass the share of right answers")
 
-    def observed(self, cut: int, device_seconds: float, server_seconds: float, call_seconds: float | None = None) -> Profile:
+    def observed(self, cut: int, device_seconds: float, server_seconds: float) -> Profile:
         """With the load of the last run: what each side took, by what it was predicted to take (the paper's scaling factor).
 
-        A side that had next to nothing to do keeps its load. Caches cool and cores slow down between calls that come one behind
-        the other. So take runs like those that are to be predicted.
+        A side that had next to nothing to do keeps its load. Between calls that wait for a link, caches cool. Others on a core
+        slow it more where it is busy. So take runs like those that are to be predicted.
 
         Args:
             cut: of the run.
             device_seconds: what the device computed for.
             server_seconds: what the server says that it computed for.
-            call_seconds: the new `call_seconds`; None keeps the old ones.
 
         Raises:
             InputError: there is no such cut, or seconds are negative or not finite.
         """
         self._check_cut(cut)
-        loads = {} if call_seconds is None else {"call_seconds": call_seconds}
+        loads = {}
         sides = ("device_load", self.device.before, device_seconds), ("server_load", self.server.behind, server_seconds)
         for name, times, seconds in sides:
             if not 0 <= seconds < math.inf:
@@ -285,8 +284,8 @@ class Profile:
         result, so that nothing is packed, sent or computed elsewhere.
 
         Stages run side by side (the paper's pipelining), so that throughput is one request in the time of the slowest of them:
-        device, packing, send, server, answer. A side computes on all of its cores. So what one thread of it does meanwhile takes
-        its share of one core from the next request's computing.
+        device, packing, send, server, unpacking, answer. A side computes on all of its cores. So what one thread of it does
+        meanwhile takes its share of one core from the next request's computing.
         """
         is_remote = (np.arange(len(self.device.before)) < len(self.device.before) - 1)[:, None]
         send, answer = (np.where(is_remote, link.seconds(np.asarray(size)), 0) for size in (self.nbytes, self.result_bytes))

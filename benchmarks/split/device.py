@@ -63,19 +63,18 @@ class Device:
         return {"profile": measure(self._function, self._images[0], bits=bits, bandwidth=bandwidth).to_json()}
 
     def stages(self, call: dict[str, Any], count: int, at_once: bool) -> dict[str, float]:
-        """Medians over so many calls, one behind the other or many at once: seconds of each stage, and of the call."""
+        """Medians over so many calls, in seconds: of each stage, and of the call where they come one behind the other."""
         with self._client(**call) as client:
             client(self._input(0, call["jpeg"]))  # connects and compiles
             client.records.clear()
             if at_once:
-                begin = time.perf_counter()
-                for _ in client.map(self._input(number % _PHOTOGRAPHS, call["jpeg"]) for number in range(count)):
-                    pass
-                latencies = [(time.perf_counter() - begin) / count]
-            else:
-                latencies = self._latencies(client, call["jpeg"], 0.0, count)
-            medians = {stage: statistics.median(getattr(record, stage) for record in client.records) for stage in STAGES}
-        return {"latency": statistics.median(latencies), **medians}
+                collections.deque(client.map(self._input(item % _PHOTOGRAPHS, call["jpeg"]) for item in range(count)), maxlen=0)
+                return self._medians(client)
+            latencies = self._latencies(client, call["jpeg"], 0.0, count)
+            return {"latency": statistics.median(latencies), **self._medians(client)}
+
+    def _medians(self, client: Client) -> dict[str, float]:
+        return {stage: statistics.median(getattr(record, stage) for record in client.records) for stage in STAGES}
 
     def time(self, call: dict[str, Any], seconds: float) -> dict[str, float]:
         """Calls one behind the other, and many at once; each kind for so many seconds."""

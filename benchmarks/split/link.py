@@ -110,9 +110,9 @@ class Joined:
         return Profile.from_json(found["profile"])
 
     def stages(self, asked: Configuration, count: int, at_once: bool = False) -> dict[str, float]:
-        """Seconds of `device.STAGES`, and as "latency" of the call: medians over so many calls, one behind the other.
+        """Seconds of `device.STAGES`: medians over so many calls, many at once or one behind the other.
 
-        At once, the latency is the time from one answer to the next.
+        Of those one behind the other also those of a call, as "latency".
         """
         return self._device.ask(do="stages", call=self._call(asked), count=count, at_once=at_once)
 

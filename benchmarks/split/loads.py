@@ -142,15 +142,18 @@ def observed(pair: Joined, profile: Profile, bits: Sequence[int]) -> Profile:
     """The profile under the present loads, from a few calls one behind the other at a cut that leaves work to both sides."""
     cut = shared_cut(profile, bits)
     found = pair.stages(Configuration(cut, bits[0]), _CALLS)
-    beside = found["latency"] - sum(found[stage] for stage in ("head", "pack", "link", "tail"))
-    unpacking = float(link.of_bits(profile, [bits[0]]).pack_seconds[cut, 0])
-    return profile.observed(cut, found["head"], found["tail"], max(0.0, (beside - unpacking) / 2))
+    now = profile.observed(cut, found["head"], found["tail"])
+    # What the stages leave of the call is packing, which both sides do, and the call's own work on both, all under load.
+    beside = found["latency"] - sum(found[stage] for stage in ("head", "link", "tail"))
+    packing = float(link.of_bits(profile, [bits[0]]).pack_seconds[cut, 0])
+    return dataclasses.replace(now, call_seconds=max(0.0, beside / (now.device_load + now.server_load) - packing))
 
 
 def observed_at_once(pair: Joined, profile: Profile, bits: Sequence[int]) -> Profile:
     """The profile under the loads of many calls at once: the device's from calls of its own, the server's from shared ones.
 
-    What a core does for others shows only where it is busy: calls that sleep between each other go first on it.
+    What a core does for others shows only where it is busy: calls that sleep between each other go first on it. The server's tail
+    is timed beside unpacking, so that its load is too high where unpacking takes long.
     """
     cut = shared_cut(profile, bits)
     shared = pair.stages(Configuration(cut, bits[0]), _CALLS_AT_ONCE, at_once=True)
