@@ -105,7 +105,7 @@ def serving(
 
 
 def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> list[dict[str, Any]]:
-    """Prints latencies and quotients, and gives a record of each load, mix and server."""
+    """Print latencies and quotients, and give a record of each load, mix and server."""
     rows, quotients, record = [], [], []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, who) in mixes.items():
