@@ -136,17 +136,48 @@ struct Place {
   Place behind(int64_t positions) const { return {out + positions * apart, apart, finish, row + positions}; }
 };
 
+// `finish_in_registers` with one copy for all callers that have as many sums: in each of them it would make this file take
+// minutes to compile with sanitizers. `lanes` of each vector exist.
+template <int kPositions, int kVectors>
+[[gnu::noinline]] void finish_sums(const Finish& finish, int64_t row, int64_t column, Floats (&sums)[kPositions][kVectors],
+                                   int lanes) {
+  Floats sum[kPositions][kVectors];  // an operand cannot lie here, so that the steps need no memory between them
+#pragma GCC unroll 16
+  for (int p = 0; p < kPositions; ++p) std::copy_n(sums[p], kVectors, sum[p]);
+  if (lanes == kLanes) {
+    finish_in_registers(finish, 0, row, column, sum, [](const float* from, int) { return load(from); });
+  } else {
+    finish_in_registers(finish, 0, row, column, sum, [lanes](const float* from, int) { return load_partial(from, lanes); });
+  }
+#pragma GCC unroll 16
+  for (int p = 0; p < kPositions; ++p) std::copy_n(sum[p], kVectors, sums[p]);
+}
+
 // Stores what vectors of channels from `column` on, of some positions, have become after the steps of `finish`.
-template <int kPositions, int kVectors, class Vector, class Sum, class Get, class Put>
-ASPEN_INLINE void store_finished(Vector (&sum)[kPositions][kVectors], const Place<Sum>& place, int64_t column, Get get, Put put) {
-  if constexpr (std::is_same_v<Sum, float>) finish_in_registers(*place.finish, 0, place.row, column, sum, get);
+template <int kPositions, int kVectors, class Vector, class Sum, class Put>
+ASPEN_INLINE void store_finished(Vector (&sum)[kPositions][kVectors], const Place<Sum>& place, int64_t column, int lanes,
+                                 Put put) {
+  if constexpr (std::is_same_v<Sum, float>) {
+    if (place.finish->length > 0) {
+      Floats finished[kPositions][kVectors];  // so that the sums themselves need no address
+#pragma GCC unroll 16
+      for (int p = 0; p < kPositions; ++p) std::copy_n(sum[p], kVectors, finished[p]);
+      finish_sums(*place.finish, place.row, column, finished, lanes);
+#pragma GCC unroll 16
+      for (int p = 0; p < kPositions; ++p) std::copy_n(finished[p], kVectors, sum[p]);
+    }
+  }
   for (int p = 0; p < kPositions; ++p) {
     for (int v = 0; v < kVectors; ++v) put(place.out + p * place.apart + column + v * kLanes, sum[p][v]);
   }
 }
 template <int kPositions, int kVectors, class Vector, class Sum>
 ASPEN_INLINE void store_finished(Vector (&sum)[kPositions][kVectors], const Place<Sum>& place, int64_t column) {
-  store_finished(sum, place, column, [](const float* from, int) { return load(from); }, [](Sum* to, Vector v) { store(to, v); });
+  store_finished(sum, place, column, kLanes, [](Sum* to, Vector v) { store(to, v); });
+}
+template <class Vector, class Sum>
+ASPEN_INLINE void store_finished_partial(Vector (&sum)[1][1], const Place<Sum>& place, int64_t column, int lanes) {
+  store_finished(sum, place, column, lanes, [lanes](Sum* to, Vector v) { store_partial(to, v, lanes); });
 }
 
 // Some vectors of some positions whose windows have as many taps; the positions are `apart` in x. For floats there is a sum a row
@@ -193,9 +224,7 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, co
     for (int64_t k = 1; k < taps[inner].count; ++k) sum = Op::apply(sum, load_partial(row + k * stride, tail));
     total[0][0] = Op::apply(total[0][0], sum);
   });
-  store_finished(
-      total, place, col, [tail](const float* from, int) { return load_partial(from, tail); },
-      [tail](auto* to, auto v) { store_partial(to, v, tail); });
+  store_finished_partial(total, place, col, tail);
 }
 
 // Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in
@@ -251,9 +280,7 @@ void pool_window(const ThreeRows<T>& rows, int64_t first, int64_t count, const P
       const T* const row = rows.at[i] + first * rows.stride + channel;
       for (int64_t k = 0; k < count; ++k) total[0][0] = Op::apply(total[0][0], load_partial(row + k * rows.stride, lanes));
     }
-    store_finished(
-        total, place, channel, [lanes](const float* from, int) { return load_partial(from, lanes); },
-        [lanes](auto* to, auto v) { store_partial(to, v, lanes); });
+    store_finished_partial(total, place, channel, lanes);
   }
 }
 

@@ -98,9 +98,22 @@ class Dag:
 
     def has_short_paths(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Whether a path of exactly two edges leads from before[i] to after[i]."""
-        row, between = self.step(before)
         result = np.zeros(len(before), bool)
-        result[row[self.has_edges(between, after[row])]] = True
+        # The node between is a child of the one and a parent of the other, which mostly leaves few numbers.
+        lowest, highest = self._parent_range
+        first = np.searchsorted(self._keys, before * self.size + lowest[after])
+        last = np.searchsorted(self._keys, before * self.size + highest[after], "right")
+        # Most paths lead through one of the first: the others are looked at where those have none.
+        how_many = 1
+        open_pairs = np.flatnonzero(first < last)
+        while open_pairs.size:
+            row, position = expand(np.minimum(last[open_pairs] - first[open_pairs], how_many))
+            pair = open_pairs[row]
+            between = self._keys[first[pair] + position] % self.size
+            result[pair[self.has_edges(between, after[pair])]] = True
+            first[open_pairs] += how_many
+            how_many *= 2
+            open_pairs = open_pairs[~result[open_pairs] & (first[open_pairs] < last[open_pairs])]
         return result
 
     def has_paths(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -123,6 +136,15 @@ class Dag:
             bit = np.searchsorted(batch, before[asked]).astype(np.uint64)
             result[asked] = (reach[after[asked]] >> bit & np.uint64(1)).astype(bool) & (before[asked] != after[asked])
         return result
+
+    @functools.cached_property
+    def _parent_range(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lowest and the highest parent of each node; of one without any, numbers that make an empty range."""
+        parents, children = self.edges()
+        lowest, highest = np.full(self.size, self.size), np.full(self.size, -1)
+        np.minimum.at(lowest, children, parents)
+        np.maximum.at(highest, children, parents)
+        return lowest, highest
 
     @functools.cached_property
     def _keys(self) -> np.ndarray:
