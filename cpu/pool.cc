@@ -227,12 +227,15 @@ void pool_channels(const Axis* axes, const Taps* taps, int inner, const T* x, co
   store_finished_partial(total, place, col, tail);
 }
 
-// Whether an axis has windows of three elements next to each other, and Op is a maximum or a minimum: these may be combined in
-// any order, so that windows side by side share the combinations of their columns.
+// Maxima and minima may be combined in any order.
+template <class Op>
+constexpr bool kIsExtreme = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
+
+// Whether Op is one of those and an axis has windows of three elements next to each other, so that windows side by side share the
+// combinations of their columns.
 template <class Op>
 bool takes_threes(const Axis& axis) {
-  constexpr bool kIsExtreme = Op::kKind == Combination::kMax || Op::kKind == Combination::kMin;
-  return kIsExtreme && axis.window == 3 && axis.dilation == 1 && axis.base == 1 && (axis.step == 1 || axis.step == 2);
+  return kIsExtreme<Op> && axis.window == 3 && axis.dilation == 1 && axis.base == 1 && (axis.step == 1 || axis.step == 2);
 }
 
 // A row of windows of three columns and of up to three rows of x.
@@ -438,11 +441,13 @@ const char* run_pool(const TileArgs& args) noexcept {
         ThreeRows<T> three;
         const bool in_threes = state.over_channels && takes_threes<Op>(state.axes[row_axis]) &&
                                three.find(state, taps, row_axis, x + args.lo[last] + col);
-        if (in_threes) {
-          const Axis& across = state.axes[row_axis];
-          const auto pool = across.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
-          const int64_t first = args.lo[row_axis];
-          pool(three, across, first + row, first + row_end, {acc, acc_stride, &finish, 0}, col_end - col);
+        if constexpr (kIsExtreme<Op>) {
+          if (in_threes) {
+            const Axis& across = state.axes[row_axis];
+            const auto pool = across.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
+            const int64_t first = args.lo[row_axis];
+            pool(three, across, first + row, first + row_end, {acc, acc_stride, &finish, 0}, col_end - col);
+          }
         }
         for (int64_t r = in_threes ? row_end : row; r < row_end; ++r) {
           Sum* const out = acc + (r - row) * acc_stride;
