@@ -97,3 +97,47 @@ def test_keys_beyond_the_reach_are_not_computed():
     k[149] *= 1e20
     (ours,) = cuda_host.run(program, apu.build(program, 1, apu.Machine(shortest_tile_ns=1e9)), q, k, v)
     np.testing.assert_allclose(ours, attend(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+# What suits warpgroups: 16-bit elements, read in whole vectors, 64 deep. Keys that do not fill a block, values along the keys,
+# more columns than 64, a bias that masks a row as a whole; and other operands, which warps multiply all the same.
+@pytest.mark.parametrize(
+    ("queries", "keys", "depth", "columns", "suits"),
+    [
+        (70, 136, 64, 64, True),
+        (64, 72, 136, 200, True),
+        (65, 56, 72, 24, True),
+        (70, 136, 56, 64, False),
+        (40, 65, 64, 65, False),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+@pytest.mark.sweep
+def test_attention_by_warpgroups(queries, keys, depth, columns, suits, dtype, tolerance):
+    def weights(q, k, bias):
+        scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) + bias
+        return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+    def function(q, other, k, bias, v, along):
+        own = jnp.einsum("hqk,khc->qhc", weights(q, k, bias), v)
+        return own, jnp.einsum("hqk,hck->qhc", weights(other, k, bias), along)
+
+    shapes = *[(queries, 2, depth)] * 2, (keys, 2, depth), (2, queries, keys), (keys, 2, columns), (2, columns, keys)
+    q, other, k, bias, v, along = (random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes))
+    bias = bias.astype(np.float32)
+    bias[1, 5] = -np.inf
+    bias[0, :, 3] = -np.inf
+    arguments = q * dtype(depth**-0.5), other * dtype(depth**-0.5), k, bias, v, along
+    assert cuda_host.source(ops_of(function, arguments)).count("HeldGroupCore") == 4 * suits
+    check(function, *arguments, tolerance=tolerance, warpgroups=True)
+
+
+@pytest.mark.parametrize("operand", range(3))
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+def test_what_is_masked_still_spoils_what_it_would_by_warpgroups(operand, value):
+    function = functools.partial(masked, MASKS["causal"], "added")
+    arrays = [random(i, 1, 150, 2, 64, dtype=jnp.bfloat16) for i in range(3)]
+    arrays[operand][0, 140, 1, 3] = value
+    assert attention_of(function, *arrays).attrs.reach == 1
+    assert "HeldGroupCore" in cuda_host.source(ops_of(function, arrays))
+    check(function, *arrays, tolerance=2e-2, warpgroups=True)

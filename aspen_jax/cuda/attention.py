@@ -152,6 +152,24 @@ class HeldCore:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeldGroupCore:
+    """The same by a warpgroup, of 64 rows."""
+
+    kind: str
+    columns: int
+    along_depth: bool
+    reads_held: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class OfDevice:
+    """One by warpgroups where a GPU has their instructions, else one by warps."""
+
+    groups: str
+    warps: str
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionCores:
     """What multiplies queries with keys, and weights with values: as many rows by as many threads.
 
@@ -159,29 +177,36 @@ class AttentionCores:
         scores: the first product's.
         values: the second one's.
         held: whether scores and weights stay in registers, or pass through shared memory.
+        groups: whether a GPU that has warpgroups multiplies by them, and scores and weights stay in registers there.
     """
 
     scores: FmaCore | MmaCore
     values: FmaCore | MmaCore
     held: bool = False
+    groups: bool = False
 
     @classmethod
     def of(cls, op: Op, shape: AttentionShape) -> AttentionCores | None:
         """The most rows that fit into shared memory and are not mostly empty; None where none fit."""
         asked, like = op.attrs.shape[-2], op.replace(inputs=(op.inputs[shape.values.input],))
-        is_wide = like.inputs[0].dtype.itemsize == 4 and op.exact
+        itemsize = like.inputs[0].dtype.itemsize
+        is_wide = itemsize == 4 and op.exact
+        # They read what is copied in whole units of a swizzle, 64 elements deep; of float32 they would cut bits off.
+        vectors = {matrix.vector * itemsize for matrix in (shape.queries, shape.keys, shape.values)}
+        groups = asked > 32 and itemsize == 2 and vectors == {16} and shape.depth >= _KEYS
         width = _MOST_COLUMNS if shape.num_columns > 64 and not is_wide else 64
         smallest = 32 if is_wide else 16
         # More sums than 32 a thread would take too many registers beside scores. Of float32 values change places (held_rows.h).
-        may_move = like.inputs[0].dtype.itemsize == 2 or not shape.values.along_depth
+        may_move = itemsize == 2 or not shape.values.along_depth
         if asked > 32 and width == 64 and not is_wide and may_move:
             kind = KINDS[like.inputs[0].dtype.name]
             cores = cls(
                 MmaCore(kind, 64, _KEYS, 16, _KEYS, shape.keys.along_depth),
                 MmaCore(kind, 64, width, 16, width, shape.values.along_depth),
                 held=True,
+                groups=groups,
             )
-            if cores.nbytes(shape.depth, like.inputs[0].dtype.itemsize) <= _MOST_BYTES:
+            if cores.nbytes(shape.depth, itemsize) <= _MOST_BYTES:
                 return cores
         for rows in (64, 32, 16):
             if rows < smallest or (rows > smallest and rows >= 2 * asked):
@@ -191,8 +216,9 @@ class AttentionCores:
             cores = cls(
                 core(like, rows, along_depth=shape.keys.along_depth, columns=_KEYS, warps=warps),
                 core(like, rows, along_depth=shape.values.along_depth, columns=width, warps=warps),
+                groups=groups and rows == 64,
             )
-            if cores.nbytes(shape.depth, like.inputs[0].dtype.itemsize) <= _MOST_BYTES:
+            if cores.nbytes(shape.depth, itemsize) <= _MOST_BYTES:
                 return cores
         return None
 
@@ -211,13 +237,16 @@ class AttentionCores:
 
     def names(self) -> list[str]:
         """As C++."""
-        if not self.held:
-            return [template(self.scores), template(self.values)]
-        return [
-            template(HeldCore(core.kind, template(core), reads_held))
-            for core, reads_held in ((self.scores, False), (self.values, True))
-            if isinstance(core, MmaCore)
-        ]
+        names = []
+        for own, reads_held in ((self.scores, False), (self.values, True)):
+            name = template(own)
+            if isinstance(own, MmaCore) and self.held:
+                name = template(HeldCore(own.kind, name, reads_held))
+            if isinstance(own, MmaCore) and self.groups:
+                groups = HeldGroupCore(own.kind, own.columns, own.along_depth, reads_held)
+                name = template(OfDevice(template(groups), name))
+            names.append(name)
+        return names
 
 
 def unfused(program: Program) -> Program:

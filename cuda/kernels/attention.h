@@ -26,15 +26,15 @@ struct Attention {
   static constexpr int kScoreChunks = (kDepth + Scores::kDepth - 1) / Scores::kDepth;
   static constexpr int kValueChunks = kKeys / Values::kDepth;
   static_assert(kThreads == Values::kThreads && kRows == Values::kRows);
-  using Weights = typename WeightsOf<Scores, Values>::Type;
+  using Weights = WeightsOf<Scores, Values>;
   using All = Team<kThreads, kWarp, kThreads / kWarp>;
 
   struct Memory {
-    alignas(16) Element queries[kScoreChunks][kRows * Scores::kRowStride];
+    alignas(Scores::kAlignment) Element queries[kScoreChunks][Scores::kRowElements];
     union {
       struct {
-        alignas(16) Element keys[kScoreChunks][Scores::kColumnElements];
-        alignas(16) Element values[kValueChunks][Values::kColumnElements];
+        alignas(Scores::kAlignment) Element keys[kScoreChunks][Scores::kColumnElements];
+        alignas(Values::kAlignment) Element values[kValueChunks][Values::kColumnElements];
       };
       alignas(32) float passing[kRows * kSumStride<Values>];  // sums on their way out
     };
@@ -74,6 +74,11 @@ struct Attention {
         }
       });
     };
+    const auto take_copies = [&] {  // all but the last group
+      block.template wait<1>();
+      if constexpr (Scores::kReadsByProxy) block.publish();
+      block.sync();
+    };
     Weights weights;
     Scores scores;
     Values sums;
@@ -97,12 +102,12 @@ struct Attention {
           break;
         }
       }
-      block.template wait<1>();
-      block.sync();
+      take_copies();
       scores.clear(block);
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         scores.multiply(block, memory.queries[chunk], memory.keys[chunk]);
       }
+      scores.template wait<0>(block);
       weights.score(block, memory.weights, scores, [&](int row, int key, float sum) {
         const bool counts = row < num_rows && first + key < num_keys;
         if (kMasked && counts && !(magnitude(sum) <= mask.most)) memory.is_large = 1;
@@ -113,12 +118,12 @@ struct Attention {
       block.commit();
       weights.weigh(block, memory.weights, scores, narrow);
 
-      block.template wait<1>();
-      block.sync();
+      take_copies();
       weights.scale(block, memory.weights, sums);
       ASPEN_UNROLL for (int chunk = 0; chunk < kValueChunks; ++chunk) {
         weights.multiply(block, memory.weights, sums, chunk, memory.values[chunk]);
       }
+      sums.template wait<0>(block);
       block.sync();
       if (first + kKeys < num_keys) load_values(first + kKeys);
       block.commit();
@@ -144,7 +149,7 @@ struct Attention {
       float found = 0;
       for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         for (int i = thread; i < kRows * Scores::kDepth; i += kThreads) {
-          const auto element = memory.queries[chunk][i / Scores::kDepth * Scores::kRowStride + i % Scores::kDepth];
+          const auto element = memory.queries[chunk][Scores::row_place(i / Scores::kDepth, i % Scores::kDepth)];
           found = larger_of(found, magnitude(widen(element)));
         }
       }

@@ -109,7 +109,7 @@ class SharedWeights {
   PerThread<SoftmaxRow, kThreads> own_;
 };
 
-// Of HeldCores: four lanes have the scores of a row, and each lane has two rows, eight apart.
+// Of HeldCores and HeldGroupCores: four lanes have the scores of a row, and each lane has two rows, eight apart.
 template <class Scores, class Values>
 class HeldWeights {
  public:
@@ -204,12 +204,7 @@ class HeldWeights {
 };
 
 template <class Scores, class Values>
-struct WeightsOf {
-  using Type = SharedWeights<Scores, Values>;
-};
-template <class Kind, class Scores, class Values>
-struct WeightsOf<HeldCore<Kind, Scores, false>, HeldCore<Kind, Values, true>> {
-  using Type = HeldWeights<HeldCore<Kind, Scores, false>, HeldCore<Kind, Values, true>>;
-};
+using WeightsOf =
+    typename Either<requires { typename Scores::Rows; }, HeldWeights<Scores, Values>, SharedWeights<Scores, Values>>::Type;
 
 }  // namespace aspen::cuda

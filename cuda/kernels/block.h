@@ -17,6 +17,7 @@
 #define ASPEN_PRAGMA(text) _Pragma(#text)
 #define ASPEN_UNROLL_BY(count) ASPEN_PRAGMA(unroll(count))
 #else
+#include <functional>
 #include <utility>
 #include <vector>
 #define ASPEN_DEVICE inline

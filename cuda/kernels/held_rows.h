@@ -4,6 +4,8 @@
 // A warp has all columns of its rows. Where a lane has sums in m16n8 there are, for 16-bit elements, just those that it needs as
 // A of m16n8k16: it only packs two by two. For float32 a lane has columns 2 t and 2 t + 1 of eight, and m16n8k8 wants t and t
 // + 4. A sum has no order, so the weights change places instead: when they are copied, lines 2 t and 2 t + 1 become t and t + 4.
+//
+// A warpgroup's instructions leave and take 16-bit elements just as those of its four warps do.
 #pragma once
 
 #include "product.h"
@@ -87,6 +89,55 @@ struct HeldCore : Core {
         }
       }
     });
+  }
+};
+
+// The same by one warpgroup, of 16-bit elements.
+template <class Kind_, int kColumns_, bool kAlongDepth_, bool kReadsHeld>
+struct HeldGroupCore : WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_> {
+  using Core = WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_>;
+  using Kind = Kind_;
+  using Element = typename Core::Element;
+  static constexpr int kTall = 1;
+  static_assert(Core::kGroups == 1 && sizeof(Element) == 2);
+
+  struct Rows {
+    static constexpr int kCount = Core::kColumns / Kind::kDepth;
+    FragmentA a[kCount];
+  };
+
+  template <class Make>
+  ASPEN_DEVICE void hold(Block<Core::kThreads>& block, PerWarp<Rows, Core::kThreads / kWarp>& rows, const Make& element) {
+    block.each_warp([&](int warp) {
+      ASPEN_UNROLL for (int step = 0; step < Rows::kCount; ++step) {
+        rows[warp].a[step].each([&](int lane, int r, uint32_t& bits) {
+          const int lower = r % 2, row = warp * 16 + lane / 4 + 8 * lower, eight = 2 * step + r / 2;
+          const auto made = [&](int j) {
+            const float sum = this->held[0].of(warp * kWarp + lane, 4 * eight + 2 * lower + j);
+            return static_cast<uint32_t>(element(row, 8 * eight + lane % 4 * 2 + j, sum));
+          };
+          bits = made(0) | made(1) << 16;
+        });
+      }
+    });
+  }
+
+  template <class Visit>
+  ASPEN_DEVICE void each_half(Block<Core::kThreads>& block, const Visit& visit) {
+    block.each_thread([&](int thread) {
+      ASPEN_UNROLL for (int i = 0; i < Core::kColumns / 2; ++i) visit(thread, i / 2 % 2, this->held[0].of(thread, i));
+    });
+  }
+
+  // Begins to; `wait` ends it.
+  template <class Held>
+  ASPEN_DEVICE void multiply_held(Block<Core::kThreads>& block, PerWarp<Held, Core::kThreads / kWarp>& rows, int first,
+                                  const Element* columns) {
+    static_assert(Held::kCount % Core::kSteps == 0);
+    this->expect_published(block);
+    RowFragments a[Core::kSteps];
+    block.each_warp([&](int warp) { ASPEN_UNROLL for (int k = 0; k < Core::kSteps; ++k) a[k][warp] = rows[warp].a[first + k]; });
+    block.each_warpgroup([&](int group) { this->begin(group, [&](int step) -> auto& { return a[step]; }, columns); });
   }
 };
 

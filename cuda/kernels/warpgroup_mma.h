@@ -5,7 +5,8 @@
 // visible to it (Block::publish), buffers may be filled again only after `wait`, and sums may be looked at only then.
 //
 // Of float32 the instruction cuts off the bits that we round. So rows come from registers, where threads round them, and columns
-// were rounded when they became known. It takes columns of float32 along the depth alone.
+// were rounded when they became known. It takes columns of float32 along the depth alone. Rows of 16-bit elements come from
+// registers where they were made there (held_rows.h).
 #pragma once
 
 #include "block.h"
@@ -84,7 +85,7 @@ struct MatrixDescriptor {
 #endif
 };
 
-// 64 rows of float32 in registers, 16 of each warp.
+// 64 rows in registers, 16 of each warp: as many elements along the depth as one instruction takes.
 using RowFragments = PerWarp<FragmentA, kWarpgroup / kWarp>;
 
 // Sums of 64 x kColumns products of a warpgroup; of B, lines of memory lie across the depth where kAcross.
@@ -92,8 +93,7 @@ template <class Kind, int kColumns, bool kAcross>
 class WarpgroupSums {
  public:
   using Element = typename Kind::Element;
-  static constexpr bool kFromRegisters = sizeof(Element) == 4;  // of A
-  using Rows = typename Either<kFromRegisters, RowFragments, MatrixDescriptor>::Type;
+  static constexpr bool kFromRegisters = sizeof(Element) == 4;  // of A, always
   static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
   static_assert(!kFromRegisters || (kIsSame<Kind, RoundedTf32> && !kAcross));
 
@@ -120,6 +120,18 @@ class WarpgroupSums {
     for (int thread = 0; thread < kWarpgroup; ++thread) {
       for (int i = part * kOwn; i < (part + 1) * kOwn; ++i) visit(row_of(thread, i), column_of(thread, i), all_[thread][i]);
     }
+#endif
+  }
+
+  // Sum i of a thread of the warpgroup; i is known when this is compiled. Four sums are those that `mma` leaves a lane of 8
+  // columns.
+  ASPEN_DEVICE float& of([[maybe_unused]] int thread, int i) {
+#ifdef __CUDACC__
+    return own_[i];
+#else
+    if (!issued_.empty() || !open_.empty()) __builtin_trap();
+    fenced_ = false;
+    return all_[thread][i];
 #endif
   }
 
@@ -154,8 +166,12 @@ class WarpgroupSums {
 #endif
   }
 
-  // Begins sums += a * b, Kind::kDepth along the depth.
+  // Begins sums += a * b, Kind::kDepth along the depth; a is RowFragments or a MatrixDescriptor. Registers may change after
+  // `wait`.
+  template <class Rows>
   ASPEN_DEVICE void multiply_add(const Rows& a, const MatrixDescriptor& b) {
+    constexpr bool kHeld = kIsSame<Rows, RowFragments>;
+    static_assert(kHeld || !kFromRegisters);
 #ifdef __CUDACC__
 #define ASPEN_FOUR(at) "+f"(own_[at]), "+f"(own_[at + 1]), "+f"(own_[at + 2]), "+f"(own_[at + 3])
 #define ASPEN_SIXTEEN(at) ASPEN_FOUR(at), ASPEN_FOUR(at + 4), ASPEN_FOUR(at + 8), ASPEN_FOUR(at + 12)
@@ -184,10 +200,17 @@ class WarpgroupSums {
                : ASPEN_SUMS_##count                                                                               \
                : "l"(a.bits), "l"(b.bits), "n"(kAcross ? 1 : 0))
 // A is four registers of each thread.
+#define ASPEN_WGMMA_HELD(shape, type, count, a_names, b_name, across)                                          \
+  asm volatile(ASPEN_BEGIN shape ".f32." type "." type " {" ASPEN_NAMES_##count "}, {" a_names "}, " b_name    \
+                                                                                ", adds, 1, 1, " across ";\n}" \
+               : ASPEN_SUMS_##count                                                                            \
+               : "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3]), "l"(b.bits), "n"(kAcross ? 1 : 0))
 #define ASPEN_WGMMA_TF32(shape, count, a_names, b_name)                                                                \
   asm volatile(ASPEN_BEGIN shape ".f32.tf32.tf32 {" ASPEN_NAMES_##count "}, {" a_names "}, " b_name ", adds, 1, 1;\n}" \
                : ASPEN_SUMS_##count                                                                                    \
                : "r"(a.own.own[0]), "r"(a.own.own[1]), "r"(a.own.own[2]), "r"(a.own.own[3]), "l"(b.bits))
+#define ASPEN_HELD_64(type) ASPEN_WGMMA_HELD("m64n64k16", type, 32, "%32,%33,%34,%35", "%36", "%37")
+#define ASPEN_HELD_128(type) ASPEN_WGMMA_HELD("m64n128k16", type, 64, "%64,%65,%66,%67", "%68", "%69")
 #define ASPEN_WGMMA_64(type) ASPEN_WGMMA("m64n64k16", type, 32, "%32", "%33", "%34")
 #define ASPEN_WGMMA_128(type) ASPEN_WGMMA("m64n128k16", type, 64, "%64", "%65", "%66")
 #define ASPEN_WGMMA_256(type) ASPEN_WGMMA("m64n256k16", type, 128, "%128", "%129", "%130")
@@ -197,6 +220,17 @@ class WarpgroupSums {
       ASPEN_WGMMA_TF32("m64n128k8", 64, "%64,%65,%66,%67", "%68");
     } else if constexpr (kFromRegisters) {
       ASPEN_WGMMA_TF32("m64n256k8", 128, "%128,%129,%130,%131", "%132");
+    } else if constexpr (kHeld) {
+      static_assert(kColumns <= 128, "more sums than a thread has registers");
+      if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
+        ASPEN_HELD_64("bf16");
+      } else if constexpr (kIsSame<Kind, Bf16>) {
+        ASPEN_HELD_128("bf16");
+      } else if constexpr (kColumns == 64) {
+        ASPEN_HELD_64("f16");
+      } else {
+        ASPEN_HELD_128("f16");
+      }
     } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 64) {
       ASPEN_WGMMA_64("bf16");
     } else if constexpr (kIsSame<Kind, Bf16> && kColumns == 128) {
@@ -213,7 +247,10 @@ class WarpgroupSums {
 #undef ASPEN_WGMMA_256
 #undef ASPEN_WGMMA_128
 #undef ASPEN_WGMMA_64
+#undef ASPEN_HELD_128
+#undef ASPEN_HELD_64
 #undef ASPEN_WGMMA_TF32
+#undef ASPEN_WGMMA_HELD
 #undef ASPEN_WGMMA
 #undef ASPEN_BEGIN
 #undef ASPEN_SUMS_128
@@ -242,11 +279,12 @@ class WarpgroupSums {
   // Operands may be read at any time between multiply_add and wait: what they are then must not differ.
   class Product {
    public:
-    Product(const Rows& a, const MatrixDescriptor& b) : a_(a), b_(b), read_(read()) {}
+    template <class Rows>
+    Product(const Rows& a, const MatrixDescriptor& b) : read_([a, b] { return elements(a, b); }), first_(read_()) {}
     void add_to(float (&sums)[kWarpgroup][kColumns / 2]) const {
-      if (read() != read_) __builtin_trap();
+      if (read_() != first_) __builtin_trap();
       std::vector<float> numbers;
-      for (const Bits bits : read_) numbers.push_back(number(bits));
+      for (const Bits bits : first_) numbers.push_back(number(bits));
       for (int thread = 0; thread < kWarpgroup; ++thread) {
         for (int i = 0; i < kColumns / 2; ++i) {
           const float* const row = &numbers[static_cast<size_t>(Kind::kDepth * row_of(thread, i))];
@@ -267,33 +305,34 @@ class WarpgroupSums {
         return widened(Kind(), bits);
       }
     }
-    Bits row_element(int row, int k) const {
-      if constexpr (kFromRegisters) {
-        return a_.all[static_cast<size_t>(row / 16)].all[row % 8 * 4 + k % 4][row % 16 / 8 + 2 * (k / 4)];
-      } else {
-        return a_.template at<false>(row, k);
-      }
+    static Bits row_element(const MatrixDescriptor& a, int row, int k) { return a.template at<false, Bits>(row, k); }
+    // A lane has one element of float32, or two of 16 bits, of each square; the rows' second eight and the depth's second half
+    // are other squares.
+    static Bits row_element(RowFragments& a, int row, int k) {
+      constexpr int kPack = Kind::kDepth / 8;
+      const int lane = row % 8 * 4 + k / kPack % 4, square = row % 16 / 8 + 2 * (k / (4 * kPack));
+      return static_cast<Bits>(a[row / 16].of(lane, square) >> (16 * (k % kPack)));
     }
-    Bits column_element(int column, int k) const {
-      const Bits bits = b_.template at<kAcross, Bits>(column, k);
+    static Bits column_element(const MatrixDescriptor& b, int column, int k) {
+      const Bits bits = b.template at<kAcross, Bits>(column, k);
       if constexpr (kFromRegisters) {
         // What was not rounded is refused, for it would be cut off.
         if (cut_off(bits) != as_float(bits) && as_float(bits) == as_float(bits)) __builtin_trap();
       }
       return bits;
     }
-    std::vector<Bits> read() const {
-      std::vector<Bits> elements;
+    template <class Rows>
+    static std::vector<Bits> elements(Rows a, const MatrixDescriptor& b) {
+      std::vector<Bits> all;
       for (int line = 0; line < 64 + kColumns; ++line) {
         for (int k = 0; k < Kind::kDepth; ++k) {
-          elements.push_back(line < 64 ? row_element(line, k) : column_element(line - 64, k));
+          all.push_back(line < 64 ? row_element(a, line, k) : column_element(b, line - 64, k));
         }
       }
-      return elements;
+      return all;
     }
-    Rows a_;
-    MatrixDescriptor b_;
-    std::vector<Bits> read_;
+    std::function<std::vector<Bits>()> read_;
+    std::vector<Bits> first_;
   };
   float all_[kWarpgroup][kColumns / 2];
   bool fenced_ = false;
@@ -316,6 +355,7 @@ struct WgmmaCore {
   // Registers that are read may be written only when the instruction is over: of float32 no chunk is left behind.
   static constexpr int kInFlight = GroupSums::kFromRegisters ? 0 : 1;
   static constexpr bool kReadsByProxy = true;
+  static constexpr int kSteps = kDepth / Kind::kDepth;  // instructions of a chunk
   static_assert(kRows % 64 == 0);
 
   static ASPEN_DEVICE int row_place(int row, int k) { return Swizzle::place<Element>(row, k); }
@@ -332,27 +372,17 @@ struct WgmmaCore {
 
   // Begins to; `wait` ends it.
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
-#ifndef __CUDACC__
-    if (!block.is_published()) __builtin_trap();
-#endif
-    constexpr int kSteps = kDepth / Kind::kDepth, kStepBytes = 32, kEight = 8 * Swizzle::kLineBytes;  // of 8 lines
+    expect_published(block);
     block.each_warpgroup([&](int group) {
       const Element* const own = rows + group * 64 * kDepth;
-      const auto b = MatrixDescriptor::of(columns, kAlongDepth ? 0 : 64 * Swizzle::kLineBytes, kEight);
-      const auto columns_of = [&](int step) { return b + (kAlongDepth ? step * kStepBytes : step * Kind::kDepth / 8 * kEight); };
       if constexpr (GroupSums::kFromRegisters) {
         RowFragments a[kSteps];
         ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) load_rounded(block, a[step], own, step * Kind::kDepth);
-        held[group].fence();
-        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) held[group].multiply_add(a[step], columns_of(step));
+        begin(group, [&](int step) -> auto& { return a[step]; }, columns);
       } else {
         const auto a = MatrixDescriptor::of(own, 0, kEight);
-        held[group].fence();
-        ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) {
-          held[group].multiply_add(a + step * kStepBytes, columns_of(step));
-        }
+        begin(group, [&](int step) { return a + step * kStepBytes; }, columns);
       }
-      held[group].commit();
     });
   }
   template <int kLeft>
@@ -372,7 +402,27 @@ struct WgmmaCore {
     });
   }
 
+ protected:
+  static ASPEN_DEVICE void expect_published([[maybe_unused]] Block<kThreads>& block) {
+#ifndef __CUDACC__
+    if (!block.is_published()) __builtin_trap();
+#endif
+  }
+
+  // Begins a group's products with a chunk's columns; `rows_of(step)` are rows as `multiply_add` takes them.
+  template <class RowsOf>
+  ASPEN_DEVICE void begin(int group, const RowsOf& rows_of, const Element* columns) {
+    const auto b = MatrixDescriptor::of(columns, kAlongDepth ? 0 : 64 * Swizzle::kLineBytes, kEight);
+    held[group].fence();
+    ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) {
+      held[group].multiply_add(rows_of(step), b + (kAlongDepth ? step * kStepBytes : step * Kind::kDepth / 8 * kEight));
+    }
+    held[group].commit();
+  }
+
  private:
+  static constexpr int kStepBytes = 32, kEight = 8 * Swizzle::kLineBytes;  // of 8 lines
+
   // Elements k to k + 8 of a warpgroup's rows. Squares: the upper 8 rows of a warp, the lower, and both 4 elements later.
   static ASPEN_DEVICE void load_rounded(Block<kThreads>& block, RowFragments& a, const Element* rows, int k) {
     block.each_warp_of_group([&](int warp) {
@@ -381,5 +431,9 @@ struct WgmmaCore {
     });
   }
 };
+
+// What multiplies: warpgroups where a device has their instructions, or else warps.
+template <class Groups, class Warps>
+using OfDevice = typename Either<kHasWarpgroups, Groups, Warps>::Type;
 
 }  // namespace aspen::cuda
