@@ -223,9 +223,11 @@ def test_attention_takes_as_many_queries_as_are_asked_for_and_fit():
 
     exact, wide = cores(33, 130, 16), cores(150, 150, 128, dtype=jnp.bfloat16, precision="default")
     assert exact == attention.AttentionCores(FmaCore(64, 64, True), FmaCore(64, 64, False))
-    assert wide == attention.AttentionCores(MmaCore("Bf16", 64, 64, 32, 16, True), MmaCore("Bf16", 64, 128, 32, 32, False))
+    by_warps = MmaCore("Bf16", 64, 64, 32, 16, True), MmaCore("Bf16", 64, 128, 32, 32, False)
+    assert wide == attention.AttentionCores(*by_warps, groups=True)
     held = MmaCore("Bf16", 64, 64, 16, 64, True), MmaCore("Bf16", 64, 64, 16, 64, False)
-    assert cores(150, 150, 64, dtype=jnp.bfloat16, precision="default") == attention.AttentionCores(*held, held=True)
+    assert cores(150, 150, 64, dtype=jnp.bfloat16, precision="default") == attention.AttentionCores(*held, held=True, groups=True)
+    assert cores(150, 150, 48, dtype=jnp.bfloat16, precision="default") == attention.AttentionCores(*held, held=True)
     few, deep = cores(10, 70, 64, precision="default"), cores(64, 70, 256)
     assert few is not None
     assert deep is not None
