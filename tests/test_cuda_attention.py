@@ -128,8 +128,22 @@ def test_attention_by_warpgroups(queries, keys, depth, columns, suits, dtype, to
     bias[1, 5] = -np.inf
     bias[0, :, 3] = -np.inf
     arguments = q * dtype(depth**-0.5), other * dtype(depth**-0.5), k, bias, v, along
-    assert cuda_host.source(ops_of(function, arguments)).count("HeldGroupCore") == 4 * suits
+    source = cuda_host.source(ops_of(function, arguments))
+    assert (source.count("HeldGroupCore"), source.count("MappedBuffers")) == (4 * suits, 2 * suits)
     check(function, *arguments, tolerance=tolerance, warpgroups=True)
+
+
+def test_threads_copy_for_warpgroups_what_has_too_many_axes_for_a_map():
+    def attend(q, k, v):
+        scores = jnp.einsum("aqbcdh,akbcdh->abcdqk", q, k, preferred_element_type=jnp.float32)
+        return jnp.einsum("abcdqk,kbacdh->aqbcdh", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+
+    shapes = (2, 40, 3, 2, 2, 64), (2, 72, 3, 2, 2, 64), (72, 3, 2, 2, 2, 64)
+    q, k, v = (random(i, *shape, dtype=jnp.bfloat16) for i, shape in enumerate(shapes))
+    source = cuda_host.source(ops_of(attend, (q * jnp.bfloat16(0.125), k, v)))
+    assert "HeldGroupCore" in source
+    assert "MappedBuffers" not in source
+    check(attend, q * jnp.bfloat16(0.125), k, v, tolerance=1e-2, warpgroups=True)
 
 
 @pytest.mark.parametrize("operand", range(3))

@@ -14,6 +14,7 @@ from aspen_jax.cuda.kernel import Kernel, constant, template, writes
 from aspen_jax.cuda.lanes import function, lane_bits, load, statements
 from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape, Side
 from aspen_jax.cuda.products import sums_at_once
+from aspen_jax.cuda.tensor_maps import MatrixMap, matrix_map
 from aspen_jax.cuda.vectors import ELEMENTS, KINDS, STORED
 from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ops.attention import ATTENTION, parts_of
@@ -47,6 +48,7 @@ class AttentionShape:
         reach: of row r all weights are exact zeros from key r + reach on,
         most: if no score is larger than this lane.
         run: adjacent sums that are stored at once.
+        maps: of keys and values, for GPUs with warpgroups; (): there are none.
     """
 
     row_axis: int
@@ -63,6 +65,7 @@ class AttentionShape:
     reach: int
     most: int
     run: int
+    maps: tuple[MatrixMap, ...] = ()
 
     @classmethod
     def of(cls, op: Op) -> AttentionShape | None:
@@ -140,6 +143,20 @@ def _values_shape(values: Side, rank: int, column: int, outer: tuple[int, ...], 
     line = values.strides.get(column, 0)
     vector = values.vector_along(num_keys) if line != 1 else values.vector_across(column, num_columns)
     return values.shape(rank, own, line, vector, along_depth=line != 1)
+
+
+def _maps(op: Op, shape: AttentionShape, columns: int) -> tuple[MatrixMap, ...]:
+    """Of keys and values, for blocks of so many columns; () where one has none."""
+    made = []
+    for matrix, depth, num_lines, box_lines in (
+        (shape.keys, shape.depth, shape.num_keys, _KEYS),
+        (shape.values, shape.num_keys, shape.num_columns, columns),
+    ):
+        strides = dict(enumerate(matrix.strides.of))
+        # Boxes are as deep as a chunk, which is as deep as there are keys at a time.
+        size = (depth, (num_lines, matrix.line), box_lines) if matrix.along_depth else (num_lines, (depth, matrix.step), _KEYS)
+        made.append(matrix_map(op, matrix.input, strides, shape.outer.of, *size, along_depth=matrix.along_depth))
+    return () if None in made else tuple(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,10 +293,13 @@ def _kernel(op: Op, logits: BlockProgram) -> Kernel | None:
     if shape is None or cores is None:
         return None
     stored = STORED[op.inputs[shape.values.input].dtype.name]
+    if cores.groups:
+        shape = dataclasses.replace(shape, maps=_maps(op, shape, cores.values.columns))
     arguments = [stored, *cores.names(), constant(shape)]
     # Of few rows of float32 the assembler would spill registers to make room for a fifth block.
     blocks = 3 if cores.scores.rows == 16 and op.inputs[shape.values.input].dtype.itemsize == 4 else 0
-    return Kernel("AttentionTile", arguments, shape.run, blocks=blocks, functions=f"{_score(op, logits)}\n{_store(op)}")
+    functions = f"{_score(op, logits)}\n{_store(op)}"
+    return Kernel("AttentionTile", arguments, shape.run, functions, maps=bool(shape.maps), blocks=blocks)
 
 
 def _score(op: Op, logits: BlockProgram) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aspen_jax.cuda.kernel_choices import for_warpgroups
 from aspen_jax.cuda.matrices import Axes, Matrices
@@ -83,7 +83,7 @@ class TensorShape:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixMap:
-    """An operand of a product as a tensor, as MatrixMap in cuda/kernels/product_tile.h.
+    """An operand of a product as a tensor, as MatrixMap in cuda/kernels/matrices.h.
 
     Attributes:
         tensor: its first two axes are the matrix.
@@ -120,19 +120,40 @@ def maps_of(op: Op, block: tuple[int, int]) -> tuple[MatrixMap, ...]:
         return ()
     block_rows, block_columns = block
     row_lines = math.prod(shape[axis] for axis in rows), left.strides[rows[-1]]
-    columns = shape[column], right.strides[column]
-    made = []
-    for side, adjacent, lines, box_lines in (
-        (left, matrices.depth, row_lines, block_rows),
-        (right, matrices.depth, columns, block_columns)
-        if along_depth
-        else (right, shape[column], (matrices.depth, right.step), line),
-    ):
-        outer = sorted((axis for axis in matrices.outer if side.strides.get(axis)), key=lambda axis: side.strides[axis])
-        extents = (adjacent, lines[0], *(shape[axis] for axis in outer))
-        strides = (lines[1], *(side.strides[axis] for axis in outer))
-        tensor = TensorShape.of(side.number, extents, strides, (line, box_lines, *[1] * len(outer)), itemsize=itemsize)
-        if len(outer) > 3 or tensor is None:
-            return ()
-        made.append(MatrixMap(tensor, int(side is right and not along_depth), Axes(len(outer), tuple(outer))))
-    return tuple(made)
+    of_left = matrix_map(op, left.number, left.strides, matrices.outer, matrices.depth, row_lines, block_rows, along_depth=True)
+    if along_depth:
+        adjacent, lines, box_lines = matrices.depth, (shape[column], right.strides[column]), block_columns
+    else:
+        adjacent, lines, box_lines = shape[column], (matrices.depth, right.step), line
+    of_right = matrix_map(op, right.number, right.strides, matrices.outer, adjacent, lines, box_lines, along_depth=along_depth)
+    return () if of_left is None or of_right is None else (of_left, of_right)
+
+
+def matrix_map(
+    op: Op,
+    number: int,
+    strides: Mapping[int, int],
+    outer: Sequence[int],
+    adjacent: int,
+    lines: tuple[int, int],
+    box_lines: int,
+    *,
+    along_depth: bool,
+) -> MatrixMap | None:
+    """An operand's map; None where there is none.
+
+    Args:
+        op: whose operand it is.
+        number: of the input.
+        strides: of the output's axes that choose a matrix, in elements.
+        outer: those axes, and perhaps some along which the operand stays the same.
+        adjacent: elements of a line.
+        lines: how many there are, and from one to the next.
+        box_lines: of a box.
+        along_depth: whether lines lie along the depth.
+    """
+    itemsize, own = op.inputs[number].dtype.itemsize, sorted(filter(strides.get, outer), key=strides.__getitem__)
+    extents = (adjacent, lines[0], *(op.output.shape[axis] for axis in own))
+    box = (LINE_BYTES // itemsize, box_lines, *[1] * len(own))
+    tensor = TensorShape.of(number, extents, (lines[1], *(strides[axis] for axis in own)), box, itemsize=itemsize)
+    return None if len(own) > 3 or tensor is None else MatrixMap(tensor, int(not along_depth), Axes(len(own), tuple(own)))

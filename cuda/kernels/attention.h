@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "attention_copies.h"
 #include "attention_weights.h"
 #include "block.h"
 #include "product.h"
@@ -18,9 +19,12 @@
 namespace aspen::cuda {
 
 // The cores have as many rows and threads. kDepth: of the first product, the queries' width. kMasked: keys may be left out.
-template <class Scores, class Values, int kDepth, bool kMasked>
+// kInBoxes: maps describe keys and values.
+template <class Scores, class Values, int kDepth, bool kMasked, bool kInBoxes>
 struct Attention {
   using Element = typename Scores::Element;
+  using ScoresCore = Scores;
+  using ValuesCore = Values;
   static constexpr int kThreads = Scores::kThreads, kRows = Scores::kRows;
   static constexpr int kKeys = Scores::kColumns, kColumns = Values::kColumns;
   static constexpr int kScoreChunks = (kDepth + Scores::kDepth - 1) / Scores::kDepth;
@@ -29,6 +33,10 @@ struct Attention {
   using Weights = WeightsOf<Scores, Values>;
   using All = Team<kThreads, kWarp, kThreads / kWarp>;
 
+  struct TwoBarriers {
+    Barrier arrived[2];
+  };
+  struct NoBarriers {};
   struct Memory {
     alignas(Scores::kAlignment) Element queries[kScoreChunks][Scores::kRowElements];
     union {
@@ -39,6 +47,7 @@ struct Attention {
       alignas(32) float passing[kRows * kSumStride<Values>];  // sums on their way out
     };
     typename Weights::Memory weights;
+    typename Either<kInBoxes, TwoBarriers, NoBarriers>::Type barriers;
     float totals[kRows];  // in the end the sums of weights
     typename All::template Memory<float> all;
     int is_large;  // whether a score so far is larger than may be
@@ -53,32 +62,18 @@ struct Attention {
   // Calls totals(row, most, total) for num_rows rows, their largest score and the sum of weights e^(score - most), and store(row,
   // column, sums, count, total) for runs of kRun weighted sums of num_rows x num_columns (store_sums in product.h). `score(row,
   // key, sum)` is what the softmax takes, of the sum of products; `narrow` makes an element of a weight, `widen` a float of an
-  // element.
-  template <int kRun, class Queries, class Keys, class Columns, class Score, class Narrow, class Widen, class Totals, class Store>
-  static ASPEN_DEVICE void attend(Memory& memory, const Queries& queries, const Keys& keys, const Columns& values, int num_rows,
-                                  int num_keys, int num_columns, [[maybe_unused]] Mask mask, const Score& score,
-                                  const Narrow& narrow, [[maybe_unused]] const Widen& widen, const Totals& totals,
-                                  const Store& store) {
+  // element. `boxes`: of keys and values (attention_copies.h).
+  template <int kRun, class Queries, class Keys, class Columns, class Boxes, class Score, class Narrow, class Widen, class Totals,
+            class Store>
+  static ASPEN_DEVICE void attend(Memory& memory, const Queries& queries, const Keys& keys, const Columns& values,
+                                  const Boxes& boxes, int num_rows, int num_keys, int num_columns, [[maybe_unused]] Mask mask,
+                                  const Score& score, const Narrow& narrow, [[maybe_unused]] const Widen& widen,
+                                  const Totals& totals, const Store& store) {
     Block<kThreads> block;
-    const auto load_keys = [&](int first) {
-      block.each_thread([&](int thread) {
-        ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
-          load_columns<Scores>(block, thread, memory.keys[chunk], keys, chunk * Scores::kDepth, first, num_keys - first);
-        }
-      });
-    };
-    const auto load_values = [&](int first) {
-      block.each_thread([&](int thread) {
-        ASPEN_UNROLL for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-          load_columns<Values>(block, thread, memory.values[chunk], values, first + chunk * Values::kDepth, 0, num_columns);
-        }
-      });
-    };
-    const auto take_copies = [&] {  // all but the last group
-      block.template wait<1>();
-      if constexpr (Scores::kReadsByProxy) block.publish();
-      block.sync();
-    };
+    static_assert(Boxes::kAny == kInBoxes);
+    using Copies = typename Either<kInBoxes, CopiesInBoxes<Attention, Keys, Columns, Boxes>,
+                                   CopiesByThreads<Attention, Keys, Columns>>::Type;
+    Copies copies(block, memory, keys, values, boxes, num_keys, num_columns);
     Weights weights;
     Scores scores;
     Values sums;
@@ -91,10 +86,7 @@ struct Attention {
       }
     });
     weights.begin(block);
-    load_keys(0);
-    block.commit();
-    load_values(0);
-    block.commit();
+    copies.begin();
     for (int first = 0; first < num_keys; first += kKeys) {
       if constexpr (kMasked) {
         if (first >= mask.end && first < mask.end + kKeys &&
@@ -102,7 +94,7 @@ struct Attention {
           break;
         }
       }
-      take_copies();
+      copies.wait_for_keys();
       scores.clear(block);
       ASPEN_UNROLL for (int chunk = 0; chunk < kScoreChunks; ++chunk) {
         scores.multiply(block, memory.queries[chunk], memory.keys[chunk]);
@@ -114,21 +106,19 @@ struct Attention {
         return counts ? as_float(score(row, first + key, as_bits(sum))) : nothing();
       });
       block.sync();
-      if (first + kKeys < num_keys) load_keys(first + kKeys);
-      block.commit();
+      copies.load_keys(first + kKeys);
       weights.weigh(block, memory.weights, scores, narrow);
 
-      take_copies();
+      copies.wait_for_values();
       weights.scale(block, memory.weights, sums);
       ASPEN_UNROLL for (int chunk = 0; chunk < kValueChunks; ++chunk) {
         weights.multiply(block, memory.weights, sums, chunk, memory.values[chunk]);
       }
       sums.template wait<0>(block);
       block.sync();
-      if (first + kKeys < num_keys) load_values(first + kKeys);
-      block.commit();
+      copies.load_values(first + kKeys);
     }
-    block.template wait<0>();
+    copies.end();
     weights.each_row(block, [&](int row, float most, float total) {
       memory.totals[row] = total;
       if (row < num_rows) totals(row, most, total);

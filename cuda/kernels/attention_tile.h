@@ -19,9 +19,10 @@ struct AttentionShape {
   int depth, num_keys, num_columns;
   int slice;  // keys of a slice; 0: there are no slices
   MatrixShape queries, keys, values;
-  int reach;      // of row r all weights are exact zeros from key r + reach on,
-  uint32_t most;  // if no score is larger than this lane
-  int run;        // adjacent sums that are stored at once
+  int reach;          // of row r all weights are exact zeros from key r + reach on,
+  uint32_t most;      // if no score is larger than this lane
+  int run;            // adjacent sums that are stored at once
+  MatrixMap maps[2];  // of keys and values; of rank 0: there are none
 };
 
 // Op::score gives what the softmax takes, of a sum of products at coordinates of the scores. Op::store ends an element of the
@@ -29,7 +30,8 @@ struct AttentionShape {
 template <class Op, class Stored, class Scores, class Values, AttentionShape kShape>
 struct AttentionTile : Op {
   using Addresses = typename Op::Addresses;
-  using Own = Attention<Scores, Values, kShape.depth, (kShape.reach < kShape.num_keys)>;
+  static constexpr bool kInBoxes = kHasWarpgroups && kShape.maps[0].tensor.rank > 0;
+  using Own = Attention<Scores, Values, kShape.depth, (kShape.reach < kShape.num_keys), kInBoxes>;
   using Element = typename Own::Element;
   using Memory = typename Own::Memory;
   static constexpr int kThreads = Own::kThreads, kRank = Op::kRank;
@@ -37,6 +39,8 @@ struct AttentionTile : Op {
   static constexpr bool kSliced = kShape.slice > 0;
   // Columns are read in whole vectors, so that the first may lie before the box.
   static constexpr int kUnit = kShape.values.along_depth ? 1 : kShape.values.vector;
+
+  static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kShape.maps[number].tensor; }
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
     const int parts = (last_column(box) - first_column(box) + Own::kColumns - 1) / Own::kColumns;
@@ -79,8 +83,8 @@ struct AttentionTile : Op {
         memory,  //
         matrix_at<kShape.queries, Element>(buffers, at, 0, kShape.depth),
         matrix_at<kShape.keys, Element>(buffers, at, first_key * int64_t{kShape.keys.line}, kShape.depth),
-        matrix_at<kShape.values, Element>(buffers, at, first_key * int64_t{kShape.values.step}, num_keys), num_rows, num_keys,
-        num_columns,
+        matrix_at<kShape.values, Element>(buffers, at, first_key * int64_t{kShape.values.step}, num_keys), boxes_of(buffers, at),
+        num_rows, num_keys, num_columns,
         typename Own::Mask{min_of(num_keys, at[kRowAxis] + num_rows - 1 + kShape.reach), as_float(uint32_t{kShape.most})},
         [&](int row, int key, uint32_t sum) {
           constexpr Axes scores = kShape.scores;
@@ -110,6 +114,18 @@ struct AttentionTile : Op {
             Op::store(buffers, own, as_bits(kSliced ? sums[0] : sums[0] / total));
           }
         });
+  }
+
+  // Boxes of keys, and of values from the block's first column on.
+  static ASPEN_DEVICE auto boxes_of([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at) {
+    if constexpr (kInBoxes) {
+      const auto keys = boxes_at<kShape.maps[0]>(&buffers.maps[0], at, 0);
+      const auto values = boxes_at<kShape.maps[1]>(&buffers.maps[1], at, kColumnAxis < 0 ? 0 : at[max_of(kColumnAxis, 0)]);
+      return KeyBoxes<decltype(boxes_at<kShape.maps[0]>(nullptr, nullptr, 0)),
+                      decltype(boxes_at<kShape.maps[1]>(nullptr, nullptr, 0))>{keys, values};
+    } else {
+      return NoBoxes{};
+    }
   }
 
   // What a slice says of a row behind its columns, as far as the box has it.

@@ -4,6 +4,7 @@
 #include "boxes.h"
 #include "elements.h"
 #include "operands.h"
+#include "tensor_copy.h"
 
 namespace aspen::cuda {
 
@@ -28,6 +29,23 @@ ASPEN_DEVICE auto matrix_at(const Addresses& buffers, const int* at, int64_t fur
   } else {
     return MatrixColumns<Element, kMatrix.vector>{data, kMatrix.step, depth};
   }
+}
+
+// An operand as a tensor: two axes are the matrix, `outer` of the output's axes are the others, in their order.
+struct MatrixMap {
+  TensorShape tensor;
+  int depth_axis;  // the one of the first two along which products sum
+  Axes outer;
+};
+
+// Boxes of a matrix from line `line` on; `at` are coordinates of the output.
+template <MatrixMap kMap>
+ASPEN_DEVICE auto boxes_at(const TensorMap* map, const int* at, int line) {
+  constexpr Axes outer = kMap.outer;
+  MatrixBoxes<kMap.tensor.rank, kMap.depth_axis> boxes{{map, {}}};
+  boxes.first.at[1 - kMap.depth_axis] = line;
+  ASPEN_UNROLL for (int i = 0; i < outer.count; ++i) boxes.first.at[2 + i] = at[outer.of[i]];
+  return boxes;
 }
 
 }  // namespace aspen::cuda

@@ -11,13 +11,6 @@
 
 namespace aspen::cuda {
 
-// An operand as a tensor: two axes are the matrix, `outer` of the output's axes are the others, in their order.
-struct MatrixMap {
-  TensorShape tensor;
-  int depth_axis;  // the one of the first two along which products sum
-  Axes outer;
-};
-
 struct ProductShape {
   int depth;
   int column_axis;             // of the output; -1: there is one column
@@ -80,7 +73,7 @@ class ProductBlocks {
       decode<kRank, kShape.rows>(box_, first, own);
       int line = 0;  // of the tensor
       ASPEN_UNROLL for (int i = 0; i < axes.count; ++i) line = line * kShape.row_extents[i] + own[axes.of[i]];
-      return boxes_at<0>(line);
+      return boxes_at<kShape.maps[0]>(&buffers_.maps[0], at_, line);
     } else {
       const auto* const data =
           static_cast<const Element*>(buffers_.inputs[kShape.left.input]) + place_of<kShape.left.strides>(at_);
@@ -94,7 +87,7 @@ class ProductBlocks {
   }
   ASPEN_DEVICE auto columns() const {
     if constexpr (kMapped) {
-      return boxes_at<1>(at_[kColumnAxis]);
+      return boxes_at<kShape.maps[1]>(&buffers_.maps[1], at_, at_[kColumnAxis]);
     } else {
       return matrix_at<kShape.right, Element>(buffers_, at_, 0, kShape.depth);
     }
@@ -127,16 +120,6 @@ class ProductBlocks {
     } else {
       return count_along<kRank, kShape.rows>(box_);
     }
-  }
-
-  // Boxes of an operand whose first line is `line`.
-  template <int kNumber>
-  ASPEN_DEVICE auto boxes_at(int line) const {
-    constexpr MatrixMap map = kShape.maps[kNumber];
-    MatrixBoxes<map.tensor.rank, map.depth_axis> boxes{{&buffers_.maps[kNumber], {}}};
-    boxes.first.at[1 - map.depth_axis] = line;
-    ASPEN_UNROLL for (int i = 0; i < map.outer.count; ++i) boxes.first.at[2 + i] = at_[map.outer.of[i]];
-    return boxes;
   }
 
   const Addresses& buffers_;

@@ -360,20 +360,27 @@ struct TensorMemory : ProductMemory<Core, kStages> {
   Barrier arrived[kStages];
 };
 
-// Begins the copies of chunk `chunk` into a stage; by one thread. Their bytes arrive at barrier `number`.
+// Begins the copies of chunk `chunk` of columns as the Core has them; by one thread. Their bytes arrive at barrier `number`.
+template <class Core, int kThreads, int kBarriers, class Columns>
+ASPEN_DEVICE void copy_columns(const Block<kThreads>& block, BoxCopies<kThreads, kBarriers>& copies, typename Core::Element* to,
+                               const Columns& columns, int chunk, int number) {
+  static_assert(Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
+  static_assert(Core::kDepth * sizeof(typename Core::Element) == Swizzle::kLineBytes && Core::kAlignment == Swizzle::kAlignment);
+  constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
+  ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
+    copies.copy(block, to + column * Core::kDepth, columns.chunk(chunk, column), number);
+  }
+}
+
+// The same of rows and columns, into a stage.
 template <class Core, int kThreads, int kBarriers, class Stage, class Rows, class Columns>
 ASPEN_DEVICE void copy_chunk(const Block<kThreads>& block, BoxCopies<kThreads, kBarriers>& copies, Stage& stage, const Rows& rows,
                              const Columns& columns, int chunk, int number) {
-  static_assert(Rows::kDepthAxis == 0 && Columns::kDepthAxis == (Core::kAlongDepth ? 0 : 1));
-  static_assert(Core::kDepth * sizeof(typename Core::Element) == Swizzle::kLineBytes);
-  static_assert(Core::kAlignment == Swizzle::kAlignment && Rows::kLines <= Core::kRows);
+  static_assert(Rows::kDepthAxis == 0 && Rows::kLines <= Core::kRows);
   constexpr int kRowBytes = (Rows::kLines == 0 ? Core::kRows : Rows::kLines) * Swizzle::kLineBytes;
-  constexpr int kPart = Core::kAlongDepth ? Core::kColumns : Swizzle::kLine;
   copies.expect(number, kRowBytes + static_cast<int>(sizeof stage.columns));
   copies.copy(block, stage.rows, rows.chunk(chunk), number);
-  ASPEN_UNROLL for (int column = 0; column < Core::kColumns; column += kPart) {
-    copies.copy(block, stage.columns + column * Core::kDepth, columns.chunk(chunk, column), number);
-  }
+  copy_columns<Core>(block, copies, stage.columns, columns, chunk, number);
 }
 
 // multiply_tile (product.h) of operands that are copied in boxes, whose extents are the Core's: 128 bytes along the depth by all
