@@ -51,6 +51,7 @@ inline constexpr unsigned kEventDefault = 0;          // CU_EVENT_DEFAULT: one t
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kSetCaptureDependencies = 1;
 inline constexpr int kCaptureOnlyThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+inline constexpr int kCaptureRelaxed = 2;         // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // Of tensor maps: elements of 16 bits as they are, lines of 128 bytes swizzled, zeros outside.
 inline constexpr int kMapUint16 = 1;        // CU_TENSOR_MAP_DATA_TYPE_UINT16

@@ -31,6 +31,7 @@ class StreamLauncher final : public Launcher {
       : loaded_(loaded), stream_(stream), addresses_(addresses) {}
 
   const char* launch(uint32_t stream, uint32_t launch) noexcept override {
+    if (loaded_.is_product(launch)) return give_product(stream, launch);
     Loaded::Arguments arguments = loaded_.arguments(launch, addresses_);
     const KernelNodeParams params = loaded_.node_params(launch, arguments);
     return name(loaded_.driver_.cuLaunchKernel(params.function, params.grid_x, 1, 1, params.block_x, 1, 1, params.shared_bytes,
@@ -43,8 +44,20 @@ class StreamLauncher final : public Launcher {
     return name(loaded_.driver_.cuStreamWaitEvent(at(stream), loaded_.events_[event], 0));
   }
   Result failure() const { return failure_; }
+  // Of a library; empty where it has not failed.
+  const std::string& failure_of_library() const { return failure_of_library_; }
 
  private:
+  const char* give_product(uint32_t stream, uint32_t launch) noexcept {
+    try {
+      loaded_.give_product(at(stream), launch, addresses_);
+      return nullptr;
+    } catch (const DeviceError& error) {
+      failure_of_library_ = error.what();
+      return failure_of_library_.c_str();
+    }
+  }
+
   Stream at(uint32_t stream) const { return stream == 0 ? stream_ : loaded_.streams_[stream - 1]; }
   const char* name(Result result) {
     if (result == kSuccess) return nullptr;
@@ -56,6 +69,7 @@ class StreamLauncher final : public Launcher {
   const Stream stream_;
   const std::span<const DevicePointer> addresses_;
   Result failure_ = kSuccess;
+  std::string failure_of_library_;
 };
 
 Loaded::Loaded(const Driver& driver, const Executable& executable, Context context)
@@ -95,6 +109,12 @@ void Loaded::release() noexcept {
     if (stream != nullptr) driver_.cuStreamDestroy(stream);
   }
   if (last_run_ != nullptr) driver_.cuEventDestroy(last_run_);
+  if (recording_ != nullptr) driver_.cuStreamDestroy(recording_);
+  for (const auto& [op, product] : products_) {
+    if (product.workspace != 0) driver_.cuMemFree(product.workspace);
+  }
+  products_.clear();
+  if (library_ != nullptr) Library::get().cublasLtDestroy(library_);
   if (workspace_ != 0) driver_.cuMemFree(workspace_);
   if (boxes_ != 0) driver_.cuMemFree(boxes_);
   if (module_ != nullptr) driver_.cuModuleUnload(module_);
@@ -132,6 +152,7 @@ void Loaded::find_kernels() {
                         "; trace the function again");
     }
     if (shape.num_tensors != 0) prepare_maps(op, shape);
+    if (shape.product.matrices != 0) prepare_product(op, shape.product);
     if (kernel.function != nullptr) continue;
     driver_.check(driver_.cuModuleGetFunction(&kernel.function, module_, name.c_str()), "cuModuleGetFunction");
     kernel.threads = static_cast<unsigned>(shape.threads);
@@ -194,6 +215,52 @@ void Loaded::prepare_maps(size_t op, const KernelShape& shape) {
   const size_t address_bytes = static_cast<size_t>(shape.num_addresses) * sizeof(DevicePointer);
   mapped.first_map = (address_bytes + sizeof(TensorMap) - 1) / sizeof(TensorMap);
   mapped.arguments.resize(mapped.first_map + static_cast<size_t>(shape.num_tensors));
+}
+
+void Loaded::prepare_product(size_t op, const LibraryProduct& product) {
+  const Op& what = executable_.graph().ops[op];
+  const auto is_input = [&](int32_t number) { return number >= 0 && static_cast<uint32_t>(number) < what.num_inputs; };
+  const auto is_input_or_none = [&](int32_t number) { return number == -1 || is_input(number); };
+  const auto& launches = executable_.launches().launches;
+  const bool is_one = std::ranges::count(launches, op, &Launch::op) == 1;
+  if (!is_one || !is_input(product.left.input) || !is_input(product.right.input) || !is_input_or_none(product.added.input) ||
+      !is_input_or_none(product.bias)) {
+    throw DeviceError("the code of op '" + executable_.graph().op_names[op] +
+                      "' names a product for a library that is not the op's; install one build of aspen_jax, and trace the "
+                      "function again");
+  }
+  if (library_ == nullptr) Library::check(Library::get().cublasLtCreate(&library_), "cublasLtCreate");
+  if (recording_ == nullptr) driver_.check(driver_.cuStreamCreate(&recording_, kStreamNonBlocking), "cuStreamCreate");
+  Product& made = products_[op];
+  made.call = std::make_unique<LibraryCall>(library_, product);
+  const size_t bytes = made.call->workspace_bytes();
+  if (bytes != 0) driver_.check(driver_.cuMemAlloc(&made.workspace, bytes), "cuMemAlloc for a library's workspace");
+}
+
+bool Loaded::is_product(uint32_t launch) const {
+  return !products_.empty() && products_.contains(executable_.launches().launches[launch].op);
+}
+
+void Loaded::give_product(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses) {
+  const uint32_t op = executable_.launches().launches[launch].op;
+  const auto& first = executable_.first_address();
+  const Product& product = products_.at(op);
+  product.call->give(stream, addresses.subspan(first[op], first[op + 1] - first[op]), product.workspace);
+}
+
+DeviceGraph Loaded::record_product(uint32_t launch, std::span<const DevicePointer> addresses) {
+  // Relaxed: the library may load its code now.
+  driver_.check(driver_.cuStreamBeginCapture(recording_, kCaptureRelaxed), "cuStreamBeginCapture");
+  DeviceGraph graph = nullptr;
+  try {
+    give_product(recording_, launch, addresses);
+  } catch (...) {
+    driver_.cuStreamEndCapture(recording_, &graph);
+    if (graph != nullptr) driver_.cuGraphDestroy(graph);
+    throw;
+  }
+  driver_.check(driver_.cuStreamEndCapture(recording_, &graph), "cuStreamEndCapture");
+  return graph;
 }
 
 void Loaded::encode_maps(std::span<const DevicePointer> addresses) {
@@ -271,6 +338,7 @@ void Loaded::issue_to_streams(Stream stream, std::span<const DevicePointer> addr
   StreamLauncher launcher(*this, stream, addresses);
   const Issued issued = issue(executable_.schedule(), launcher);
   if (issued.error == nullptr) return;
+  if (!launcher.failure_of_library().empty()) throw DeviceError(launcher.failure_of_library());
   const Command& command = executable_.schedule().commands[issued.command];
   const bool is_launch = command.kind == Command::Kind::kLaunch;
   const std::string call = is_launch                                ? "cuLaunchKernel for " + executable_.describe(command.index)
@@ -290,26 +358,43 @@ std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const Grap
       for (const uint32_t parent : parents[launch]) after.push_back(nodes[parent]);
       if (after.empty()) after.assign(before.begin(), before.end());
     }
-    Arguments values = arguments(launch, addresses);
-    const KernelNodeParams params = node_params(launch, values);
-    const Result result = driver_.cuGraphAddKernelNode(&nodes[launch], graph, after.data(), after.size(), &params);
-    if (result != kSuccess) driver_.check(result, ("cuGraphAddKernelNode for " + executable_.describe(launch)).c_str());
+    nodes[launch] = add_node(graph, after, launch, addresses);
   }
   return nodes;
 }
 
+GraphNode Loaded::add_node(DeviceGraph graph, std::span<const GraphNode> after, uint32_t launch,
+                           std::span<const DevicePointer> addresses) {
+  GraphNode node = nullptr;
+  if (is_product(launch)) {
+    const DeviceGraph recorded = record_product(launch, addresses);
+    const Result result = driver_.cuGraphAddChildGraphNode(&node, graph, after.data(), after.size(), recorded);
+    driver_.cuGraphDestroy(recorded);  // the node has a copy
+    if (result != kSuccess) driver_.check(result, ("cuGraphAddChildGraphNode for " + executable_.describe(launch)).c_str());
+  } else {
+    Arguments values = arguments(launch, addresses);
+    const KernelNodeParams params = node_params(launch, values);
+    const Result result = driver_.cuGraphAddKernelNode(&node, graph, after.data(), after.size(), &params);
+    if (result != kSuccess) driver_.check(result, ("cuGraphAddKernelNode for " + executable_.describe(launch)).c_str());
+  }
+  return node;
+}
+
 // A launch that starts early waits in its kernel until its parents are over. They waited for theirs, and so on: see
-// kernels/launch_order.h. Its own nodes have no other edges, and nothing in a graph of ours comes before the first.
+// kernels/launch_order.h. Its own nodes have no other edges, and nothing in a graph of ours comes before the first. Only kernels
+// of ours wait so: a library's product begins when its parents are over, and its children when it is.
 void Loaded::add_programmatic_edges() {
   const auto& parents = executable_.nearest_parents();
   std::vector<GraphNode> from, to;
-  for (size_t launch = 0; launch < parents.size(); ++launch) {
+  std::vector<EdgeData> data;
+  for (uint32_t launch = 0; launch < parents.size(); ++launch) {
     for (const uint32_t parent : parents[launch]) {
       from.push_back(nodes_[parent]);
       to.push_back(nodes_[launch]);
+      const bool waits = !is_product(parent) && !is_product(launch);
+      data.push_back(waits ? EdgeData{kProgrammaticPort, 0, kProgrammaticEdge, {}} : EdgeData{});
     }
   }
-  const std::vector<EdgeData> data(from.size(), EdgeData{kProgrammaticPort, 0, kProgrammaticEdge, {}});
   check_graph(driver_.cuGraphAddDependencies(graph_, from.data(), to.data(), data.data(), from.size()), "cuGraphAddDependencies");
 }
 
@@ -377,14 +462,25 @@ void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addres
     if (std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], instance.addresses.begin() + first[op])) {
       continue;
     }
-    Arguments values = arguments(launch, addresses);
-    const KernelNodeParams params = node_params(launch, values);
-    const Result result = driver_.cuGraphExecKernelNodeSetParams(instance.exec, nodes_[launch], &params);
-    if (result != kSuccess) {
-      driver_.check(result, ("cuGraphExecKernelNodeSetParams for " + executable_.describe(launch)).c_str());
-    }
+    set_node(instance.exec, launch, addresses);
   }
   instance.addresses.assign(addresses.begin(), addresses.end());
+}
+
+void Loaded::set_node(GraphExec exec, uint32_t launch, std::span<const DevicePointer> addresses) {
+  const char* call = "cuGraphExecKernelNodeSetParams";
+  Result result = kSuccess;
+  if (is_product(launch)) {
+    call = "cuGraphExecChildGraphNodeSetParams";
+    const DeviceGraph recorded = record_product(launch, addresses);
+    result = driver_.cuGraphExecChildGraphNodeSetParams(exec, nodes_[launch], recorded);
+    driver_.cuGraphDestroy(recorded);
+  } else {
+    Arguments values = arguments(launch, addresses);
+    const KernelNodeParams params = node_params(launch, values);
+    result = driver_.cuGraphExecKernelNodeSetParams(exec, nodes_[launch], &params);
+  }
+  if (result != kSuccess) driver_.check(result, (std::string(call) + " for " + executable_.describe(launch)).c_str());
 }
 
 void Loaded::add_to_capture(Stream stream, DeviceGraph graph, std::span<const GraphNode> before,

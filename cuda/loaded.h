@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include "driver.h"
 #include "kernels/kernel_shape.h"
 #include "launcher.h"
+#include "library.h"
 
 namespace aspen::cuda {
 
@@ -61,6 +63,12 @@ class Loaded {
     std::vector<DevicePointer> addresses;  // that are in the maps; none where some map could not be made
   };
 
+  // An op that a library multiplies in its kernel's place, as one launch.
+  struct Product {
+    std::unique_ptr<LibraryCall> call;
+    DevicePointer workspace = 0;
+  };
+
   // The CUDA graph, ready for the device, and the addresses that its nodes hold.
   struct Instance {
     GraphExec exec = nullptr;
@@ -72,6 +80,12 @@ class Loaded {
   // Whether each of the code's kernels first waits for the launches before it.
   bool kernels_wait();
   void prepare_maps(size_t op, const KernelShape& shape);
+  void prepare_product(size_t op, const LibraryProduct& product);
+  bool is_product(uint32_t launch) const;
+  // Gives a product to a stream. Throws DeviceError.
+  void give_product(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses);
+  // What that gives to a stream, as a CUDA graph, which the caller destroys.
+  DeviceGraph record_product(uint32_t launch, std::span<const DevicePointer> addresses);
   // Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
   void copy_boxes();
@@ -89,6 +103,9 @@ class Loaded {
   // Makes one for these addresses the first: a new one, or the one that was used longest ago.
   void make_instance(Stream stream, std::span<const DevicePointer> addresses);
   void set_nodes(Instance& instance, std::span<const DevicePointer> addresses);
+  void set_node(GraphExec exec, uint32_t launch, std::span<const DevicePointer> addresses);
+  GraphNode add_node(DeviceGraph graph, std::span<const GraphNode> after, uint32_t launch,
+                     std::span<const DevicePointer> addresses);
   // Adds a node for each launch, without its edges or behind `before` and its parents.
   enum class Edges { kNone, kFull };
   std::vector<GraphNode> add_nodes(DeviceGraph graph, std::span<const GraphNode> before, std::span<const DevicePointer> addresses,
@@ -101,6 +118,9 @@ class Loaded {
   Module module_ = nullptr;
   std::vector<Kernel> kernels_;          // by the number in their name
   std::map<size_t, Mapped> mapped_;      // by op; its arguments are those of the run that is being issued
+  LibraryHandle library_ = nullptr;      // if there are products
+  std::map<size_t, Product> products_;   // by op
+  Stream recording_ = nullptr;           // if there are products, what captures them
   DevicePointer boxes_ = 0;              // of all launches' tiles
   std::vector<DevicePointer> boxes_of_;  // of each launch's
   DevicePointer workspace_ = 0;

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,7 @@ struct CUfunc_st {
 namespace {
 
 struct Launched {
+  std::shared_ptr<const std::function<void()>> own;  // what is no kernel of ours
   Kernel kernel;
   std::vector<TensorMap> first;  // a copy of the first argument, as aligned as CUDA wants it
   const int32_t* boxes = nullptr;
@@ -160,7 +162,10 @@ Machine& machine() {
     return machine().failure;                                    \
   }
 
-void execute(const Launched& launched) { launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles); }
+void execute(const Launched& launched) {
+  if (launched.own != nullptr) return (*launched.own)();
+  launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles);
+}
 
 std::vector<size_t> GraphRun::able() const {
   std::vector<bool> may_begin(nodes.size());  // or has begun
@@ -227,7 +232,7 @@ std::optional<Launched> launched(Function function, unsigned grid, unsigned bloc
   if (grid == 0 || grid % static_cast<unsigned>(shape.slices) != 0 || static_cast<int>(block) != shape.threads ||
       static_cast<int>(shared) != shape.shared_bytes)
     return std::nullopt;
-  Launched launched{kernel, {}, nullptr, static_cast<int>(grid) / shape.slices};
+  Launched launched{nullptr, kernel, {}, nullptr, static_cast<int>(grid) / shape.slices};
   size_t bytes = static_cast<size_t>(shape.num_addresses) * sizeof(uint64_t);
   if (shape.num_tensors > 0) {
     bytes = (bytes + alignof(TensorMap) - 1) / alignof(TensorMap) * alignof(TensorMap);
@@ -269,6 +274,27 @@ void fake_cuda_fail(const char* name, int countdown, int failure) {
 void fake_cuda_lose(const char* name, int countdown, int failure) {
   fake_cuda_fail(name, countdown, failure);
   machine().is_for_good = true;
+}
+
+// Whether so much memory from an address on was taken and not given back.
+bool fake_cuda_has(DevicePointer data, size_t bytes) {
+  const std::lock_guard lock(machine().mutex);
+  const auto after = machine().memory.upper_bound(data);
+  if (after == machine().memory.begin()) return false;
+  const auto& [first, size] = *std::prev(after);
+  return data + bytes <= first + size;
+}
+// Gives a stream what a library does, or adds it to the graph that is being captured.
+void fake_cuda_give(Stream stream, const std::function<void()>& work) {
+  const std::lock_guard lock(machine().mutex);
+  Launched launched{std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0};
+  if (stream->capturing == nullptr) {
+    stream->items.push_back({Item::Kind::kKernel, launched, nullptr, 0, {}});
+    return;
+  }
+  Node node{launched, {}};
+  for (const GraphNode parent : stream->last) node.parents.push_back({parent->index, false});
+  stream->last = {add(stream->capturing, std::move(node))};
 }
 
 Result cuInit(unsigned) {
@@ -565,6 +591,31 @@ Result cuGraphAddKernelNode_v2(GraphNode* node, DeviceGraph graph, const GraphNo
   *node = add(graph, std::move(added));
   return kSuccess;
 }
+// A copy of a graph, whose nodes run one after the other when the node does.
+static Launched launched_graph(DeviceGraph child) {
+  const auto work = [nodes = child->nodes] {
+    GraphRun run{nodes};
+    while (!run.step()) {
+    }
+  };
+  return {std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0};
+}
+Result cuGraphAddChildGraphNode(GraphNode* node, DeviceGraph graph, const GraphNode* parents, size_t count, DeviceGraph child) {
+  CALL("cuGraphAddChildGraphNode");
+  Node added{launched_graph(child), {}};
+  for (size_t i = 0; i < count; ++i) {
+    if (parents[i]->graph != graph) return kInvalidHandle;
+    added.parents.push_back({parents[i]->index, false});
+  }
+  *node = add(graph, std::move(added));
+  return kSuccess;
+}
+Result cuGraphExecChildGraphNodeSetParams(GraphExec exec, GraphNode node, DeviceGraph child) {
+  CALL("cuGraphExecChildGraphNodeSetParams");
+  if (node->graph != exec->graph || exec->nodes[node->index].launched.own == nullptr) return kInvalidValue;
+  exec->nodes[node->index].launched = launched_graph(child);
+  return kSuccess;
+}
 Result cuGraphAddDependencies_v2(DeviceGraph graph, const GraphNode* from, const GraphNode* to, const EdgeData* data,
                                  size_t count) {
   CALL("cuGraphAddDependencies");
@@ -574,6 +625,8 @@ Result cuGraphAddDependencies_v2(DeviceGraph graph, const GraphNode* from, const
         is_programmatic ? kProgrammaticPort : uint8_t{0}, 0, is_programmatic ? kProgrammaticEdge : uint8_t{0}, {}};
     if (data != nullptr && std::memcmp(&data[i], &wanted, sizeof wanted) != 0) return kInvalidValue;
     if (from[i]->graph != graph || to[i]->graph != graph || from[i]->index >= to[i]->index) return kInvalidValue;
+    const auto is_kernel = [&](GraphNode node) { return graph->nodes[node->index].launched.own == nullptr; };
+    if (is_programmatic && !(is_kernel(from[i]) && is_kernel(to[i]))) return kInvalidValue;
     graph->nodes[to[i]->index].parents.push_back({from[i]->index, is_programmatic});
   }
   return kSuccess;

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import kernel_choices
+from aspen_jax.cuda import kernel_choices, library
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.candidates import STREAMED_WARPGROUPS, Architecture, Candidate, candidates, legal
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
@@ -41,6 +41,7 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
+    monkeypatch.setattr(library, "is_there", lambda: False)  # test_cuda_library.py
     kernel_choices.forget()
     yield
     kernel_choices.forget()

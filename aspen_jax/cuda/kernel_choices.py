@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import aspen_jax
 from aspen_jax.cache.measurement_file import MeasurementFile
-from aspen_jax.cuda.candidates import Architecture, Candidate, legal
+from aspen_jax.cuda.candidates import LIBRARY, Architecture, Candidate, legal
 from aspen_jax.cuda.device import architecture, card
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op
@@ -88,7 +88,7 @@ class KernelChoices:
         )
         if near and near[0][0] <= FARTHEST:
             distance, name, candidate = near[0]
-            if candidate is None or candidate in legal(problem, self.architecture):
+            if candidate in (None, LIBRARY) or candidate in legal(problem, self.architecture):
                 return Choice(candidate, f"nearest to {name}, {distance:.1f} doublings away")
         return Choice(None, "default; nothing like it was timed")
 
@@ -121,11 +121,22 @@ def choice_for(op: Op) -> Choice | None:
 
 
 def candidate_for(op: Op) -> Candidate | None:
-    """The candidate that multiplies an op's blocks; None: the default does, or it has no blocks."""
+    """The candidate that multiplies an op's blocks; None: the default does, or it has no blocks.
+
+    The default also stands for cublasLt, in whose place its code is compiled (cuda/library.py).
+    """
+    candidate = _timed_for(op)
+    return None if candidate == LIBRARY else candidate
+
+
+def prefers_library(op: Op) -> bool:
+    """Whether cublasLt was the fastest for an op's product, or one like it; whether it takes the op, cuda/library.py says."""
+    return _timed_for(op) == LIBRARY
+
+
+def _timed_for(op: Op) -> Candidate | None:
     choices = _considered.get() or known()
-    if not choices.entries:
-        return None
-    problem = Problem.of(op)
+    problem = Problem.of(op) if choices.entries else None
     return None if problem is None else choices.of(problem).candidate
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import block, row_axes
-from aspen_jax.cuda.candidates import Architecture
+from aspen_jax.cuda.candidates import LIBRARY, Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
@@ -19,6 +19,7 @@ from aspen_jax.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
+from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.cuda.rounding import rounded_input
 from aspen_jax.cuda.streams import PLACES, is_streamed
@@ -97,7 +98,7 @@ class Gpu(Machine):
         return not is_wide and why_no_code(op) is None
 
     def measured_slices(self, op: Op) -> int | None:
-        return slices_for(op)
+        return slices_for(op) if by_library(op) is None else 1
 
     def adds_slices(self, op: Op, slices: int) -> bool:
         return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
@@ -126,6 +127,8 @@ class Gpu(Machine):
             return None
         rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
         default = f"{rows} x {columns}{' streamed' if is_streamed(op) else ''}"
+        if choice.candidate == LIBRARY and by_library(op) is None:
+            return f"{default}: not what the library multiplies"
         return f"{choice.candidate or default}: {choice.reason}"
 
     def places_of(self, op: Op) -> int:
@@ -146,6 +149,11 @@ class Gpu(Machine):
             part = part_of(op)
             more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
             return self.of_boxes(part, boxes) + more / self.flops_per_ns
+        if by_library(op) is not None:
+            # A launch of its own, whose tile is the whole op: the library shares it out.
+            whole = op.family.work(op, np.array([[(0, extent) for extent in op.output.shape]]))
+            own = self.nanoseconds(Work(whole.flops / self.places, whole.bytes / self.places))
+            return np.broadcast_to(own, len(boxes))
         adds = self.add_ns if op.slices > 1 and sliced(op, op.slices) is not None else 0.0
         work = work_of_boxes(op, boxes)
         if is_streamed(op):

@@ -11,6 +11,7 @@ from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.cores import block_core
 from aspen_jax.cuda.few_rows import FewRowsShape, few_rows
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
+from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape
 from aspen_jax.cuda.product_by_element import product_by_element
 from aspen_jax.cuda.runs import run_length
@@ -98,4 +99,6 @@ def matmul(op: Op, run: int | None = None) -> Kernel | None:
         shape = dataclasses.replace(shape, run=run)
     vector = min(shape.left.vector, shape.right.vector)
     multiplies = block_core(own, matrices.num_rows(own), shape.depth, vector, along_depth=shape.right.along_depth)
-    return Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)
+    kernel = Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)
+    product = by_library(op)
+    return kernel if product is None else kernel._replace(around=("ByLibrary", constant(product)))

@@ -14,6 +14,7 @@ import numpy as np
 
 from aspen_jax.cost.equations import of_equation
 from aspen_jax.cuda.few_rows import FEW_ROWS
+from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.machine import NUM_BLOCKS, work_of_boxes
 from aspen_jax.cuda.streams import PLACES, is_streamed
 from aspen_jax.frontend.partition import Converted
@@ -65,7 +66,8 @@ def of_op(op: Op, boxes: np.ndarray) -> Amounts:
     if not len(boxes):
         return {}
     work, kind = work_of_boxes(op, boxes), kind_of(op)
-    share = PLACES if is_streamed(op) else 1  # such a tile has the rates of so many places
+    # A streamed tile has the rates of so many places, and that of a library all of them.
+    share = NUM_BLOCKS if by_library(op) else PLACES if is_streamed(op) else 1
     turns = max(1.0, len(boxes) * op.slices * share / NUM_BLOCKS) / (share * len(boxes))
     sums = {"sums of clusters": 1.0} if op.slices > 1 else {}
     return {

@@ -4,7 +4,8 @@ A product is timed once for a kind of GPU: the choice serves every model that ha
 of a product are compiled side by side, and then timed one after the other. One that cannot be compiled or launched, or whose
 result is not the default's, is refused.
 
-Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's.
+Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's, and as a whole by
+cublasLt.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aspen_jax import apu
-from aspen_jax.cuda.candidates import Candidate, candidates
+from aspen_jax.cuda import library
+from aspen_jax.cuda.candidates import LIBRARY, Candidate, candidates
 from aspen_jax.cuda.device import architecture
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
@@ -180,6 +182,8 @@ class _Search:
 
     def _time(self, problem: Problem, op: Op, pool: concurrent.futures.Executor) -> None:
         ways: list[Candidate | None] = [None, *candidates(problem, self.before.architecture)]
+        if _has_library(op):
+            ways.append(LIBRARY)
         choices = [self._choices({problem: Timed(way, 1.0)}) for way in ways]
         built = [pool.submit(contextvars.copy_context().run, self._build, choice, [op]) for choice in choices]
         default: Sample | None = None
@@ -235,6 +239,11 @@ class _Search:
             as_built = Timed(self._choices({}).of(problem).candidate, best[0] * 1e9)
             whole = self.found.get(problem, as_built)
             self.found[problem] = dataclasses.replace(whole, slices=best[1])
+        if best is not None and modelled > 1 and _has_library(op):
+            choice = self._choices({problem: Timed(LIBRARY, 1.0)})
+            sample = self._sample(f"{problem}: {LIBRARY}", choice, functools.partial(self._build, choice, [op]), default)
+            if sample is not None and sample.seconds < best[0] * (1 - _LEAST_GAIN):
+                self.found[problem] = Timed(LIBRARY, sample.seconds * 1e9, 1)
 
     def _choices(self, entries: dict[Problem, Timed]) -> KernelChoices:
         return self.before.updated({**self.found, **entries})
@@ -257,6 +266,10 @@ class _Search:
             self.refused.append(f"{name}: {wrong}")
             return None
         return sample
+
+
+def _has_library(op: Op) -> bool:
+    return library.is_there() and library.LibraryProduct.of(op) is not None
 
 
 def _why_wrong(sample: Sample, default: Sample | None) -> str | None:

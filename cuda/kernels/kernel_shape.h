@@ -25,11 +25,31 @@ struct TensorShape {
   uint32_t box[kTensorRank], steps[kTensorRank];
 };
 
+// A matrix of a product by a library: lines of adjacent elements, each `line` elements behind the one before; the next matrix is
+// `matrix` elements further.
+struct LibraryMatrix {
+  int32_t input;          // its number; -1: there is none, or it is the output
+  int32_t is_transposed;  // lines are columns
+  int64_t line, matrix;
+};
+
+enum ElementType : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+// What a library may multiply in a kernel's place (cuda/library.h): rows x depth by depth x columns, so many matrices of each,
+// then the bias of each column, and a matrix like the result. Of float32, products have the precision of TF32.
+struct LibraryProduct {
+  int64_t rows, columns, depth, matrices;  // no matrices: there is no such product
+  int32_t operands, result;  // ElementType
+  LibraryMatrix left, right, added, output;
+  int32_t bias;  // the number of an input; -1: there is none
+};
+
 // Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps.
 struct KernelShape {
   int32_t threads, shared_bytes, num_addresses, num_tensors = 0;
   int32_t slices = 1;  // thread blocks of a tile, which are a cluster
   TensorShape tensors[kMostTensors] = {};
+  LibraryProduct product = {};
 };
 
 }  // namespace aspen::cuda

@@ -42,8 +42,15 @@ ASPEN_DEVICE constexpr KernelShape shape_of() {
     shape.num_tensors = Addresses::kNumTensors;
     for (int number = 0; number < shape.num_tensors; ++number) shape.tensors[number] = Op::tensor(number);
   }
+  if constexpr (requires { Op::product(); }) shape.product = Op::product();
   return shape;
 }
+
+// A kernel in whose place a library may multiply.
+template <class Op, LibraryProduct kProduct>
+struct ByLibrary : Op {
+  static ASPEN_DEVICE constexpr LibraryProduct product() { return kProduct; }
+};
 
 // How elements become lanes of 32 bits and back. A Word is as wide as an element.
 template <class Stored>

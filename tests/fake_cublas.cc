@@ -1,0 +1,215 @@
+// cublasLt played by the host: a libcublasLt.so.13 whose products run when the fake of CUDA's driver serves streams.
+//
+// It takes apart what the engine says of a product, refuses what CUDA's manual forbids, and counts what is made and not
+// destroyed.
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "cuda/kernels/tile.h"
+#include "cuda/library.h"
+
+using namespace aspen::cuda;
+
+extern "C" {
+bool fake_cuda_has(DevicePointer data, size_t bytes);
+void fake_cuda_give(Stream stream, const std::function<void()>& work);
+}
+
+struct cublasLtContext {};
+struct cublasLtMatmulDescOpaque_t {
+  int compute_type;
+  int32_t transposes[2];  // A and B
+  uint32_t epilogue;
+  const void* bias;
+};
+struct cublasLtMatrixLayoutOpaque_t {
+  int type;
+  uint64_t rows, columns;  // adjacent elements are a column's
+  int64_t leading;
+  int32_t matrices;
+  int64_t next;
+};
+struct cublasLtMatmulPreferenceOpaque_t {
+  uint64_t most_workspace;
+  uint32_t alignments[4];
+};
+
+namespace {
+
+constexpr LibraryStatus kInvalid = 7, kNotSupported = 15;
+constexpr size_t kWorkspace = 512;
+
+int live = 0;
+int products = 0;
+LibraryStatus failure = 0;  // of products from now on
+
+int64_t size_of(int type) { return type == kTypeFloat32 ? 4 : 2; }
+
+float load(int type, const void* data, int64_t index) {
+  if (type == kTypeFloat32) return static_cast<const float*>(data)[index];
+  return as_float(type == kTypeBFloat16 ? BFloat16::load(data, index) : Float16::load(data, index));
+}
+void store(int type, void* data, int64_t index, float value) {
+  if (type == kTypeFloat32) {
+    static_cast<float*>(data)[index] = value;
+  } else if (type == kTypeBFloat16) {
+    BFloat16::store(data, index, as_bits(value));
+  } else {
+    Float16::store(data, index, as_bits(value));
+  }
+}
+
+// Whether memory holds all matrices of a layout.
+bool holds(const void* data, const cublasLtMatrixLayoutOpaque_t& layout) {
+  const int64_t last = (layout.matrices - 1) * layout.next + (static_cast<int64_t>(layout.columns) - 1) * layout.leading;
+  const auto bytes = static_cast<size_t>((last + static_cast<int64_t>(layout.rows)) * size_of(layout.type));
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && fake_cuda_has(reinterpret_cast<DevicePointer>(data), bytes);
+}
+
+// Of a matrix as it is or transposed.
+struct Matrix {
+  const void* data;
+  cublasLtMatrixLayoutOpaque_t layout;
+  bool is_transposed;
+
+  int64_t rows() const { return static_cast<int64_t>(is_transposed ? layout.columns : layout.rows); }
+  int64_t columns() const { return static_cast<int64_t>(is_transposed ? layout.rows : layout.columns); }
+  float at(int64_t matrix, int64_t row, int64_t column) const {
+    const int64_t down = is_transposed ? column : row, across = is_transposed ? row : column;
+    return load(layout.type, data, matrix * layout.next + across * layout.leading + down);
+  }
+};
+
+template <class T>
+LibraryStatus make(T** made, T value) {
+  *made = new T(value);
+  ++live;
+  return 0;
+}
+template <class T>
+LibraryStatus destroy(T* what) {
+  delete what;
+  --live;
+  return 0;
+}
+
+template <class T>
+LibraryStatus set(T& to, const void* value, size_t bytes) {
+  if (bytes != sizeof to) return kInvalid;
+  std::memcpy(&to, value, bytes);
+  return 0;
+}
+
+bool fits(const cublasLtMatmulDescOpaque_t& description, const Matrix& a, const Matrix& b, const cublasLtMatrixLayoutOpaque_t& c,
+          const cublasLtMatrixLayoutOpaque_t& d) {
+  const bool has_type = description.compute_type == (a.layout.type == kTypeFloat32 ? kComputeTf32 : kComputeFloat32);
+  const auto is_result = [&](const cublasLtMatrixLayoutOpaque_t& layout) {
+    return static_cast<int64_t>(layout.rows) == a.rows() && static_cast<int64_t>(layout.columns) == b.columns() &&
+           layout.matrices == a.layout.matrices;
+  };
+  return has_type && a.layout.type == b.layout.type && c.type == d.type && (d.type == a.layout.type || d.type == kTypeFloat32) &&
+         a.columns() == b.rows() && a.layout.matrices == b.layout.matrices && is_result(c) && is_result(d);
+}
+
+}  // namespace
+
+extern "C" {
+
+// For tests.
+int fake_cublas_live() { return live; }
+int fake_cublas_products() { return products; }
+void fake_cublas_fail(int status) { failure = status; }
+
+LibraryStatus cublasLtCreate(LibraryHandle* handle) { return make(handle, {}); }
+LibraryStatus cublasLtDestroy(LibraryHandle handle) { return destroy(handle); }
+LibraryStatus cublasLtMatmulDescCreate(ProductDescription* description, int compute_type, int scale_type) {
+  if (scale_type != kTypeFloat32) return kNotSupported;
+  return make(description, {compute_type, {kAsItIs, kAsItIs}, 1, nullptr});
+}
+LibraryStatus cublasLtMatmulDescDestroy(ProductDescription description) { return destroy(description); }
+LibraryStatus cublasLtMatmulDescSetAttribute(ProductDescription description, int attribute, const void* value, size_t bytes) {
+  switch (attribute) {
+    case kTransposesA:
+      return set(description->transposes[0], value, bytes);
+    case kTransposesB:
+      return set(description->transposes[1], value, bytes);
+    case kEpilogue:
+      return set(description->epilogue, value, bytes);
+    case kBiasPointer:
+      return set(description->bias, value, bytes);
+    default:
+      return kInvalid;
+  }
+}
+LibraryStatus cublasLtMatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+  if (rows == 0 || columns == 0 || leading < static_cast<int64_t>(rows)) return kInvalid;
+  return make(layout, {type, rows, columns, leading, 1, 0});
+}
+LibraryStatus cublasLtMatrixLayoutDestroy(MatrixLayout layout) { return destroy(layout); }
+LibraryStatus cublasLtMatrixLayoutSetAttribute(MatrixLayout layout, int attribute, const void* value, size_t bytes) {
+  if (attribute == kNumMatrices) return set(layout->matrices, value, bytes);
+  return attribute == kNextMatrix ? set(layout->next, value, bytes) : kInvalid;
+}
+LibraryStatus cublasLtMatmulPreferenceCreate(ProductPreference* preference) {
+  return make(preference, {0, {256, 256, 256, 256}});
+}
+LibraryStatus cublasLtMatmulPreferenceDestroy(ProductPreference preference) { return destroy(preference); }
+LibraryStatus cublasLtMatmulPreferenceSetAttribute(ProductPreference preference, int attribute, const void* value, size_t bytes) {
+  if (attribute == kMostWorkspace) return set(preference->most_workspace, value, bytes);
+  const int operand = attribute - kAlignments[0];
+  return operand >= 0 && operand < 4 ? set(preference->alignments[operand], value, bytes) : kInvalid;
+}
+LibraryStatus cublasLtMatmulAlgoGetHeuristic(LibraryHandle, ProductDescription description, MatrixLayout a, MatrixLayout b,
+                                             MatrixLayout c, MatrixLayout d, ProductPreference preference, int wanted,
+                                             FoundAlgorithm* found, int* count) {
+  const Matrix left{nullptr, *a, description->transposes[0] == kTransposed};
+  const Matrix right{nullptr, *b, description->transposes[1] == kTransposed};
+  *count = 0;
+  if (wanted < 1 || !fits(*description, left, right, *c, *d)) return kNotSupported;
+  for (const uint32_t alignment : preference->alignments) {
+    if (alignment > 16) return kNotSupported;  // more than what is there has
+  }
+  if (preference->most_workspace < kWorkspace) return kNotSupported;
+  *count = 1;
+  *found = {{{0x5eed}}, kWorkspace, 0, 1, {}};
+  return 0;
+}
+LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, const void* alpha, const void* a,
+                             MatrixLayout a_layout, const void* b, MatrixLayout b_layout, const void* beta, const void* c,
+                             MatrixLayout c_layout, void* d, MatrixLayout d_layout, const Algorithm* algorithm, void* workspace,
+                             size_t workspace_bytes, Stream stream) {
+  if (failure != 0) return failure;
+  const Matrix left{a, *a_layout, description->transposes[0] == kTransposed};
+  const Matrix right{b, *b_layout, description->transposes[1] == kTransposed};
+  float scale, of_c;
+  std::memcpy(&scale, alpha, sizeof scale);
+  std::memcpy(&of_c, beta, sizeof of_c);
+  const bool adds_bias = description->epilogue == kAddsBias;
+  if (!fits(*description, left, right, *c_layout, *d_layout) || algorithm->data[0] != 0x5eed ||
+      (adds_bias && !description->bias) || (!adds_bias && description->epilogue != 1) || workspace_bytes != kWorkspace ||
+      !fake_cuda_has(reinterpret_cast<DevicePointer>(workspace), workspace_bytes) || !holds(a, *a_layout) ||
+      !holds(b, *b_layout) || !holds(d, *d_layout) || (of_c != 0 && !holds(c, *c_layout)))
+    return kInvalid;
+  ++products;
+  const Matrix added{c, *c_layout, false};
+  const void* const bias = adds_bias ? description->bias : nullptr;
+  fake_cuda_give(stream, [=, to = *d_layout] {
+    for (int64_t matrix = 0; matrix < to.matrices; ++matrix) {
+      for (int64_t column = 0; column < right.columns(); ++column) {
+        for (int64_t row = 0; row < left.rows(); ++row) {
+          float sum = 0;
+          for (int64_t k = 0; k < left.columns(); ++k) sum += left.at(matrix, row, k) * right.at(matrix, k, column);
+          sum *= scale;
+          if (of_c != 0) sum += of_c * added.at(matrix, row, column);
+          if (bias != nullptr) sum += load(to.type, bias, row);
+          store(to.type, d, matrix * to.next + column * to.leading + row, sum);
+        }
+      }
+    }
+  });
+  return 0;
+}
+
+}  // extern "C"

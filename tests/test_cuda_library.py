@@ -1,0 +1,259 @@
+"""Products by cublasLt inside our graphs, played by the host: which ones it takes, its results, and what becomes of failures."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aspen_jax import apu
+from aspen_jax.cache.disk_cache import CACHE_VARIABLE
+from aspen_jax.cuda import kernel_choices, library
+from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.candidates import LIBRARY
+from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, candidate_for, considering
+from aspen_jax.cuda.library import LibraryMatrix, LibraryProduct, by_library
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
+from aspen_jax.cuda.problem import Problem
+from aspen_jax.errors import EngineError
+from aspen_jax.lowering.kernel_tuning import Sample, tune_kernels
+from tests import cuda_host, fake_cublas, fake_cuda
+from tests.cuda_check import ops_of, prepared, random, trace_of
+from tests.test_cuda_runtime import EXECUTORS
+
+pytestmark = [
+    pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler"),
+    pytest.mark.skipif(library.is_there(), reason="the real cublasLt would come before the fake"),
+]
+
+GPU = Gpu(places=1)  # of so few places no depth is split
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
+    kernel_choices.forget()
+    yield
+    kernel_choices.forget()
+
+
+def product_of(function, *arguments):
+    (op,) = (op for op in ops_of(function, arguments, GPU) if op.family.name == "matmul")
+    return LibraryProduct.of(op)
+
+
+def shaped(*shapes, dtype=jnp.bfloat16):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def test_matrices_as_the_library_is_told_of_them():
+    found = product_of(lambda x, w, b, r: x @ w + b + r, *shaped((3, 64, 128), (128, 192), (192,), (3, 64, 192)))
+    like = LibraryMatrix(-1, False, 192, 0)
+    sides = LibraryMatrix(0, False, 128, 0), LibraryMatrix(1, False, 192, 0)
+    assert found == LibraryProduct(192, 192, 128, 1, 1, 1, *sides, LibraryMatrix(3, False, 192, 0), like, 2)
+    along = product_of(lambda x, w: jnp.einsum("bmk,bnk->bmn", x, w), *shaped((5, 40, 64), (5, 72, 64), dtype=np.float16))
+    sides = LibraryMatrix(0, False, 64, 40 * 64), LibraryMatrix(1, True, 64, 72 * 64)
+    like = LibraryMatrix(-1, False, 72, 40 * 72)
+    assert along == LibraryProduct(40, 72, 64, 5, 2, 2, *sides, like, like, -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype"),
+    [
+        (lambda x, w: jax.nn.relu(x @ w), [(64, 64), (64, 64)], jnp.bfloat16),  # what is done with the sums
+        (lambda x, w: x @ w, [(64, 60), (60, 64)], jnp.bfloat16),  # lines that are not aligned
+        (lambda x, w: x @ w, [(64, 64), (64, 60)], jnp.bfloat16),
+        (lambda x, w: x.T @ w, [(64, 64), (64, 64)], jnp.bfloat16),  # of the left side, lines lie across the depth
+        (lambda x, w: x @ w, [(4, 64), (64, 64)], jnp.bfloat16),  # few rows
+        (lambda x, w: jnp.matmul(x, w, precision="highest"), [(64, 64), (64, 64)], np.float32),
+        (
+            lambda x, w: jnp.einsum("bmhk,bnhk->bhmn", x, w),
+            [(2, 64, 3, 64), (2, 64, 3, 64)],
+            jnp.bfloat16,
+        ),  # two axes of matrices
+        (lambda x, w: x @ w + x, [(64, 64), (64, 64)], np.float32),
+        (lambda x, w, y: x @ w + y + y * 2, [(64, 64)] * 3, jnp.bfloat16),
+    ],
+)
+def test_what_the_library_does_not_take(function, shapes, dtype):
+    found = product_of(function, *shaped(*shapes, dtype=dtype))
+    takes = function.__code__.co_consts == (None,) and dtype == np.float32
+    assert (found is not None) == takes
+
+
+@pytest.fixture(scope="module")
+def example():
+    """A graph whose products are the library's, its code, arguments by a seed and results of a float32 reference."""
+    shapes = (96, 64), (64, 128), (128, 64), (128,), (96, 64)
+
+    def of(dtype):
+        def arguments(seed):
+            return [random(seed + i, *shape, dtype=dtype) * dtype(0.25) for i, shape in enumerate(shapes)]
+
+        def function(*given):
+            h = given[0] @ given[1] + given[3]
+            y = jnp.tanh(h) @ given[2] + given[4]
+            return y, jnp.sin(y), h[:, :64] @ y.T
+
+        trace = trace_of(function, arguments(0))
+        (part,) = trace.parts
+        found = {}
+        for _ in range(2):  # products behind those whose choice is known
+            with considering(KernelChoices("sm_90a", found)):
+                program = prepared(part, GPU)
+            found = {problem: Timed(LIBRARY, 1.0) for op in program.ops if (problem := Problem.of(op)) is not None}
+        with considering(KernelChoices("sm_90a", found)):
+            graph, code = apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program)
+            assert [by_library(op) is not None for op in program.ops if op.family.name == "matmul"].count(True) >= 2
+            assert sum("ByLibrary<" in cuda_host.source([op]) for op in program.ops) >= 2
+
+        def operands(given):
+            values = dict(zip(trace.inputs, given, strict=True))
+            return [values[value] for value in part.inputs]
+
+        def is_right(results, given):
+            with jax.default_matmul_precision("highest"):
+                expected = jax.jit(function)(*(item.astype(np.float32) for item in given))
+            tolerance = 2e-5 if dtype == np.float32 else 3e-2
+            pairs = [(np.asarray(ours, np.float64), np.asarray(theirs)) for ours, theirs in zip(results, expected, strict=True)]
+            return all(np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max() for ours, theirs in pairs)
+
+        return graph, code, arguments, operands, is_right
+
+    return of
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_products_by_the_library(example, executor, captured, dtype):
+    driver, cublas = fake_cuda.load(), fake_cublas.load()
+    graph, code, arguments, operands, is_right = example(dtype)
+    live, made, products = driver.fake_cuda_live(), cublas.fake_cublas_live(), cublas.fake_cublas_products()
+    run = DeviceRun(graph, code, executor)
+    for seed in range(6):  # more than there are instances of a graph; memory is another one each time
+        driver.fake_cuda_seed(seed)
+        given = arguments(10 * seed)
+        assert is_right(run.run(*operands(given), captured=captured), given)
+        assert cublas.fake_cublas_products() >= products + 2
+        products = cublas.fake_cublas_products()
+    assert cublas.fake_cublas_live() > made
+    del run
+    gc.collect()
+    assert (driver.fake_cuda_live(), cublas.fake_cublas_live(), driver.fake_cuda_current()) == (live, made, 0)
+
+
+@pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
+def test_a_failure_is_told_and_leaves_nothing(example, executor, captured):
+    driver, cublas = fake_cuda.load(), fake_cublas.load()
+    graph, code, arguments, operands, is_right = example(jnp.bfloat16)
+    live, made, given = driver.fake_cuda_live(), cublas.fake_cublas_live(), arguments(3)
+    run = DeviceRun(graph, code, executor)
+    cublas.fake_cublas_fail(14)
+    with pytest.raises(EngineError, match="cublasLtMatmul failed with status 14 of cuBLAS; tune again"):
+        run.run(*operands(given), captured=captured)
+    cublas.fake_cublas_fail(0)
+
+    def run_often(run):
+        for seed in range(3):  # memory moves
+            run.run(*operands(arguments(seed)), captured=captured)
+
+    # Calls that executors make for a product; a stream makes none of them.
+    calls = [b"cuStreamBeginCapture", b"cuGraphAddChildGraphNode", b"cuGraphExecChildGraphNodeSetParams"]
+    for call in calls[1:] if executor == Executor.GRAPH else calls[:2] if captured else []:
+        if call != calls[2]:  # a new graph
+            run = DeviceRun(graph, code, executor)
+        driver.fake_cuda_fail(call, 1, 719)
+        with pytest.raises(EngineError, match=call.decode()):
+            run_often(run)
+    assert is_right(run.run(*operands(given), captured=captured), given)
+    del run
+    gc.collect()
+    assert (driver.fake_cuda_live(), cublas.fake_cublas_live(), driver.fake_cuda_current()) == (live, made, 0)
+
+
+class _Timer:
+    """For which the library is the fastest."""
+
+    def __init__(self):
+        self.ways = []
+
+    def build(self, ops):
+        self.ways.append(by_library(ops[0]) is not None)
+        return self.ways[-1], ops[-1].output
+
+    def time(self, built):
+        is_library, output = built
+        return Sample(1e-5 if is_library else 2e-5, np.ones(output.shape, np.float32))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_timing_chooses_the_library(monkeypatch, there):
+    monkeypatch.setattr(library, "is_there", lambda: there)
+    plain, shapes = (lambda x, w: x @ w), shaped((512, 512), (512, 512))
+    (op,) = ops_of(plain, shapes, GPU)
+    problem = Problem.of(op)
+    assert problem is not None
+    assert by_library(op) is None
+    timer = _Timer()
+    tune_kernels(list(trace_of(plain, shapes).parts), frozenset(), timer)
+    assert any(timer.ways) == there
+    assert (kernel_choices.known().of(problem).candidate == LIBRARY) == there
+    assert (by_library(op) is not None) == there
+    assert candidate_for(op) != LIBRARY
+    if not there:
+        return
+    # It is one launch, which the cost model does not cut; and the same product with another end stays ours.
+    assert Gpu().blocks_of(op) == "cublasLt: timed"
+    assert apu.build(prepared(trace_of(plain, shapes).parts[0], Gpu()), NUM_BLOCKS, Gpu()).num_tiles == 1
+    (other,) = ops_of(lambda x, w: jax.nn.relu(x @ w), shapes, GPU)
+    rows, columns = block(other)
+    assert Gpu().blocks_of(other) == f"{rows} x {columns}: not what the library multiplies"
+    near = shaped((256, 512), (512, 512))
+    assert by_library(ops_of(plain, near, GPU)[0]) is not None
+
+
+_WITHOUT = """
+import numpy as np
+import jax.numpy as jnp
+from tests import conftest, fake_cuda
+fake_cuda.load()
+from aspen_jax import apu
+from aspen_jax.cuda import library
+from aspen_jax.cuda.candidates import LIBRARY
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
+from aspen_jax.cuda.problem import Problem
+from aspen_jax.errors import EngineError
+from tests.cuda_check import prepared, random, trace_of
+x, w = random(0, 64, 64), random(1, 64, 64)
+part = trace_of(jnp.matmul, (x, w)).parts[0]
+(op,) = prepared(part).ops
+with considering(KernelChoices("sm_90a", {Problem.of(op): Timed(LIBRARY, 1.0)})):
+    program = prepared(part)
+    run = DeviceRun(apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program), Executor.GRAPH)
+assert not library.is_there()
+try:
+    run.run(x, w)
+except EngineError as error:
+    print(error)
+"""
+
+
+def test_without_the_library_the_error_says_what_to_do(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WITHOUT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert "cublasLt is not here (libcublasLt.so.13), but products were tuned to be its; pip install" in done.stdout, done.stderr
