@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu
+from aspen_jax.cuda import kernels
+from aspen_jax.cuda.image import compile_log, compiled
 from aspen_jax.ir.program import Operand, Program
 from aspen_jax.ops.attention import ATTENTION
 from tests import cuda_host
@@ -77,6 +80,26 @@ def test_weights_in_registers(queries, keys, depth, columns, dtype, tolerance):
     held = 0 if columns > 64 else 1 if dtype == np.float32 else 2
     assert source.count("HeldCore") == 2 * held
     check(function, *arguments, tolerance=tolerance)
+
+
+# A step of 64 keys: 4 instructions of warpgroups for each 64 of the depth, and 4 for the values. A box is copied for each 64 of
+# the depth and each 64 columns, before the first step and behind each.
+@pytest.mark.parametrize(("depth", "wgmma", "boxes", "most"), [(64, 8, 4, 168), (128, 12, 8, 220), (72, 12, 8, 255)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_code_for_warpgroups(depth, wgmma, boxes, most, dtype):
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+
+    def attend(q, k, v, mask):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1).astype(dtype), v)
+
+    shape = jax.ShapeDtypeStruct((2, 128, 3, depth), dtype)
+    source = kernels([attention_of(attend, *[shape] * 3, jax.ShapeDtypeStruct((2, 1, 1, 128), np.bool_))])
+    log, code = compile_log(source, "sm_90a"), compiled(source, "compute_90a").decode()
+    assert "0 bytes stack frame, 0 bytes spill stores" in log
+    assert "warning" not in log.lower()
+    assert int(re.findall(r"Used (\d+) registers", log)[0]) <= most
+    assert (code.count("wgmma.mma_async"), code.count("cp.async.bulk")) == (wgmma, boxes)
 
 
 def test_keys_beyond_the_reach_are_not_computed():
