@@ -9,8 +9,9 @@ namespace {
 
 // Elements are aligned so far at least, in bytes: Python sees to it.
 constexpr uint32_t kAlignment = 16;
-// NVIDIA's advice for GPUs from Hopper on.
-constexpr uint64_t kLargestWorkspace = uint64_t{32} << 20;
+constexpr uint64_t kNoWorkspace = 0;
+// Sums of one depth are not shared out: blocks would add them up in 16 bits, or in a workspace.
+constexpr uint32_t kNoReductions = 0;
 
 Library load() {
   void* handle = nullptr;
@@ -99,16 +100,18 @@ void LibraryCall::find_algorithm() {
     Library::check(library_.cublasLtMatmulPreferenceSetAttribute(made, attribute, value, bytes),
                    "cublasLtMatmulPreferenceSetAttribute");
   };
-  prefer(kMostWorkspace, &kLargestWorkspace, sizeof kLargestWorkspace);
+  prefer(kMostWorkspace, &kNoWorkspace, sizeof kNoWorkspace);
+  prefer(kReductions, &kNoReductions, sizeof kNoReductions);
   for (const int attribute : kAlignments) prefer(attribute, &kAlignment, sizeof kAlignment);
   int count = 0;
   Library::check(library_.cublasLtMatmulAlgoGetHeuristic(handle_, description_.get(), right_.get(), left_.get(), added_.get(),
                                                          output_.get(), made, 1, &found_, &count),
                  "cublasLtMatmulAlgoGetHeuristic");
-  if (count < 1) throw DeviceError("cublasLt has no way to multiply these matrices; tune again, which refuses such products");
+  if (count < 1 || found_.state != 0 || found_.workspace_bytes != 0)
+    throw DeviceError("cublasLt has no way to multiply these matrices; tune again, which refuses such products");
 }
 
-void LibraryCall::give(Stream stream, std::span<const DevicePointer> addresses, DevicePointer workspace) {
+void LibraryCall::give(Stream stream, std::span<const DevicePointer> addresses) {
   const auto at = [&](int32_t input) { return reinterpret_cast<void*>(addresses[static_cast<size_t>(input)]); };
   if (product_.bias >= 0) {
     const void* const bias = at(product_.bias);
@@ -117,11 +120,10 @@ void LibraryCall::give(Stream stream, std::span<const DevicePointer> addresses, 
   void* const output = reinterpret_cast<void*>(addresses.back());
   const bool adds = product_.added.input >= 0;
   const float one = 1, beta = adds ? 1 : 0;
-  Library::check(
-      library_.cublasLtMatmul(handle_, description_.get(), &one, at(product_.right.input), right_.get(), at(product_.left.input),
-                              left_.get(), &beta, adds ? at(product_.added.input) : output, added_.get(), output, output_.get(),
-                              &found_.algorithm, reinterpret_cast<void*>(workspace), found_.workspace_bytes, stream),
-      "cublasLtMatmul");
+  Library::check(library_.cublasLtMatmul(handle_, description_.get(), &one, at(product_.right.input), right_.get(),
+                                         at(product_.left.input), left_.get(), &beta, adds ? at(product_.added.input) : output,
+                                         added_.get(), output, output_.get(), &found_.algorithm, nullptr, 0, stream),
+                 "cublasLtMatmul");
 }
 
 }  // namespace aspen::cuda

@@ -1,5 +1,5 @@
 // Products by NVIDIA's cublasLt, in the place of kernels of ours. The library is looked for when it is first asked for:
-// jax[cuda13] brings it, and what is built here needs it not.
+// jax[cuda13] brings it. Building needs no library.
 //
 // The declarations repeat those of cublasLt.h, whose types and numbers are part of its binary interface. They hold for CUDA 12
 // and 13.
@@ -49,7 +49,7 @@ inline constexpr uint32_t kAddsBias = 4;
 // cublasLtMatrixLayoutAttribute_t.
 inline constexpr int kNumMatrices = 5, kNextMatrix = 6;
 // cublasLtMatmulPreferenceAttributes_t; of A, B, C and D.
-inline constexpr int kMostWorkspace = 1, kAlignments[] = {5, 6, 7, 8};
+inline constexpr int kMostWorkspace = 1, kReductions = 3, kAlignments[] = {5, 6, 7, 8};
 
 struct Library {
 #define ASPEN_LIBRARY_FUNCTION(name, parameters) LibraryStatus(*name) parameters = nullptr;
@@ -62,16 +62,15 @@ struct Library {
   static void check(LibraryStatus status, const char* call);
 };
 
-// One product, as the library does it in the current context. Throws DeviceError.
+// One product, as the library does it in the current context, without a workspace: so runs may overlap. Throws DeviceError.
 class LibraryCall {
  public:
   LibraryCall(LibraryHandle handle, const LibraryProduct& product);
   LibraryCall(const LibraryCall&) = delete;
   LibraryCall& operator=(const LibraryCall&) = delete;
 
-  size_t workspace_bytes() const { return found_.workspace_bytes; }
   // Gives it to a stream, or to what captures the stream's work. `addresses`: of the op's inputs, then its output.
-  void give(Stream stream, std::span<const DevicePointer> addresses, DevicePointer workspace);
+  void give(Stream stream, std::span<const DevicePointer> addresses);
 
  private:
   template <class T>

@@ -52,7 +52,7 @@ class StreamLauncher final : public Launcher {
     try {
       loaded_.give_product(at(stream), launch, addresses_);
       return nullptr;
-    } catch (const DeviceError& error) {
+    } catch (const std::exception& error) {
       failure_of_library_ = error.what();
       return failure_of_library_.c_str();
     }
@@ -110,9 +110,6 @@ void Loaded::release() noexcept {
   }
   if (last_run_ != nullptr) driver_.cuEventDestroy(last_run_);
   if (recording_ != nullptr) driver_.cuStreamDestroy(recording_);
-  for (const auto& [op, product] : products_) {
-    if (product.workspace != 0) driver_.cuMemFree(product.workspace);
-  }
   products_.clear();
   if (library_ != nullptr) Library::get().cublasLtDestroy(library_);
   if (workspace_ != 0) driver_.cuMemFree(workspace_);
@@ -151,8 +148,11 @@ void Loaded::find_kernels() {
                         executable_.graph().op_names[op] + "' has " + std::to_string(num_addresses) +
                         "; trace the function again");
     }
-    if (shape.num_tensors != 0) prepare_maps(op, shape);
-    if (shape.product.matrices != 0) prepare_product(op, shape.product);
+    if (shape.product.matrices != 0) {
+      prepare_product(op, shape.product);
+    } else if (shape.num_tensors != 0) {
+      prepare_maps(op, shape);
+    }
     if (kernel.function != nullptr) continue;
     driver_.check(driver_.cuModuleGetFunction(&kernel.function, module_, name.c_str()), "cuModuleGetFunction");
     kernel.threads = static_cast<unsigned>(shape.threads);
@@ -231,10 +231,7 @@ void Loaded::prepare_product(size_t op, const LibraryProduct& product) {
   }
   if (library_ == nullptr) Library::check(Library::get().cublasLtCreate(&library_), "cublasLtCreate");
   if (recording_ == nullptr) driver_.check(driver_.cuStreamCreate(&recording_, kStreamNonBlocking), "cuStreamCreate");
-  Product& made = products_[op];
-  made.call = std::make_unique<LibraryCall>(library_, product);
-  const size_t bytes = made.call->workspace_bytes();
-  if (bytes != 0) driver_.check(driver_.cuMemAlloc(&made.workspace, bytes), "cuMemAlloc for a library's workspace");
+  products_[op] = std::make_unique<LibraryCall>(library_, product);
 }
 
 bool Loaded::is_product(uint32_t launch) const {
@@ -244,8 +241,7 @@ bool Loaded::is_product(uint32_t launch) const {
 void Loaded::give_product(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses) {
   const uint32_t op = executable_.launches().launches[launch].op;
   const auto& first = executable_.first_address();
-  const Product& product = products_.at(op);
-  product.call->give(stream, addresses.subspan(first[op], first[op + 1] - first[op]), product.workspace);
+  products_.at(op)->give(stream, addresses.subspan(first[op], first[op + 1] - first[op]));
 }
 
 DeviceGraph Loaded::record_product(uint32_t launch, std::span<const DevicePointer> addresses) {

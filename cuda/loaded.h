@@ -63,12 +63,6 @@ class Loaded {
     std::vector<DevicePointer> addresses;  // that are in the maps; none where some map could not be made
   };
 
-  // An op that a library multiplies in its kernel's place, as one launch.
-  struct Product {
-    std::unique_ptr<LibraryCall> call;
-    DevicePointer workspace = 0;
-  };
-
   // The CUDA graph, ready for the device, and the addresses that its nodes hold.
   struct Instance {
     GraphExec exec = nullptr;
@@ -116,13 +110,13 @@ class Loaded {
   const Context context_;
   std::mutex mutex_;
   Module module_ = nullptr;
-  std::vector<Kernel> kernels_;          // by the number in their name
-  std::map<size_t, Mapped> mapped_;      // by op; its arguments are those of the run that is being issued
-  LibraryHandle library_ = nullptr;      // if there are products
-  std::map<size_t, Product> products_;   // by op
-  Stream recording_ = nullptr;           // if there are products, what captures them
-  DevicePointer boxes_ = 0;              // of all launches' tiles
-  std::vector<DevicePointer> boxes_of_;  // of each launch's
+  std::vector<Kernel> kernels_;                              // by the number in their name
+  std::map<size_t, Mapped> mapped_;                          // by op; its arguments are those of the run that is being issued
+  LibraryHandle library_ = nullptr;                          // if there are products
+  std::map<size_t, std::unique_ptr<LibraryCall>> products_;  // by op, which a library multiplies as one launch
+  Stream recording_ = nullptr;                               // if there are products, what captures them
+  DevicePointer boxes_ = 0;                                  // of all launches' tiles
+  std::vector<DevicePointer> boxes_of_;                      // of each launch's
   DevicePointer workspace_ = 0;
   Event last_run_ = nullptr;     // the end of the one that uses the workspace last
   std::vector<Stream> streams_;  // all but the caller's

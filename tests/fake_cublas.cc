@@ -33,16 +33,14 @@ struct cublasLtMatrixLayoutOpaque_t {
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   uint64_t most_workspace;
-  uint32_t alignments[4];
+  uint32_t reductions, alignments[4];
 };
 
 namespace {
 
 constexpr LibraryStatus kInvalid = 7, kNotSupported = 15;
-constexpr size_t kWorkspace = 512;
-
 int live = 0;
-int products = 0;
+int products = 0;           // that have run
 LibraryStatus failure = 0;  // of products from now on
 
 int64_t size_of(int type) { return type == kTypeFloat32 ? 4 : 2; }
@@ -63,6 +61,7 @@ void store(int type, void* data, int64_t index, float value) {
 
 // Whether memory holds all matrices of a layout.
 bool holds(const void* data, const cublasLtMatrixLayoutOpaque_t& layout) {
+  if (layout.next < 0) return false;
   const int64_t last = (layout.matrices - 1) * layout.next + (static_cast<int64_t>(layout.columns) - 1) * layout.leading;
   const auto bytes = static_cast<size_t>((last + static_cast<int64_t>(layout.rows)) * size_of(layout.type));
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && fake_cuda_has(reinterpret_cast<DevicePointer>(data), bytes);
@@ -153,11 +152,12 @@ LibraryStatus cublasLtMatrixLayoutSetAttribute(MatrixLayout layout, int attribut
   return attribute == kNextMatrix ? set(layout->next, value, bytes) : kInvalid;
 }
 LibraryStatus cublasLtMatmulPreferenceCreate(ProductPreference* preference) {
-  return make(preference, {0, {256, 256, 256, 256}});
+  return make(preference, {0, ~uint32_t{0}, {256, 256, 256, 256}});
 }
 LibraryStatus cublasLtMatmulPreferenceDestroy(ProductPreference preference) { return destroy(preference); }
 LibraryStatus cublasLtMatmulPreferenceSetAttribute(ProductPreference preference, int attribute, const void* value, size_t bytes) {
   if (attribute == kMostWorkspace) return set(preference->most_workspace, value, bytes);
+  if (attribute == kReductions) return set(preference->reductions, value, bytes);
   const int operand = attribute - kAlignments[0];
   return operand >= 0 && operand < 4 ? set(preference->alignments[operand], value, bytes) : kInvalid;
 }
@@ -171,9 +171,9 @@ LibraryStatus cublasLtMatmulAlgoGetHeuristic(LibraryHandle, ProductDescription d
   for (const uint32_t alignment : preference->alignments) {
     if (alignment > 16) return kNotSupported;  // more than what is there has
   }
-  if (preference->most_workspace < kWorkspace) return kNotSupported;
+  if (preference->most_workspace != 0 || preference->reductions != 0) return kNotSupported;  // else runs must not overlap
   *count = 1;
-  *found = {{{0x5eed}}, kWorkspace, 0, 1, {}};
+  *found = {{{0x5eed}}, 0, 0, 1, {}};
   return 0;
 }
 LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, const void* alpha, const void* a,
@@ -188,14 +188,14 @@ LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, cons
   std::memcpy(&of_c, beta, sizeof of_c);
   const bool adds_bias = description->epilogue == kAddsBias;
   if (!fits(*description, left, right, *c_layout, *d_layout) || algorithm->data[0] != 0x5eed ||
-      (adds_bias && !description->bias) || (!adds_bias && description->epilogue != 1) || workspace_bytes != kWorkspace ||
-      !fake_cuda_has(reinterpret_cast<DevicePointer>(workspace), workspace_bytes) || !holds(a, *a_layout) ||
-      !holds(b, *b_layout) || !holds(d, *d_layout) || (of_c != 0 && !holds(c, *c_layout)))
+      (adds_bias && !description->bias) || (!adds_bias && description->epilogue != 1) || workspace != nullptr ||
+      workspace_bytes != 0 || !holds(a, *a_layout) || !holds(b, *b_layout) || !holds(d, *d_layout) ||
+      (of_c != 0 && !holds(c, *c_layout)))
     return kInvalid;
-  ++products;
   const Matrix added{c, *c_layout, false};
   const void* const bias = adds_bias ? description->bias : nullptr;
   fake_cuda_give(stream, [=, to = *d_layout] {
+    ++products;
     for (int64_t matrix = 0; matrix < to.matrices; ++matrix) {
       for (int64_t column = 0; column < right.columns(); ++column) {
         for (int64_t row = 0; row < left.rows(); ++row) {

@@ -136,6 +136,8 @@ struct Machine {
   std::mt19937 random{1};
   CUctx_st context;
   std::map<DevicePointer, size_t> memory;
+  bool moves = false;         // what is taken lies where nothing lay before,
+  std::vector<void*> former;  // since this is not given back
   std::set<Stream> streams;
   int live = 0;                       // modules, functions' modules, streams, events, graphs, executables, allocations
   int current = 0;                    // contexts pushed and not popped
@@ -244,6 +246,11 @@ std::optional<Launched> launched(Function function, unsigned grid, unsigned bloc
   return launched;
 }
 
+void free_former() {
+  for (void* const memory : machine().former) std::free(memory);
+  machine().former.clear();
+}
+
 GraphNode add(CUgraph_st* graph, Node node) {
   graph->nodes.push_back(std::move(node));
   graph->handles.push_back(std::make_unique<CUgraphNode_st>(graph, graph->nodes.size() - 1));
@@ -276,6 +283,12 @@ void fake_cuda_lose(const char* name, int countdown, int failure) {
   machine().is_for_good = true;
 }
 
+// Whether memory that is taken from now on lies where none lay before.
+void fake_cuda_move(bool moves) {
+  const std::lock_guard lock(machine().mutex);
+  machine().moves = moves;
+  if (!moves) free_former();
+}
 // Whether so much memory from an address on was taken and not given back.
 bool fake_cuda_has(DevicePointer data, size_t bytes) {
   const std::lock_guard lock(machine().mutex);
@@ -430,7 +443,8 @@ Result cuMemFree_v2(DevicePointer data) {
   CALL("cuMemFree");
   serve();  // as CUDA's does
   if (machine().memory.erase(data) == 0) return kInvalidValue;
-  std::free(reinterpret_cast<void*>(data));
+  machine().former.push_back(reinterpret_cast<void*>(data));
+  if (!machine().moves) free_former();
   --machine().live;
   return kSuccess;
 }

@@ -16,11 +16,10 @@ from aspen_jax import apu
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.cuda import kernel_choices, library
 from aspen_jax.cuda.blocks import block
-from aspen_jax.cuda.candidates import LIBRARY
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, candidate_for, considering
+from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
 from aspen_jax.cuda.library import LibraryMatrix, LibraryProduct, by_library
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
@@ -35,6 +34,16 @@ pytestmark = [
     pytest.mark.skipif(library.is_there(), reason="the real cublasLt would come before the fake"),
 ]
 
+
+@pytest.fixture(autouse=True)
+def _moving_memory():
+    """Nodes of graphs get other addresses in each run."""
+    driver = fake_cuda.load()
+    driver.fake_cuda_move(True)
+    yield
+    driver.fake_cuda_move(False)
+
+
 GPU = Gpu(places=1)  # of so few places no depth is split
 
 
@@ -42,6 +51,7 @@ GPU = Gpu(places=1)  # of so few places no depth is split
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
+    monkeypatch.setattr(library, "is_there", lambda: True)
     kernel_choices.forget()
     yield
     kernel_choices.forget()
@@ -67,28 +77,63 @@ def test_matrices_as_the_library_is_told_of_them():
     assert along == LibraryProduct(40, 72, 64, 5, 2, 2, *sides, like, like, -1)
 
 
+SQUARE = (64, 64)
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "dtype"),
     [
-        (lambda x, w: jax.nn.relu(x @ w), [(64, 64), (64, 64)], jnp.bfloat16),  # what is done with the sums
+        (lambda x, w: jax.nn.relu(x @ w), [SQUARE] * 2, jnp.bfloat16),  # what is done with the sums
+        (lambda x, w, y: x @ w + y + y * 2, [SQUARE] * 3, jnp.bfloat16),
+        (lambda x, w, y: (x @ w).astype(jnp.float32) + y.astype(jnp.float32), [SQUARE] * 3, jnp.bfloat16),
         (lambda x, w: x @ w, [(64, 60), (60, 64)], jnp.bfloat16),  # lines that are not aligned
-        (lambda x, w: x @ w, [(64, 64), (64, 60)], jnp.bfloat16),
-        (lambda x, w: x.T @ w, [(64, 64), (64, 64)], jnp.bfloat16),  # of the left side, lines lie across the depth
-        (lambda x, w: x @ w, [(4, 64), (64, 64)], jnp.bfloat16),  # few rows
-        (lambda x, w: jnp.matmul(x, w, precision="highest"), [(64, 64), (64, 64)], np.float32),
-        (
-            lambda x, w: jnp.einsum("bmhk,bnhk->bhmn", x, w),
-            [(2, 64, 3, 64), (2, 64, 3, 64)],
-            jnp.bfloat16,
-        ),  # two axes of matrices
-        (lambda x, w: x @ w + x, [(64, 64), (64, 64)], np.float32),
-        (lambda x, w, y: x @ w + y + y * 2, [(64, 64)] * 3, jnp.bfloat16),
+        (lambda x, w: x @ w, [SQUARE, (64, 60)], jnp.bfloat16),
+        (lambda x, w: x.T @ w, [SQUARE] * 2, jnp.bfloat16),  # lines of the left side that lie across the depth
+        (lambda x, w: x[::-1] @ w, [(3, 64, 64), (3, 64, 64)], jnp.bfloat16),  # matrices in reverse
+        (lambda x, w: x[:, ::-1] @ w, [SQUARE] * 2, jnp.bfloat16),
+        (lambda x, w: x @ w, [(4, 64), SQUARE], jnp.bfloat16),  # few rows
+        (lambda x, w: jnp.matmul(x, w, precision="highest"), [SQUARE] * 2, np.float32),
+        (lambda x, w: jnp.einsum("bmhk,bnhk->bhmn", x, w), [(2, 64, 3, 64)] * 2, jnp.bfloat16),  # two axes of matrices
     ],
 )
 def test_what_the_library_does_not_take(function, shapes, dtype):
-    found = product_of(function, *shaped(*shapes, dtype=dtype))
-    takes = function.__code__.co_consts == (None,) and dtype == np.float32
-    assert (found is not None) == takes
+    assert product_of(function, *shaped(*shapes, dtype=dtype)) is None
+
+
+def test_a_product_in_the_memory_of_what_it_adds_to():
+    def block(x, w, v, y):
+        h = jnp.tanh(x @ w) * 2
+        return jnp.sin(h @ v + (x + y) + 1), h
+
+    found = [op for op in ops_of(block, shaped(*[SQUARE] * 4, dtype=np.float32), GPU) if op.family.name == "matmul"]
+    for op in found:
+        product = LibraryProduct.of(op)
+        if product is not None and op.in_place:
+            assert op.inputs[product.added.input] is op.family.rewritten(op)
+
+    def residual(x, w, y):
+        return (x @ w + jnp.cumsum(y, 0),)
+
+    (op,) = (op for op in ops_of(residual, shaped(*[SQUARE] * 3, dtype=np.float32), GPU) if op.family.name == "matmul")
+    assert op.in_place
+    product = LibraryProduct.of(op)
+    assert product is not None
+    assert op.inputs[product.added.input] is op.family.rewritten(op)
+
+
+def test_convolutions_of_single_pixels_stay_ours():
+    """Although they share their problem, and with it the choice, with a product."""
+
+    def function(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    (op,) = ops_of(function, shaped((8, 16, 16, 64), (1, 1, 64, 256)), GPU)
+    problem = Problem.of(op)
+    assert problem is not None
+    with considering(KernelChoices("sm_90a", {problem: Timed(None, 1.0, by_library=True)})):
+        assert by_library(op) is None
+        assert "ByLibrary<" not in cuda_host.source([op])
+        assert Gpu().blocks_of(op) != "cublasLt: timed"
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +156,8 @@ def example():
         for _ in range(2):  # products behind those whose choice is known
             with considering(KernelChoices("sm_90a", found)):
                 program = prepared(part, GPU)
-            found = {problem: Timed(LIBRARY, 1.0) for op in program.ops if (problem := Problem.of(op)) is not None}
+            problems = [problem for op in program.ops if (problem := Problem.of(op)) is not None]
+            found = dict.fromkeys(problems, Timed(None, 1.0, by_library=True))
         with considering(KernelChoices("sm_90a", found)):
             graph, code = apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program)
             assert [by_library(op) is not None for op in program.ops if op.family.name == "matmul"].count(True) >= 2
@@ -139,6 +185,7 @@ def test_products_by_the_library(example, executor, captured, dtype):
     driver, cublas = fake_cuda.load(), fake_cublas.load()
     graph, code, arguments, operands, is_right = example(dtype)
     live, made, products = driver.fake_cuda_live(), cublas.fake_cublas_live(), cublas.fake_cublas_products()
+    follows = driver.fake_cuda_count(b"cuGraphExecChildGraphNodeSetParams")
     run = DeviceRun(graph, code, executor)
     for seed in range(6):  # more than there are instances of a graph; memory is another one each time
         driver.fake_cuda_seed(seed)
@@ -147,6 +194,7 @@ def test_products_by_the_library(example, executor, captured, dtype):
         assert cublas.fake_cublas_products() >= products + 2
         products = cublas.fake_cublas_products()
     assert cublas.fake_cublas_live() > made
+    assert (driver.fake_cuda_count(b"cuGraphExecChildGraphNodeSetParams") > follows) == (executor == Executor.GRAPH)
     del run
     gc.collect()
     assert (driver.fake_cuda_live(), cublas.fake_cublas_live(), driver.fake_cuda_current()) == (live, made, 0)
@@ -199,27 +247,39 @@ class _Timer:
 @pytest.mark.parametrize("there", [True, False])
 def test_only_timing_chooses_the_library(monkeypatch, there):
     monkeypatch.setattr(library, "is_there", lambda: there)
-    plain, shapes = (lambda x, w: x @ w), shaped((512, 512), (512, 512))
-    (op,) = ops_of(plain, shapes, GPU)
+    monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
+
+    def plain(x, w):
+        return x @ w
+
+    def ended(x, w):
+        return jax.nn.relu(x @ w)
+
+    def both(x, w):  # of one problem; the library takes only one of them, and not the first
+        return ended(x, w), plain(x * 2, w)
+
+    shapes = shaped((512, 512), (512, 512))
+    (op,), (other,) = ops_of(plain, shapes, GPU), ops_of(ended, shapes, GPU)
     problem = Problem.of(op)
-    assert problem is not None
+    assert problem == Problem.of(other)
     assert by_library(op) is None
     timer = _Timer()
-    tune_kernels(list(trace_of(plain, shapes).parts), frozenset(), timer)
+    tune_kernels(list(trace_of(both, shapes).parts), frozenset(), timer)
     assert any(timer.ways) == there
-    assert (kernel_choices.known().of(problem).candidate == LIBRARY) == there
+    kernel_choices.forget()  # and read from disk
+    assert kernel_choices.known().of(problem).by_library == there
     assert (by_library(op) is not None) == there
-    assert candidate_for(op) != LIBRARY
     if not there:
         return
-    # It is one launch, which the cost model does not cut; and the same product with another end stays ours.
+    # It is one launch, which the cost model does not cut; and the same product with another end stays ours, as it was timed.
     assert Gpu().blocks_of(op) == "cublasLt: timed"
     assert apu.build(prepared(trace_of(plain, shapes).parts[0], Gpu()), NUM_BLOCKS, Gpu()).num_tiles == 1
-    (other,) = ops_of(lambda x, w: jax.nn.relu(x @ w), shapes, GPU)
     rows, columns = block(other)
-    assert Gpu().blocks_of(other) == f"{rows} x {columns}: not what the library multiplies"
-    near = shaped((256, 512), (512, 512))
-    assert by_library(ops_of(plain, near, GPU)[0]) is not None
+    assert Gpu().blocks_of(other) == f"{kernel_choices.candidate_for(other) or f'{rows} x {columns}'}: timed"
+    assert by_library(ops_of(plain, shaped((256, 512), (512, 512)), GPU)[0]) is not None
+    # Where it is gone, all is ours.
+    monkeypatch.setattr(library, "is_there", lambda: False)
+    assert by_library(op) is None
 
 
 _WITHOUT = """
@@ -229,7 +289,6 @@ from tests import conftest, fake_cuda
 fake_cuda.load()
 from aspen_jax import apu
 from aspen_jax.cuda import library
-from aspen_jax.cuda.candidates import LIBRARY
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.executor import Executor
@@ -241,10 +300,11 @@ from tests.cuda_check import prepared, random, trace_of
 x, w = random(0, 64, 64), random(1, 64, 64)
 part = trace_of(jnp.matmul, (x, w)).parts[0]
 (op,) = prepared(part).ops
-with considering(KernelChoices("sm_90a", {Problem.of(op): Timed(LIBRARY, 1.0)})):
+assert not library.is_there()
+library.is_there = lambda: True  # as it was when the code was made
+with considering(KernelChoices("sm_90a", {Problem.of(op): Timed(None, 1.0, by_library=True)})):
     program = prepared(part)
     run = DeviceRun(apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program), Executor.GRAPH)
-assert not library.is_there()
 try:
     run.run(x, w)
 except EngineError as error:

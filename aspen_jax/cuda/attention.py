@@ -293,7 +293,7 @@ def _kernel(op: Op, logits: BlockProgram) -> Kernel | None:
     if shape is None or cores is None:
         return None
     stored = STORED[op.inputs[shape.values.input].dtype.name]
-    if cores.groups:
+    if cores.groups and not shape.slice:
         shape = dataclasses.replace(shape, maps=_maps(op, shape, cores.values.columns))
     arguments = [stored, *cores.names(), constant(shape)]
     # Of few rows of float32 the assembler would spill registers to make room for a fifth block.

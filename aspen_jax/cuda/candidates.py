@@ -63,8 +63,8 @@ class Candidate:
     """One way to multiply a block.
 
     Attributes:
-        core: "warps" and "warpgroups" of tensor cores, "streamed warpgroups" with a warp beside them that copies, "threads" in
-            float32 throughout, or "library" (`LIBRARY`).
+        core: "warps" and "warpgroups" of tensor cores, "streamed warpgroups" with a warp beside them that copies, or "threads"
+            in float32 throughout.
         rows, columns: of a block.
         warp_rows, warp_columns: of a warp; of a warpgroup; of a thread.
         stages: chunks of the depth in shared memory.
@@ -125,14 +125,9 @@ class Candidate:
         return 128 // itemsize if self.by_warpgroups else {"warps": 64 // itemsize, "threads": 16}[self.core]
 
     def __str__(self) -> str:
-        if self == LIBRARY:
-            return "cublasLt"
         each = f"{self.warp_rows} x {self.warp_columns}"
         return f"{self.rows} x {self.columns} by {self.parts} {self.core} of {each}, {self.stages} stages"
 
-
-# What no kernel of ours multiplies, but cublasLt (cuda/library.py); it has no blocks of ours.
-LIBRARY = Candidate("library", 1, 1, 1, 1, 1)
 
 # Rows or columns of blocks. Larger ones would leave a multiprocessor's shared memory to fewer than two stages.
 _ROWS, _COLUMNS = (16, 32, 64, 128, 256), (64, 128, 256)

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import aspen_jax
 from aspen_jax.cache.measurement_file import MeasurementFile
-from aspen_jax.cuda.candidates import LIBRARY, Architecture, Candidate, legal
+from aspen_jax.cuda.candidates import Architecture, Candidate, legal
 from aspen_jax.cuda.device import architecture, card
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op
 
-_VERSION = 1
+_VERSION = 2
 
 # Beyond so many doublings (Problem.distance) another product says nothing: 16 times the rows, or twice each of four extents.
 FARTHEST = 4.0
@@ -36,14 +36,16 @@ class Timed:
     """What is known of a product.
 
     Attributes:
-        candidate: the fastest; None: the default, which no candidate has beaten.
+        candidate: the fastest of ours; None: the default, which no candidate has beaten.
         nanoseconds: of the op alone, so multiplied.
         slices: into how many its depth is best cut; None: that was not timed, or it is a slice already.
+        by_library: whether cublasLt was faster than all of that, uncut.
     """
 
     candidate: Candidate | None
     nanoseconds: float
     slices: int | None = None
+    by_library: bool = False
 
 
 class Choice(NamedTuple):
@@ -52,10 +54,12 @@ class Choice(NamedTuple):
     Attributes:
         candidate: None: what cuda/blocks.py says.
         reason: why.
+        by_library: whether cublasLt is faster, where it takes the op (cuda/library.py).
     """
 
     candidate: Candidate | None
     reason: str
+    by_library: bool = False
 
 
 class KernelChoices:
@@ -81,15 +85,15 @@ class KernelChoices:
     def _choose(self, problem: Problem) -> Choice:
         own = self.entries.get(problem)
         if own is not None:
-            return Choice(own.candidate, "timed")
+            return Choice(own.candidate, "timed", own.by_library)
         near = sorted(
-            ((problem.distance(other), str(other), timed.candidate) for other, timed in self._of_sort(problem)),
+            ((problem.distance(other), str(other), timed) for other, timed in self._of_sort(problem)),
             key=lambda item: item[:2],
         )
         if near and near[0][0] <= FARTHEST:
-            distance, name, candidate = near[0]
-            if candidate in (None, LIBRARY) or candidate in legal(problem, self.architecture):
-                return Choice(candidate, f"nearest to {name}, {distance:.1f} doublings away")
+            distance, name, timed = near[0]
+            if timed.candidate is None or timed.candidate in legal(problem, self.architecture):
+                return Choice(timed.candidate, f"nearest to {name}, {distance:.1f} doublings away", timed.by_library)
         return Choice(None, "default; nothing like it was timed")
 
     def slices_of(self, problem: Problem) -> int | None:
@@ -121,23 +125,22 @@ def choice_for(op: Op) -> Choice | None:
 
 
 def candidate_for(op: Op) -> Candidate | None:
-    """The candidate that multiplies an op's blocks; None: the default does, or it has no blocks.
-
-    The default also stands for cublasLt, in whose place its code is compiled (cuda/library.py).
-    """
-    candidate = _timed_for(op)
-    return None if candidate == LIBRARY else candidate
+    """The candidate that multiplies an op's blocks; None: the default does, or it has no blocks."""
+    choice = _timed_choice(op)
+    return None if choice is None else choice.candidate
 
 
 def prefers_library(op: Op) -> bool:
     """Whether cublasLt was the fastest for an op's product, or one like it; whether it takes the op, cuda/library.py says."""
-    return _timed_for(op) == LIBRARY
+    choice = _timed_choice(op)
+    return choice is not None and choice.by_library
 
 
-def _timed_for(op: Op) -> Candidate | None:
+def _timed_choice(op: Op) -> Choice | None:
+    """The choice for an op where anything was timed."""
     choices = _considered.get() or known()
     problem = Problem.of(op) if choices.entries else None
-    return None if problem is None else choices.of(problem).candidate
+    return None if problem is None else choices.of(problem)
 
 
 def slices_for(op: Op) -> int | None:
@@ -224,14 +227,15 @@ def _key(problem: Problem) -> str:
 def _to_json(item: tuple[Problem, Timed]) -> Any:
     problem, timed = item
     candidate = None if timed.candidate is None else dataclasses.astuple(timed.candidate)
-    return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), timed.slices]
+    return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), timed.slices, timed.by_library]
 
 
 def _timed(entry: Any) -> tuple[Problem, Timed]:
-    of, by, nanoseconds, slices = entry
+    of, by, nanoseconds, slices, by_library = entry
     problem, candidate = Problem(*of), None if by is None else Candidate(*by)
     numbers = [*dataclasses.astuple(problem)[5:9], 1 if slices is None else slices]
     numbers += [] if candidate is None else dataclasses.astuple(candidate)[1:]
-    if not all(type(number) is int and number > 0 for number in numbers) or not 0 < float(nanoseconds) < float("inf"):
+    are_counts = all(type(number) is int and number > 0 for number in numbers)
+    if not are_counts or not 0 < float(nanoseconds) < float("inf") or type(by_library) is not bool:
         raise ValueError(f"an entry is {entry!r}")
-    return problem, Timed(candidate, float(nanoseconds), slices)
+    return problem, Timed(candidate, float(nanoseconds), slices, by_library)

@@ -11,14 +11,17 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from aspen_jax.cuda.kernel_choices import prefers_library
-from aspen_jax.cuda.matrices import Matrices
+from aspen_jax.cuda.matrices import Matrices, Side
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op, Operand
+from aspen_jax.ir.view import View
+from aspen_jax.ops.matmul import MATMUL
 
 NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 
@@ -76,21 +79,22 @@ class LibraryProduct:
     @classmethod
     def of(cls, op: Op) -> LibraryProduct | None:
         """None where the library does not multiply so, or does something else with the sums."""
-        problem = Problem.of(op) if op.family.name == "matmul" and op.slices == 1 and not op.in_place else None
+        problem = Problem.of(op) if op.family is MATMUL and op.slices == 1 and not op.further else None
         matrices = None if problem is None else Matrices.of(op)
         if problem is None or matrices is None or problem.exact or matrices.column != len(op.output.shape) - 1:
             return None
         if problem.vector * problem.itemsize != _ALIGNMENT or op.output.dtype.name not in ("float32", problem.dtype):
             return None
-        dense = _dense(op)
-        output = _lines(dense, matrices, op)
+        output = _lines(dict(enumerate(View.identity(op.output.shape).strides())), matrices, op)
         left, right = _left(matrices, op), _right(matrices, op)
-        if output is None or left is None or right is None or output[0] * op.output.dtype.itemsize % _ALIGNMENT:
+        if output is None or left is None or right is None:
             return None
         extras = _extras(op, matrices)
         if extras is None:
             return None
         bias, added = extras
+        if op.in_place and (added is None or op.inputs[added.input] is not op.family.rewritten(op)):
+            return None
         return cls(
             problem.rows,
             problem.columns,
@@ -108,7 +112,7 @@ class LibraryProduct:
 
 def by_library(op: Op) -> LibraryProduct | None:
     """The product that the library multiplies in place of an op's kernel; None where the kernel is launched."""
-    return LibraryProduct.of(op) if op.family.name == "matmul" and prefers_library(op) else None
+    return LibraryProduct.of(op) if op.family is MATMUL and prefers_library(op) and is_there() else None
 
 
 @functools.cache
@@ -126,12 +130,6 @@ def is_there() -> bool:
     return False
 
 
-def _dense(op: Op) -> dict[int, int]:
-    """The output's strides."""
-    shape = op.output.shape
-    return {axis: math.prod(shape[axis + 1 :]) for axis in range(len(shape))}
-
-
 def _merged(strides: Mapping[int, int], axes: Sequence[int], op: Op) -> int | None:
     """The stride of some of the output's axes as one; None where they are none. Of no axes it is 0."""
     own = [strides.get(axis, 0) for axis in axes]
@@ -144,10 +142,10 @@ def _merged(strides: Mapping[int, int], axes: Sequence[int], op: Op) -> int | No
 def _lines(strides: Mapping[int, int], matrices: Matrices, op: Op) -> tuple[int, int] | None:
     """From a row to the next and from a matrix to the next of what lies as rows of adjacent columns; None where it does not."""
     line, matrix = _merged(strides, matrices.rows, op), _merged(strides, matrices.outer, op)
-    columns = op.output.shape[-1]
+    *_, columns = op.output.shape
     if line is None or matrix is None or line < columns or strides.get(len(op.output.shape) - 1, 0) != 1:
         return None
-    return line, matrix
+    return (line, matrix) if _are_aligned(op.output.dtype, line, matrix) else None
 
 
 def _left(matrices: Matrices, op: Op) -> LibraryMatrix | None:
@@ -155,7 +153,7 @@ def _left(matrices: Matrices, op: Op) -> LibraryMatrix | None:
     line, matrix = _merged(left.strides, matrices.rows, op), _merged(left.strides, matrices.outer, op)
     if line is None or matrix is None:
         return None
-    return _matrix(left.number, line, left.step, matrix, matrices.num_rows(op), matrices.depth)
+    return _matrix(left, line, left.step, matrix, matrices.num_rows(op), matrices.depth)
 
 
 def _right(matrices: Matrices, op: Op) -> LibraryMatrix | None:
@@ -164,14 +162,19 @@ def _right(matrices: Matrices, op: Op) -> LibraryMatrix | None:
     if matrix is None or matrices.column is None:
         return None
     column = right.strides[matrices.column]
-    return _matrix(right.number, right.step, column, matrix, matrices.depth, op.output.shape[matrices.column])
+    return _matrix(right, right.step, column, matrix, matrices.depth, op.output.shape[matrices.column])
 
 
-def _matrix(number: int, down: int, across: int, matrix: int, rows: int, columns: int) -> LibraryMatrix | None:
+def _matrix(side: Side, down: int, across: int, matrix: int, rows: int, columns: int) -> LibraryMatrix | None:
     """Of rows x columns elements: from a row to the next, and from a column to the next."""
-    if across == 1 and down >= columns:
-        return LibraryMatrix(number, False, down, matrix)
-    return LibraryMatrix(number, True, across, matrix) if down == 1 and across >= rows else None
+    is_transposed = across != 1
+    line, other, least = (across, down, rows) if is_transposed else (down, across, columns)
+    fits = other == 1 and line >= least and _are_aligned(side.operand.dtype, line, matrix)
+    return LibraryMatrix(side.number, is_transposed, line, matrix) if fits else None
+
+
+def _are_aligned(dtype: np.dtype, *strides: int) -> bool:
+    return all(stride >= 0 and stride * dtype.itemsize % _ALIGNMENT == 0 for stride in strides)
 
 
 def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None] | None:
@@ -193,28 +196,24 @@ def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None] | No
                 added = found
             else:
                 return None
-        elif opcode not in _ROUNDING.get(op.output.dtype.name, ()):
+        elif (opcode, tuple(arguments), register) != (_ROUNDING.get(op.output.dtype.name), (current,), program.result):
             return None
         current = register
     return (bias, added) if program.result == current else None
 
 
-# What only says once more how a result is stored.
-_ROUNDING = {"bfloat16": ("as_bf16_f",), "float16": ("as_f16_f",)}
+# What only says once more how a result is stored, as the last instruction.
+_ROUNDING = {"bfloat16": "as_bf16_f", "float16": "as_f16_f"}
 
 
 def _is_bias(operand: Operand, op: Op) -> bool:
     *others, last = operand.view.strides()
     broadcast = all(stride == 0 for stride, extent in zip(others, op.output.shape[:-1], strict=True) if extent != 1)
-    return operand.dtype == op.output.dtype and broadcast and last == 1 and _is_aligned(operand)
+    return operand.dtype == op.output.dtype and broadcast and last == 1 and _are_aligned(operand.dtype, operand.view.offset())
 
 
 def _like_the_result(number: int, operand: Operand, op: Op, matrices: Matrices) -> LibraryMatrix | None:
     found = _lines(dict(enumerate(operand.view.strides())), matrices, op)
-    if found is None or operand.dtype != op.output.dtype or not _is_aligned(operand):
+    if found is None or operand.dtype != op.output.dtype or not _are_aligned(operand.dtype, operand.view.offset()):
         return None
-    return None if found[0] * operand.dtype.itemsize % _ALIGNMENT else LibraryMatrix(number, False, *found)
-
-
-def _is_aligned(operand: Operand) -> bool:
-    return operand.view.offset() * operand.dtype.itemsize % _ALIGNMENT == 0
+    return LibraryMatrix(number, False, *found)

@@ -11,7 +11,7 @@ import numpy as np
 from aspen_jax.apu import Machine
 from aspen_jax.cuda.alignment import advice
 from aspen_jax.cuda.blocks import block, row_axes
-from aspen_jax.cuda.candidates import LIBRARY, Architecture
+from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
@@ -127,8 +127,8 @@ class Gpu(Machine):
             return None
         rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
         default = f"{rows} x {columns}{' streamed' if is_streamed(op) else ''}"
-        if choice.candidate == LIBRARY and by_library(op) is None:
-            return f"{default}: not what the library multiplies"
+        if by_library(op) is not None:
+            return f"cublasLt: {choice.reason}"
         return f"{choice.candidate or default}: {choice.reason}"
 
     def places_of(self, op: Op) -> int:
@@ -143,17 +143,20 @@ class Gpu(Machine):
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""
+        if by_library(op) is None:
+            return self._by_kernel(op, boxes)
+        # A launch of its own, whose tile is the whole op: the library shares it out.
+        whole = op.family.work(op, np.array([[(0, extent) for extent in op.output.shape]]))
+        own = self.nanoseconds(Work(whole.flops / self.places, whole.bytes / self.places))
+        return np.broadcast_to(own, len(boxes))
+
+    def _by_kernel(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         if op.family is TRANSPOSED:
-            return self.of_boxes(untransposed(op), own_boxes(op, boxes))
+            return self._by_kernel(untransposed(op), own_boxes(op, boxes))
         if op.family is PARTIAL_REDUCE:  # the elements that are reduced are still in the cache
             part = part_of(op)
             more = op.family.work(op, boxes).flops - part.family.work(part, boxes).flops
-            return self.of_boxes(part, boxes) + more / self.flops_per_ns
-        if by_library(op) is not None:
-            # A launch of its own, whose tile is the whole op: the library shares it out.
-            whole = op.family.work(op, np.array([[(0, extent) for extent in op.output.shape]]))
-            own = self.nanoseconds(Work(whole.flops / self.places, whole.bytes / self.places))
-            return np.broadcast_to(own, len(boxes))
+            return self._by_kernel(part, boxes) + more / self.flops_per_ns
         adds = self.add_ns if op.slices > 1 and sliced(op, op.slices) is not None else 0.0
         work = work_of_boxes(op, boxes)
         if is_streamed(op):

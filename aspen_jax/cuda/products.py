@@ -74,6 +74,11 @@ def sums_at_once(op: Op) -> int:
 
 
 @writes("matmul")
+def _matmul(op: Op) -> Kernel | None:
+    kernel, product = matmul(op), by_library(op)
+    return kernel if kernel is None or product is None else kernel._replace(around=("ByLibrary", constant(product)))
+
+
 def matmul(op: Op, run: int | None = None) -> Kernel | None:
     """A product of any axes in any order; None where it is to be sliced and cannot be.
 
@@ -99,6 +104,4 @@ def matmul(op: Op, run: int | None = None) -> Kernel | None:
         shape = dataclasses.replace(shape, run=run)
     vector = min(shape.left.vector, shape.right.vector)
     multiplies = block_core(own, matrices.num_rows(own), shape.depth, vector, along_depth=shape.right.along_depth)
-    kernel = Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)
-    product = by_library(op)
-    return kernel if product is None else kernel._replace(around=("ByLibrary", constant(product)))
+    return Kernel("ProductTile", [template(multiplies), constant(shape)], shape.run, maps=bool(shape.maps), slices=op.slices)

@@ -4,8 +4,8 @@ A product is timed once for a kind of GPU: the choice serves every model that ha
 of a product are compiled side by side, and then timed one after the other. One that cannot be compiled or launched, or whose
 result is not the default's, is refused.
 
-Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's, and as a whole by
-cublasLt.
+Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's. At last cublasLt is
+timed beside the best that was found, for products that it takes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from aspen_jax import apu
 from aspen_jax.cuda import library
-from aspen_jax.cuda.candidates import LIBRARY, Candidate, candidates
+from aspen_jax.cuda.candidates import Candidate, candidates
 from aspen_jax.cuda.device import architecture
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
@@ -141,6 +141,7 @@ def tune_kernels(programs: Sequence[Program], disabled: frozenset[str], timer: T
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         search.time_candidates(pool)
     search.time_slices()
+    search.time_library()
     path = remember(search.found)
     tuned = [search.found[problem].nanoseconds / 1e9 for problem in search.defaults]
     return KernelTuning(
@@ -182,8 +183,6 @@ class _Search:
 
     def _time(self, problem: Problem, op: Op, pool: concurrent.futures.Executor) -> None:
         ways: list[Candidate | None] = [None, *candidates(problem, self.before.architecture)]
-        if _has_library(op):
-            ways.append(LIBRARY)
         choices = [self._choices({problem: Timed(way, 1.0)}) for way in ways]
         built = [pool.submit(contextvars.copy_context().run, self._build, choice, [op]) for choice in choices]
         default: Sample | None = None
@@ -239,11 +238,32 @@ class _Search:
             as_built = Timed(self._choices({}).of(problem).candidate, best[0] * 1e9)
             whole = self.found.get(problem, as_built)
             self.found[problem] = dataclasses.replace(whole, slices=best[1])
-        if best is not None and modelled > 1 and _has_library(op):
-            choice = self._choices({problem: Timed(LIBRARY, 1.0)})
-            sample = self._sample(f"{problem}: {LIBRARY}", choice, functools.partial(self._build, choice, [op]), default)
-            if sample is not None and sample.seconds < best[0] * (1 - _LEAST_GAIN):
-                self.found[problem] = Timed(LIBRARY, sample.seconds * 1e9, 1)
+
+    def time_library(self) -> None:
+        """Time each product that cublasLt takes by it, and as the best that was found of ours."""
+        if not library.is_there():
+            return
+        unsplit = self.disabled | {"split_depth"}
+        done: set[Problem] = set()
+        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu.here()).ops):
+            problem = Problem.of(op)
+            if problem is None or problem in done or problem in self.before.entries or library.LibraryProduct.of(op) is None:
+                continue
+            known = self.found.get(problem)
+            slices = (known and known.slices) or modelled_slices(op, Gpu.here())
+            ours = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
+            if ours is None or Problem.of(ours[0]) not in self.defaults:
+                continue  # it takes no share of the whole
+            done.add(problem)
+            choice = self._choices({})
+            default = self._sample(f"{problem}: ours", choice, functools.partial(self._build, choice, ours), None)
+            if default is None:
+                continue
+            own = known or Timed(choice.of(problem).candidate, default.seconds * 1e9, slices)
+            choice = self._choices({problem: dataclasses.replace(own, by_library=True)})
+            sample = self._sample(f"{problem}: cublasLt", choice, functools.partial(self._build, choice, [op]), default)
+            if sample is not None and sample.seconds < default.seconds * (1 - _LEAST_GAIN):
+                self.found[problem] = dataclasses.replace(own, nanoseconds=sample.seconds * 1e9, by_library=True)
 
     def _choices(self, entries: dict[Problem, Timed]) -> KernelChoices:
         return self.before.updated({**self.found, **entries})
@@ -266,10 +286,6 @@ class _Search:
             self.refused.append(f"{name}: {wrong}")
             return None
         return sample
-
-
-def _has_library(op: Op) -> bool:
-    return library.is_there() and library.LibraryProduct.of(op) is not None
 
 
 def _why_wrong(sample: Sample, default: Sample | None) -> str | None:

@@ -31,6 +31,7 @@ template <class Op, class Stored, class Scores, class Values, AttentionShape kSh
 struct AttentionTile : Op {
   using Addresses = typename Op::Addresses;
   static constexpr bool kInBoxes = kHasWarpgroups && kShape.maps[0].tensor.rank > 0;
+  static_assert(!(kInBoxes && kShape.slice > 0), "boxes begin at the first key");
   using Own = Attention<Scores, Values, kShape.depth, (kShape.reach < kShape.num_keys), kInBoxes>;
   using Element = typename Own::Element;
   using Memory = typename Own::Memory;
@@ -121,8 +122,7 @@ struct AttentionTile : Op {
     if constexpr (kInBoxes) {
       const auto keys = boxes_at<kShape.maps[0]>(&buffers.maps[0], at, 0);
       const auto values = boxes_at<kShape.maps[1]>(&buffers.maps[1], at, kColumnAxis < 0 ? 0 : at[max_of(kColumnAxis, 0)]);
-      return KeyBoxes<decltype(boxes_at<kShape.maps[0]>(nullptr, nullptr, 0)),
-                      decltype(boxes_at<kShape.maps[1]>(nullptr, nullptr, 0))>{keys, values};
+      return KeyBoxes{keys, values};
     } else {
       return NoBoxes{};
     }

@@ -39,7 +39,7 @@ enum ElementType : int32_t { kFloat32, kBFloat16, kFloat16 };
 // then the bias of each column, and a matrix like the result. Of float32, products have the precision of TF32.
 struct LibraryProduct {
   int64_t rows, columns, depth, matrices;  // no matrices: there is no such product
-  int32_t operands, result;  // ElementType
+  int32_t operands, result;                // ElementType
   LibraryMatrix left, right, added, output;
   int32_t bias;  // the number of an input; -1: there is none
 };
