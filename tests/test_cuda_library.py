@@ -291,7 +291,6 @@ from aspen_jax import apu
 from aspen_jax.cuda import library
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
