@@ -171,6 +171,7 @@ def test_threads_copy_for_warpgroups_what_has_too_many_axes_for_a_map():
 
 @pytest.mark.parametrize("operand", range(3))
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+@pytest.mark.sweep
 def test_what_is_masked_still_spoils_what_it_would_by_warpgroups(operand, value):
     function = functools.partial(masked, MASKS["causal"], "added")
     arrays = [random(i, 1, 150, 2, 64, dtype=jnp.bfloat16) for i in range(3)]
