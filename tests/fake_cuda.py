@@ -18,10 +18,14 @@ from tests import cuda_host
 @functools.cache
 def load() -> ctypes.CDLL:
     """The fake. Where the real driver is loaded it would come too late."""
-    library = Path(tempfile.mkdtemp(prefix="aspen-fake-cuda-")) / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_cuda.cc")
+    return played("fake_cuda.cc", "libcuda.so.1")
+
+
+def played(source: str, name: str) -> ctypes.CDLL:
+    """A library of NVIDIA's played by a source of this folder: what asks for it by its name from now on gets the fake."""
+    library = Path(tempfile.mkdtemp(prefix="aspen-fake-")) / name
     command = [str(cuda_host.COMPILER), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command += [f"-I{cuda_host.ROOT}", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library)]
+    command += [f"-I{cuda_host.ROOT}", f"-Wl,-soname,{name}", str(Path(__file__).with_name(source)), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
