@@ -42,13 +42,16 @@ def cuda_registrations() -> dict[str, CapsuleType]:
 CUDA_STREAMS: int
 CUDA_FEWEST_TILES: int
 
-def cuda_schedule(graph: bytes, num_streams: int, fewest_tiles: int) -> tuple[list[int], list[tuple[int, int, int]]]:
+def cuda_schedule(
+    graph: bytes, num_streams: int, fewest_tiles: int, launched_with: Sequence[int] = ()
+) -> tuple[list[int], list[tuple[int, int, int]]]:
     """How a graph would be issued to CUDA streams; needs no GPU.
 
     Args:
         graph: graph bytes (docs/graph_format.md).
         num_streams: DSEs, each with a stream; stream 0 is the caller's.
         fewest_tiles: of an op that are launched together, where it has so many.
+        launched_with: [ops], of each the first of those that are launched with it; empty: all are alone.
 
     Returns:
         The launch of each tile, and the commands in the order in which they are issued: (0, stream, launch), (1, stream, event to
@@ -354,18 +357,19 @@ class Recorder:
 class CudaRun:
     """A graph and its code on the first GPU, without XLA. Python's own check of arrays is in aspen_jax/cuda/device_run.py."""
 
-    def __init__(self, graph: bytes, image: bytes, kernels: Sequence[int], executor: int) -> None:
+    def __init__(self, graph: bytes, image: bytes, kernels: Sequence[int], launched_with: Sequence[int], executor: int) -> None:
         """Read the graph and find the GPU.
 
         Args:
             graph: graph bytes (docs/graph_format.md).
             image: a cubin or PTX with kernels op0, op1 ...
             kernels: the number of each op's kernel.
+            launched_with: of each op the first of those that are launched with it; empty: all are alone.
             executor: one of cuda/executable.h.
 
         Raises:
             GraphFormatError: the bytes are no graph.
-            InputError: the kernels are not as many as the ops, or the executor is unknown.
+            InputError: kernels or launches cannot be those of the ops, or the executor is unknown.
             EngineError: there is no driver, an old one, or no GPU.
         """
 

@@ -151,7 +151,7 @@ def _kernels(model: Model) -> dict[str, Any]:
 def ops_against_float64(ops: Sequence[Op]) -> dict[str, Any]:
     """Each op that has code of its own, alone, on random inputs: how far off at most, also as a share of what is allowed."""
     wrong = []
-    firsts, _ = distinct(ops)
+    firsts = distinct(ops).ops
     worst = nearest = 0.0
     for op in tqdm(firsts, unit="kernel"):
         values = tuple(dict.fromkeys(operand.value for operand in op.inputs))
@@ -210,7 +210,7 @@ def _executors(model: Model, rounds: int) -> dict[str, Any]:
     steady = True
     for part in compiled_for_cuda(jaxpr_of(model)).parts:
         arrays = [random_array(value) for value in part.inputs]
-        code = compile_ops(part.program.ops, architecture())
+        code = compile_ops(part.program.ops, architecture(), part.graph)
         expected = on_cpu(evaluate, part.program, *arrays)
         first = None
         for name, executor, captured in (("stream", 0, False), ("graph", 1, False), ("captured", 0, True)):
@@ -249,7 +249,8 @@ def _case(case: KernelCase, dtype: str, rounds: int) -> dict[str, Any]:
     (part,) = compiled_for_cuda(jaxpr).parts
     arrays = [random_array(value, number) for number, value in enumerate(part.inputs)]
     ops = part.program.ops
-    results, seconds = DeviceRun(part.graph, compile_ops(ops, architecture()), Executor.GRAPH).timed(*arrays, rounds=rounds)
+    code = compile_ops(ops, architecture(), part.graph)
+    results, seconds = DeviceRun(part.graph, code, Executor.GRAPH).timed(*arrays, rounds=rounds)
     error = error_of(results[0], in_float64(case.function, *arrays))
     return {
         "right": error <= sum(_tolerance(op, op.output) for op in ops),

@@ -24,9 +24,16 @@ Executable::Executable(Graph graph, Code code, Executor executor)
                                   std::to_string(graph_.ops.size()) + "; trace the function again");
     }
   }
+  for (size_t op = 0; op < code_.launched_with.size() && op < graph_.ops.size(); ++op) {
+    const auto first = static_cast<size_t>(code_.launched_with[op]);
+    if (first < op && code_.kernel_of_op[first] != code_.kernel_of_op[op]) {
+      throw std::invalid_argument("ops " + std::to_string(first) + " and " + std::to_string(op) +
+                                  " have different kernels, so they cannot be launched together; trace the function again");
+    }
+  }
   // The driver believes what an image's header says of its length, and text is read to its end.
   code_.image.push_back(std::byte{0});
-  launches_ = group_tiles(graph_, kFewestTiles);
+  launches_ = group_tiles(graph_, kFewestTiles, code_.launched_with);
   schedule_ = traverse(graph_, launches_, kNumStreams);
   nearest_parents_ = cuda::nearest_parents(launches_);
   first_address_.push_back(0);
@@ -38,10 +45,12 @@ Executable::Executable(Graph graph, Code code, Executor executor)
 Executable::~Executable() = default;
 
 std::string Executable::describe(uint32_t launch) const {
-  const Launch& what = launches_.launches[launch];
   const auto tiles = launches_.tiles_of(launch);
   const auto [first, last] = std::minmax_element(tiles.begin(), tiles.end());
-  return "tiles " + std::to_string(*first) + " to " + std::to_string(*last) + " of op '" + graph_.op_names[what.op] + "'";
+  const auto ops = launches_.ops_of(launch);
+  std::string text = "tiles " + std::to_string(*first) + " to " + std::to_string(*last) + " of op";
+  for (const uint32_t op : ops) text += (op == ops.front() ? (ops.size() > 1 ? "s '" : " '") : ", '") + graph_.op_names[op] + "'";
+  return text;
 }
 
 std::vector<DevicePointer> Executable::addresses(std::span<const DevicePointer> buffers) const {

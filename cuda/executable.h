@@ -32,6 +32,8 @@ inline constexpr int64_t kLargestKeptWorkspace = int64_t{128} << 20;
 struct Code {
   std::vector<std::byte> image;       // a cubin, a fat binary or PTX
   std::vector<int32_t> kernel_of_op;  // op k's kernel is called op<kernel_of_op[k]>
+  // Of each op the first of those that are launched with it, whose kernel is the same; empty: all are alone.
+  std::vector<int32_t> launched_with = {};
 };
 
 class Loaded;

@@ -1,6 +1,7 @@
 #include "ffi.h"
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,16 +22,30 @@ struct CudaCallState {
   static ffi::TypeId id;
   Executable executable;
 
-  CudaCallState(Bytes graph, Bytes image, Numbers kernels, int32_t executor)
+  CudaCallState(Bytes graph, Bytes image, Numbers kernels, Numbers launched_with, int32_t executor)
       : executable(parse_graph(as_bytes(graph)),
-                   {{as_bytes(image).begin(), as_bytes(image).end()}, {kernels.begin(), kernels.end()}},
+                   {{as_bytes(image).begin(), as_bytes(image).end()},
+                    {kernels.begin(), kernels.end()},
+                    {launched_with.begin(), launched_with.end()}},
                    static_cast<Executor>(executor)) {}
 };
 ffi::TypeId CudaCallState::id = {};
 
-ffi::ErrorOr<std::unique_ptr<CudaCallState>> instantiate(Bytes graph, Bytes image, Numbers kernels, int32_t executor) {
+template <class T>
+T attribute(const ffi::Dictionary& attributes, const char* name) {
+  const auto given = attributes.get<T>(name);
+  if (given.has_error()) throw std::invalid_argument(given.error().message() + "; trace the function again");
+  return *given;
+}
+
+ffi::ErrorOr<std::unique_ptr<CudaCallState>> instantiate(ffi::Dictionary attributes) {
   try {
-    return std::make_unique<CudaCallState>(graph, image, kernels, executor);
+    // Calls of earlier versions do not say which ops are launched together: none.
+    constexpr const char* kLaunchedWith = "launched_with";
+    const auto launched_with = attributes.contains(kLaunchedWith) ? attribute<Numbers>(attributes, kLaunchedWith) : Numbers();
+    return std::make_unique<CudaCallState>(attribute<Bytes>(attributes, "graph"), attribute<Bytes>(attributes, "image"),
+                                           attribute<Numbers>(attributes, "kernels"), launched_with,
+                                           attribute<int32_t>(attributes, "executor"));
   } catch (...) {
     return ffi::Unexpected(current_error());
   }
@@ -93,9 +108,7 @@ ffi::Error execute(Stream stream, CudaCallState* state, ffi::RemainingArgs args,
 }
 
 // Stages of a call all get its attributes; those that need none of them say so.
-XLA_FFI_DEFINE_HANDLER(
-    kInstantiate, instantiate,
-    ffi::Ffi::BindInstantiate().Attr<Bytes>("graph").Attr<Bytes>("image").Attr<Numbers>("kernels").Attr<int32_t>("executor"));
+XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate, ffi::Ffi::BindInstantiate().Attrs());
 XLA_FFI_DEFINE_HANDLER(
     kInitialize,
     [](Stream stream, CudaCallState* state, ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {

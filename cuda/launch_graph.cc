@@ -6,6 +6,8 @@
 #include <numeric>
 #include <optional>
 #include <queue>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -17,6 +19,11 @@ using Tiles = std::span<uint32_t>;
 struct Groups {
   std::vector<uint32_t> tiles;
   std::vector<uint32_t> ends;  // of each group, in `tiles`
+
+  void add(std::span<const uint32_t> group) {
+    tiles.insert(tiles.end(), group.begin(), group.end());
+    ends.push_back(static_cast<uint32_t>(tiles.size()));
+  }
 };
 
 // Sorts tiles by where they begin along an axis and returns how many of them come before the plane that halves them best, of
@@ -51,16 +58,48 @@ void bisect(const Graph& graph, Tiles tiles, size_t fewest, Groups& groups) {
     }
   }
   std::ranges::sort(tiles);
-  groups.tiles.insert(groups.tiles.end(), tiles.begin(), tiles.end());
-  groups.ends.push_back(static_cast<uint32_t>(groups.tiles.size()));
+  groups.add(tiles);
 }
 
-Groups groups_of_ops(const Graph& graph, size_t fewest) {
+std::vector<std::vector<uint32_t>> tiles_of_ops(const Graph& graph) {
   std::vector<std::vector<uint32_t>> of_op(graph.ops.size());
   for (size_t tile = 0; tile < graph.num_tiles(); ++tile) of_op[graph.tile_ops[tile]].push_back(static_cast<uint32_t>(tile));
+  return of_op;
+}
+
+void check_launched_with(const std::vector<std::vector<uint32_t>>& of_op, std::span<const int32_t> launched_with) {
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument(what + "; trace the function again"); };
+  if (launched_with.size() != of_op.size()) {
+    refuse("there are launches for " + std::to_string(launched_with.size()) + " ops, but the graph has " +
+           std::to_string(of_op.size()));
+  }
+  for (size_t op = 0; op < of_op.size(); ++op) {
+    const auto first = static_cast<size_t>(launched_with[op]);  // a negative one becomes too large
+    if (first > op || launched_with[first] != launched_with[op] || of_op[first].size() != of_op[op].size()) {
+      refuse("op " + std::to_string(op) + " cannot be launched with op " + std::to_string(launched_with[op]));
+    }
+  }
+}
+
+Groups groups_of_ops(const Graph& graph, size_t fewest, std::span<const int32_t> launched_with) {
+  std::vector<std::vector<uint32_t>> tiles = tiles_of_ops(graph);
+  std::vector<bool> is_alone(tiles.size(), true);
+  if (!launched_with.empty()) check_launched_with(tiles, launched_with);
+  for (size_t op = 0; op < launched_with.size(); ++op) {
+    const auto first = static_cast<size_t>(launched_with[op]);
+    if (first == op) continue;
+    is_alone[first] = false;
+    tiles[first].insert(tiles[first].end(), tiles[op].begin(), tiles[op].end());
+    tiles[op].clear();
+  }
   Groups groups;
-  for (std::vector<uint32_t>& tiles : of_op) {
-    if (!tiles.empty()) bisect(graph, tiles, fewest, groups);
+  for (size_t op = 0; op < tiles.size(); ++op) {
+    if (tiles[op].empty()) continue;
+    if (is_alone[op]) {
+      bisect(graph, tiles[op], fewest, groups);
+    } else {
+      groups.add(tiles[op]);
+    }
   }
   return groups;
 }
@@ -144,21 +183,22 @@ std::optional<LaunchGraph> ordered(const Graph& graph, const Groups& groups) {
     place[group] = static_cast<uint32_t>(result.size());
     const uint32_t begin = group == 0 ? 0 : groups.ends[group - 1];
     const auto tiles = std::span(groups.tiles).subspan(begin, groups.ends[group] - begin);
-    result.launches.push_back({static_cast<uint32_t>(graph.tile_ops[tiles[0]]), static_cast<uint32_t>(result.tiles.size()),
-                               static_cast<uint32_t>(tiles.size()), static_cast<uint32_t>(result.boxes.size()), 0});
+    const auto op_of = [&](uint32_t tile) { return static_cast<uint32_t>(graph.tile_ops[tile]); };
+    Launch launch{op_of(tiles[0]),
+                  static_cast<uint32_t>(result.ops.size()),
+                  0,
+                  static_cast<uint32_t>(result.tiles.size()),
+                  static_cast<uint32_t>(tiles.size()),
+                  0};
     result.tiles.insert(result.tiles.end(), tiles.begin(), tiles.end());
-    const auto first_box = graph.box_of(tiles[0]);
-    result.boxes.insert(result.boxes.end(), first_box.begin(), first_box.end());
-    const auto box = std::span(result.boxes).last(first_box.size());
-    const size_t rank = box.size() / 2;
     for (const uint32_t tile : tiles) {
-      const auto other = graph.box_of(tile);
-      for (size_t d = 0; d < rank; ++d) {
-        box[d] = std::min(box[d], other[d]);
-        box[rank + d] = std::max(box[rank + d], other[rank + d]);
+      if (launch.num_ops == 0 || result.ops.back() != op_of(tile)) {
+        result.ops.push_back(op_of(tile));
+        ++launch.num_ops;
       }
-      add_saturated(result.launches.back().cost, graph.costs[tile]);
+      add_saturated(launch.cost, graph.costs[tile]);
     }
+    result.launches.push_back(launch);
   }
   for (auto& [from, to] : edges) std::tie(from, to) = std::pair(place[from], place[to]);
   std::ranges::sort(edges);
@@ -171,8 +211,8 @@ std::optional<LaunchGraph> ordered(const Graph& graph, const Groups& groups) {
 
 }  // namespace
 
-LaunchGraph group_tiles(const Graph& graph, uint32_t fewest_tiles) {
-  if (auto grouped = ordered(graph, groups_of_ops(graph, std::max(fewest_tiles, 1u)))) return *std::move(grouped);
+LaunchGraph group_tiles(const Graph& graph, uint32_t fewest_tiles, std::span<const int32_t> launched_with) {
+  if (auto grouped = ordered(graph, groups_of_ops(graph, std::max(fewest_tiles, 1u), launched_with))) return *std::move(grouped);
   // The reader of graphs has seen that tiles do not wait for each other.
   return *ordered(graph, single_tiles(graph));
 }

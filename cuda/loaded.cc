@@ -34,8 +34,8 @@ class StreamLauncher final : public Launcher {
     if (loaded_.is_product(launch)) return give_product(stream, launch);
     Loaded::Arguments arguments = loaded_.arguments(launch, addresses_);
     const KernelNodeParams params = loaded_.node_params(launch, arguments);
-    return name(loaded_.driver_.cuLaunchKernel(params.function, params.grid_x, 1, 1, params.block_x, 1, 1, params.shared_bytes,
-                                               at(stream), params.arguments, nullptr));
+    return name(loaded_.driver_.cuLaunchKernel(params.function, params.grid_x, params.grid_y, 1, params.block_x, 1, 1,
+                                               params.shared_bytes, at(stream), params.arguments, nullptr));
   }
   const char* record(uint32_t stream, uint32_t event) noexcept override {
     return name(loaded_.driver_.cuEventRecord(loaded_.events_[event], at(stream)));
@@ -77,6 +77,7 @@ Loaded::Loaded(const Driver& driver, const Executable& executable, Context conte
   try {
     driver_.check(driver_.cuModuleLoadData(&module_, executable_.code().image.data()), "cuModuleLoadData");
     find_kernels();
+    check_launches();
     copy_boxes();
     take_workspace();
     is_programmatic_ = wants_programmatic() && driver_.cuGraphAddDependencies != nullptr && kernels_wait();
@@ -158,10 +159,22 @@ void Loaded::find_kernels() {
     kernel.threads = static_cast<unsigned>(shape.threads);
     kernel.blocks_per_tile = static_cast<unsigned>(shape.slices);
     kernel.shared_bytes = static_cast<unsigned>(shape.shared_bytes);
+    kernel.most_ops = static_cast<unsigned>(shape.most_ops);
     if (shape.shared_bytes > kFreeSharedBytes) {
       driver_.check(driver_.cuFuncSetAttribute(kernel.function, kMaxDynamicSharedSizeBytes, shape.shared_bytes),
                     "cuFuncSetAttribute");
     }
+  }
+}
+
+void Loaded::check_launches() const {
+  for (uint32_t launch = 0; launch < executable_.launches().size(); ++launch) {
+    const auto ops = executable_.launches().ops_of(launch);
+    const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[ops.front()])];
+    const bool is_alone = std::ranges::none_of(ops, [&](uint32_t op) { return products_.contains(op); });
+    if (ops.size() <= kernel.most_ops && (ops.size() == 1 || is_alone)) continue;
+    throw DeviceError("the code cannot launch " + executable_.describe(launch) +
+                      " together; install one build of aspen_jax, and trace the function again");
   }
 }
 
@@ -281,21 +294,35 @@ void Loaded::encode_maps(std::span<const DevicePointer> addresses) {
   }
 }
 
+std::span<const std::byte> Loaded::argument_of(uint32_t op, std::span<const DevicePointer> addresses) const {
+  if (const auto mapped = mapped_.find(op); mapped != mapped_.end()) return std::as_bytes(std::span(mapped->second.arguments));
+  const auto& first = executable_.first_address();
+  return std::as_bytes(addresses.subspan(first[op], first[op + 1] - first[op]));
+}
+
 Loaded::Arguments Loaded::arguments(uint32_t launch, std::span<const DevicePointer> addresses) {
-  const uint32_t op = executable_.launches().launches[launch].op;
+  const auto ops = executable_.launches().ops_of(launch);
+  const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[ops.front()])];
   // CUDA copies what these point to before it returns, and does not write there.
-  if (const auto mapped = mapped_.find(op); mapped != mapped_.end()) {
-    return {{mapped->second.arguments.data(), &boxes_of_[launch]}};
+  const auto pass = [&](const void* first) { return Arguments{{const_cast<void*>(first), &boxes_of_[launch]}}; };
+  const auto argument = argument_of(ops.front(), addresses);
+  if (kernel.most_ops == 1) return pass(argument.data());
+  Storage& together = together_[launch];
+  together.resize((kernel.most_ops * argument.size() + sizeof(TensorMap) - 1) / sizeof(TensorMap));
+  // CUDA reads as many as the kernel takes; of the last ones there are no thread blocks.
+  for (size_t number = 0; number < kernel.most_ops; ++number) {
+    const auto own = argument_of(ops[std::min(number, ops.size() - 1)], addresses);
+    std::memcpy(reinterpret_cast<std::byte*>(together.data()) + number * argument.size(), own.data(), argument.size());
   }
-  return {{const_cast<DevicePointer*>(addresses.data() + executable_.first_address()[op]), &boxes_of_[launch]}};
+  return pass(together.data());
 }
 
 KernelNodeParams Loaded::node_params(uint32_t launch, Arguments& arguments) const {
   const Launch& what = executable_.launches().launches[launch];
   const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[what.op])];
   return {kernel.function,
-          what.num_tiles * kernel.blocks_per_tile,
-          1,
+          what.num_tiles / what.num_ops * kernel.blocks_per_tile,
+          what.num_ops,
           1,
           kernel.threads,
           1,
@@ -453,12 +480,11 @@ void Loaded::make_instance(Stream stream, std::span<const DevicePointer> address
 // Weights stay where they are, and so does the workspace: so only a few nodes change.
 void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addresses) {
   const auto& first = executable_.first_address();
+  const auto is_new = [&](uint32_t op) {
+    return !std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], instance.addresses.begin() + first[op]);
+  };
   for (uint32_t launch = 0; launch < nodes_.size(); ++launch) {
-    const uint32_t op = executable_.launches().launches[launch].op;
-    if (std::equal(addresses.begin() + first[op], addresses.begin() + first[op + 1], instance.addresses.begin() + first[op])) {
-      continue;
-    }
-    set_node(instance.exec, launch, addresses);
+    if (std::ranges::any_of(executable_.launches().ops_of(launch), is_new)) set_node(instance.exec, launch, addresses);
   }
   instance.addresses.assign(addresses.begin(), addresses.end());
 }

@@ -48,17 +48,19 @@ class Loaded {
   friend class StreamLauncher;
   struct Kernel {
     Function function;
-    unsigned threads, shared_bytes, blocks_per_tile;
+    unsigned threads, shared_bytes, blocks_per_tile, most_ops;
   };
   // The arguments of a launch's kernel, as CUDA wants them.
   struct Arguments {
     void* values[2];
   };
+  // Memory as aligned as the maps in it want.
+  using Storage = std::vector<TensorMap>;
 
   // An op whose kernel copies by tensor maps. Its first argument is made again where addresses have changed.
   struct Mapped {
     KernelShape shape;
-    std::vector<TensorMap> arguments;  // in the place of the first ones addresses, and from first_map on the maps
+    Storage arguments;  // in the place of the first ones addresses, and from first_map on the maps
     size_t first_map = 0;
     std::vector<DevicePointer> addresses;  // that are in the maps; none where some map could not be made
   };
@@ -83,7 +85,10 @@ class Loaded {
   // Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
   void copy_boxes();
+  void check_launches() const;
   void release() noexcept;
+  // What a kernel takes for an op. It stays until the next call, or longer.
+  std::span<const std::byte> argument_of(uint32_t op, std::span<const DevicePointer> addresses) const;
   Arguments arguments(uint32_t launch, std::span<const DevicePointer> addresses);
   KernelNodeParams node_params(uint32_t launch, Arguments& arguments) const;
   // The run has given all to the stream.
@@ -112,6 +117,7 @@ class Loaded {
   Module module_ = nullptr;
   std::vector<Kernel> kernels_;                              // by the number in their name
   std::map<size_t, Mapped> mapped_;                          // by op; its arguments are those of the run that is being issued
+  std::map<uint32_t, Storage> together_;                     // by launch, the arguments of its ops
   LibraryHandle library_ = nullptr;                          // if there are products
   std::map<size_t, std::unique_ptr<LibraryCall>> products_;  // by op, which a library multiplies as one launch
   Stream recording_ = nullptr;                               // if there are products, what captures them

@@ -36,9 +36,9 @@ nb::dict registrations() {
 }
 
 // The launch of each tile, and rows (kind, stream, index) of commands.
-nb::tuple cuda_schedule(nb::bytes bytes, uint32_t num_streams, uint32_t fewest_tiles) {
+nb::tuple cuda_schedule(nb::bytes bytes, uint32_t num_streams, uint32_t fewest_tiles, const std::vector<int32_t>& launched_with) {
   const Graph graph = parse_graph(bytes_of(bytes));
-  const LaunchGraph launches = group_tiles(graph, fewest_tiles);
+  const LaunchGraph launches = group_tiles(graph, fewest_tiles, launched_with);
   const Schedule schedule = traverse(graph, launches, num_streams);
   std::vector<uint32_t> launch_of(graph.num_tiles());
   for (uint32_t launch = 0; launch < launches.size(); ++launch) {
@@ -54,10 +54,11 @@ nb::tuple cuda_schedule(nb::bytes bytes, uint32_t num_streams, uint32_t fewest_t
 // Without XLA: from addresses of the host to addresses of the host. The caller has looked at shapes and dtypes.
 class CudaRun {
  public:
-  CudaRun(nb::bytes graph, nb::bytes image, std::vector<int32_t> kernels, int32_t executor) {
+  CudaRun(nb::bytes graph, nb::bytes image, std::vector<int32_t> kernels, std::vector<int32_t> launched_with, int32_t executor) {
     const auto code = bytes_of(image);
-    auto executable = std::make_unique<Executable>(
-        parse_graph(bytes_of(graph)), Code{{code.begin(), code.end()}, std::move(kernels)}, static_cast<Executor>(executor));
+    auto executable = std::make_unique<Executable>(parse_graph(bytes_of(graph)),
+                                                   Code{{code.begin(), code.end()}, std::move(kernels), std::move(launched_with)},
+                                                   static_cast<Executor>(executor));
     run_ = std::make_unique<Standalone>(std::move(executable));
   }
 
@@ -95,12 +96,13 @@ class CudaRun {
 
 void define(nb::module_& module) {
   module.def("cuda_registrations", &registrations);
-  module.def("cuda_schedule", &cuda_schedule, nb::arg("graph"), nb::arg("num_streams"), nb::arg("fewest_tiles"));
+  module.def("cuda_schedule", &cuda_schedule, nb::arg("graph"), nb::arg("num_streams"), nb::arg("fewest_tiles"),
+             nb::arg("launched_with") = std::vector<int32_t>{});
   module.attr("CUDA_STREAMS") = kNumStreams;
   module.attr("CUDA_FEWEST_TILES") = kFewestTiles;
   nb::class_<CudaRun>(module, "CudaRun")
-      .def(nb::init<nb::bytes, nb::bytes, std::vector<int32_t>, int32_t>(), nb::arg("graph"), nb::arg("image"),
-           nb::arg("kernels"), nb::arg("executor"))
+      .def(nb::init<nb::bytes, nb::bytes, std::vector<int32_t>, std::vector<int32_t>, int32_t>(), nb::arg("graph"),
+           nb::arg("image"), nb::arg("kernels"), nb::arg("launched_with"), nb::arg("executor"))
       .def("run", &CudaRun::run, nb::arg("operands"), nb::arg("results"), nb::arg("lies_in"), nb::arg("captured"),
            nb::arg("rounds"));
 }

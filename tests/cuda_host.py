@@ -18,6 +18,7 @@ import numpy as np
 from aspen_jax import _engine
 from aspen_jax.apu import pack
 from aspen_jax.cuda import HEADERS, translation_unit
+from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program
 from tests.vector_clocks import LAUNCH, RECORD, WAIT
@@ -29,16 +30,16 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="aspen-cuda-host-"))
 
 _RUN = """\
 extern "C" {{
-KernelShape {name}_shape = shape_of<{op}>();
+KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
-extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int tiles) {{
+extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int ops, int tiles) {{
   wait_for_parents();
-  for (int tile = 0; tile < tiles; ++tile) play_tile<{op}>(*buffers, boxes + tile * {words});
+  for (int tile = 0; tile < ops * tiles; ++tile) play_tile<{op}>(buffers[tile / tiles], boxes + tile * {words});
 }}
 // Makes the maps as well.
 extern "C" void {name}_of_addresses(const void* addresses, const int32_t* boxes, int tiles) {{
   const auto buffers = played_buffers<{op}::Addresses>(addresses, {name}_shape);
-  {name}(&buffers, boxes, tiles);
+  {name}(&buffers, boxes, 1, tiles);
 }}
 """
 
@@ -51,15 +52,16 @@ void aspen_play_wait(void (*wait)()) { played_wait = wait; }
 """
 
 
-def source(ops: Sequence[Op], *, warpgroups: bool = False) -> str:
+def source(ops: Sequence[Op], most_ops: Sequence[int] = (), *, warpgroups: bool = False) -> str:
     """The C++ of all ops, with an entry for each that runs tiles one after the other.
 
     Args:
         ops: of a program.
+        most_ops: how many are launched together, for each of them; (): one.
         warpgroups: play a GPU that multiplies by warpgroups, as sm_90a does.
     """
     begin = ["#define ASPEN_PLAY_WARPGROUPS"] if warpgroups else []
-    return "\n".join([*begin, '#include "host.h"', translation_unit(ops, _RUN), _WAITS])
+    return "\n".join([*begin, '#include "host.h"', translation_unit(ops, _RUN, most_ops), _WAITS])
 
 
 def compiled(text: str) -> Path:
@@ -131,7 +133,8 @@ def run(
         buffer, offset = places[value]
         return buffers[buffer].ctypes.data + offset + int(elements) * value.dtype.itemsize
 
-    launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
+    together = launched_with(program.ops, graph)
+    launch_of, commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles, together)
     tiles_of = {}
     for tile, launch in enumerate(launch_of):
         tiles_of.setdefault(launch, []).append(tile)
@@ -141,8 +144,11 @@ def run(
         boxes_of.update(zip(tiles.tolist(), boxes, strict=True))
 
     def launch(index):
-        tiles = tiles_of[index]
-        number = int(graph.tile_ops[tiles[0]])
+        numbers = graph.tile_ops[tiles_of[index]]
+        for number in np.unique(numbers).tolist():
+            launch_op(number, [tile for tile, own in zip(tiles_of[index], numbers, strict=True) if own == number])
+
+    def launch_op(number, tiles):
         op = program.ops[number]
         addresses = [address(item.value, item.view.offset()) for item in op.inputs] or [0]
         addresses += map(address, op.outputs)

@@ -38,7 +38,7 @@ struct CUmod_st {
 
 namespace {
 
-using Run = void (*)(const void* addresses, const int32_t* boxes, int tiles);
+using Run = void (*)(const void* addresses, const int32_t* boxes, int ops, int tiles);
 
 struct Kernel {
   Run run;
@@ -58,7 +58,7 @@ struct Launched {
   Kernel kernel;
   std::vector<TensorMap> first;  // a copy of the first argument, as aligned as CUDA wants it
   const int32_t* boxes = nullptr;
-  int tiles = 0;
+  int ops = 0, tiles = 0;  // of each op
 };
 
 struct Edge {
@@ -166,7 +166,7 @@ Machine& machine() {
 
 void execute(const Launched& launched) {
   if (launched.own != nullptr) return (*launched.own)();
-  launched.kernel.run(launched.first.data(), launched.boxes, launched.tiles);
+  launched.kernel.run(launched.first.data(), launched.boxes, launched.ops, launched.tiles);
 }
 
 std::vector<size_t> GraphRun::able() const {
@@ -228,18 +228,20 @@ void serve() {
   }
 }
 
-std::optional<Launched> launched(Function function, unsigned grid, unsigned block, unsigned shared, void** arguments) {
+std::optional<Launched> launched(Function function, unsigned grid, unsigned ops, unsigned block, unsigned shared,
+                                 void** arguments) {
   const Kernel& kernel = function->kernel;
   const KernelShape& shape = *kernel.shape;
   if (grid == 0 || grid % static_cast<unsigned>(shape.slices) != 0 || static_cast<int>(block) != shape.threads ||
-      static_cast<int>(shared) != shape.shared_bytes)
+      static_cast<int>(shared) != shape.shared_bytes || ops == 0 || static_cast<int>(ops) > shape.most_ops)
     return std::nullopt;
-  Launched launched{nullptr, kernel, {}, nullptr, static_cast<int>(grid) / shape.slices};
+  Launched launched{nullptr, kernel, {}, nullptr, static_cast<int>(ops), static_cast<int>(grid) / shape.slices};
   size_t bytes = static_cast<size_t>(shape.num_addresses) * sizeof(uint64_t);
   if (shape.num_tensors > 0) {
     bytes = (bytes + alignof(TensorMap) - 1) / alignof(TensorMap) * alignof(TensorMap);
     bytes += static_cast<size_t>(shape.num_tensors) * sizeof(TensorMap);
   }
+  bytes *= static_cast<size_t>(shape.most_ops);
   launched.first.resize((bytes + sizeof(TensorMap) - 1) / sizeof(TensorMap));
   std::memcpy(static_cast<void*>(launched.first.data()), arguments[0], bytes);
   std::memcpy(&launched.boxes, arguments[1], sizeof launched.boxes);
@@ -300,7 +302,7 @@ bool fake_cuda_has(DevicePointer data, size_t bytes) {
 // Gives a stream what a library does, or adds it to the graph that is being captured.
 void fake_cuda_give(Stream stream, const std::function<void()>& work) {
   const std::lock_guard lock(machine().mutex);
-  Launched launched{std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0};
+  Launched launched{std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0, 0};
   if (stream->capturing == nullptr) {
     stream->items.push_back({Item::Kind::kKernel, launched, nullptr, 0, {}});
     return;
@@ -555,8 +557,8 @@ Result cuEventRecord(Event event, Stream stream) {
 Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                       unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra) {
   CALL("cuLaunchKernel");
-  const auto what = launched(function, grid_x, block_x, shared_bytes, arguments);
-  if (!what || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra != nullptr) return kInvalidValue;
+  const auto what = launched(function, grid_x, grid_y, block_x, shared_bytes, arguments);
+  if (!what || grid_z != 1 || block_y != 1 || block_z != 1 || extra != nullptr) return kInvalidValue;
   if (stream->capturing != nullptr) return kStreamCaptureInvalid;
   stream->items.push_back({Item::Kind::kKernel, *what, nullptr, 0, {}});
   return kSuccess;
@@ -595,7 +597,8 @@ Result cuGraphDestroy(DeviceGraph graph) {
 Result cuGraphAddKernelNode_v2(GraphNode* node, DeviceGraph graph, const GraphNode* parents, size_t count,
                                const KernelNodeParams* params) {
   CALL("cuGraphAddKernelNode");
-  const auto what = launched(params->function, params->grid_x, params->block_x, params->shared_bytes, params->arguments);
+  const auto what =
+      launched(params->function, params->grid_x, params->grid_y, params->block_x, params->shared_bytes, params->arguments);
   if (!what) return kInvalidValue;
   Node added{*what, {}};
   for (size_t i = 0; i < count; ++i) {
@@ -612,7 +615,7 @@ static Launched launched_graph(DeviceGraph child) {
     while (!run.step()) {
     }
   };
-  return {std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0};
+  return {std::make_shared<const std::function<void()>>(work), {}, {}, nullptr, 0, 0};
 }
 Result cuGraphAddChildGraphNode(GraphNode* node, DeviceGraph graph, const GraphNode* parents, size_t count, DeviceGraph child) {
   CALL("cuGraphAddChildGraphNode");
@@ -659,7 +662,8 @@ Result cuGraphExecDestroy(GraphExec exec) {
 }
 Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node, const KernelNodeParams* params) {
   CALL("cuGraphExecKernelNodeSetParams");
-  const auto what = launched(params->function, params->grid_x, params->block_x, params->shared_bytes, params->arguments);
+  const auto what =
+      launched(params->function, params->grid_x, params->grid_y, params->block_x, params->shared_bytes, params->arguments);
   if (!what || node->graph != exec->graph) return kInvalidValue;
   exec->nodes[node->index].launched = *what;
   return kSuccess;

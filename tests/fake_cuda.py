@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from aspen_jax.cuda.image import Code, distinct
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Program
 from tests import cuda_host
 
@@ -31,8 +32,12 @@ def played(source: str, name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def code_of(program: Program, *, warpgroups: bool = False) -> Code:
-    """The code of a program's ops for the fake: a library of the host, of a GPU that multiplies by warpgroups or of another."""
-    firsts, numbers = distinct(program.ops)
-    library = cuda_host.compiled(cuda_host.source(firsts, warpgroups=warpgroups))
-    return Code(np.frombuffer(library.read_bytes(), np.uint8), np.array(numbers, np.int32))
+def code_of(program: Program, graph: TileGraph | None = None, *, warpgroups: bool = False) -> Code:
+    """The code of a program's ops for the fake: a library of the host, of a GPU that multiplies by warpgroups or of another.
+
+    `graph`: says which ops are launched together, as for `compile_ops`.
+    """
+    found = distinct(program.ops, graph)
+    library = cuda_host.compiled(cuda_host.source(found.ops, found.most_ops, warpgroups=warpgroups))
+    numbers = (np.array(item, np.int32) for item in (found.numbers, found.launched_with))
+    return Code(np.frombuffer(library.read_bytes(), np.uint8), *numbers)

@@ -93,7 +93,8 @@ def example():
         values = dict(zip(trace.inputs, jax.tree.leaves(given), strict=True))
         return [values[value] for value in part.inputs]
 
-    return Example(apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program), arguments, operands)
+    graph = apu.build(program, 8, TINY_TILES)
+    return Example(graph, fake_cuda.code_of(program, graph), arguments, operands)
 
 
 def is_right(results, arguments):
@@ -249,7 +250,7 @@ def test_code_without_a_kernel_says_what_to_do(example):
     with pytest.raises(
         EngineError, match=r"cuModuleGet\w+ failed with .*; the code lacks a kernel of the graph: trace the function"
     ):
-        DeviceRun(graph, Code(image, missing), Executor.STREAM).run(*operands(arguments(0)))
+        DeviceRun(graph, code._replace(image=image, kernels=missing), Executor.STREAM).run(*operands(arguments(0)))
     assert the_cpu_is_no_worse_off()
 
 
@@ -419,14 +420,14 @@ def test_what_does_not_belong_together_is_refused(example):
     fake_cuda.load()
     graph, code, arguments, operands = example
     with pytest.raises(InputError, match="there is code for 1 ops, but the graph has"):
-        DeviceRun(graph, Code(code.image, code.kernels[:1]), Executor.STREAM)
+        DeviceRun(graph, code._replace(kernels=code.kernels[:1]), Executor.STREAM)
     with pytest.raises(InputError, match="kernel -1 is not one of"):
-        DeviceRun(graph, Code(code.image, np.full_like(code.kernels, -1)), Executor.STREAM)
-    swapped = DeviceRun(graph, Code(code.image, np.zeros_like(code.kernels)), Executor.STREAM)
+        DeviceRun(graph, code._replace(kernels=np.full_like(code.kernels, -1)), Executor.STREAM)
+    swapped = DeviceRun(graph, code._replace(kernels=np.zeros_like(code.kernels)), Executor.STREAM)
     with pytest.raises(EngineError, match=r"takes . addresses, but op .* has"):
         swapped.run(*operands(arguments(0)))
     with pytest.raises(EngineError, match="compiled for another GPU"):
-        DeviceRun(graph, Code(np.zeros(64, np.uint8), code.kernels), Executor.STREAM).run(*operands(arguments(0)))
+        DeviceRun(graph, code._replace(image=np.zeros(64, np.uint8)), Executor.STREAM).run(*operands(arguments(0)))
     run = DeviceRun(graph, code, Executor.STREAM)
     with pytest.raises(InputError, match="the graph takes 10 operands, but 0 were given"):
         run.run()
@@ -445,7 +446,7 @@ import numpy as np
 import sys
 graph = TileGraph.load(sys.argv[1])
 try:
-    DeviceRun(graph, Code(np.zeros(4, np.uint8), np.zeros(graph.num_ops, np.int32)), Executor.STREAM)
+    DeviceRun(graph, Code(np.zeros(4, np.uint8), np.zeros(graph.num_ops, np.int32), np.arange(graph.num_ops)), Executor.STREAM)
 except EngineError as error:
     print(error)
 x = np.ones((64, 64), np.float32)

@@ -17,6 +17,8 @@ from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping, rewritten, touches
+from aspen_jax.cuda.families import UnsupportedOp
+from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph.dag import expand, unique
@@ -99,6 +101,14 @@ def conflicts(graph: TileGraph) -> Iterator[Pairs]:
             yield overlapping(writes, Touches.join(users))
 
 
+def together(graph: TileGraph) -> list[int]:
+    """As executors launch the ops of a graph; each alone where an op is for CPUs."""
+    try:
+        return launched_with(graph.program().ops, graph)
+    except UnsupportedOp:
+        return []
+
+
 class Issue:
     """A graph as commands for streams, and which launches may not run at once.
 
@@ -109,7 +119,7 @@ class Issue:
     """
 
     def __init__(self, graph: TileGraph, num_streams: int, fewest_tiles: int):
-        launch_of, self.commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles)
+        launch_of, self.commands = _engine.cuda_schedule(graph.to_bytes(), num_streams, fewest_tiles, together(graph))
         self._launches = np.array(launch_of, np.int64)
         self.num_streams = num_streams
         self.num_launches = int(self._launches.max()) + 1

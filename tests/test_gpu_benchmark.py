@@ -40,8 +40,8 @@ def played(monkeypatch):
         pytest.skip("no C++ compiler")
     driver = fake_cuda.load()
 
-    def compile_ops(ops, _architecture):
-        return fake_cuda.code_of(Program((), (), tuple(ops), ()))
+    def compile_ops(ops, _architecture, graph):
+        return fake_cuda.code_of(Program((), (), tuple(ops), ()), graph)
 
     monkeypatch.setattr(ours, "compile_ops", compile_ops)
     monkeypatch.setattr(ours, "gpu", lambda: jax.devices("cpu")[0])

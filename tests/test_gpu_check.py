@@ -35,17 +35,17 @@ def small_block(x, y, w, b):
     return jnp.concatenate([x - y, jnp.sum(x * y, axis=1, keepdims=True)], axis=1), jnp.argmax(x, axis=-1)
 
 
-def code_of(ops, _architecture):
-    return fake_cuda.code_of(Program((), (), tuple(ops), ()))
+def code_of(ops, _architecture, graph=None):
+    return fake_cuda.code_of(Program((), (), tuple(ops), ()), graph)
 
 
 def test_the_check_for_gpus(tmp_path, monkeypatch):
     fake_cuda.load()
     compiled = []
 
-    def compile_ops(ops, architecture):
+    def compile_ops(ops, architecture, graph=None):
         compiled.append(len(ops))
-        return code_of(ops, architecture)
+        return code_of(ops, architecture, graph)
 
     monkeypatch.setattr(gpu_check, "compile_ops", compile_ops)
     small = Model("small", lambda w, x: jax.nn.softmax(x @ w), random(0, 24, 40), (random(1, 6, 24),))

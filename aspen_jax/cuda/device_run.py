@@ -32,7 +32,8 @@ class DeviceRun:
             InputError: the code is not the graph's.
         """
         self._graph = graph
-        self._run = _engine.CudaRun(graph.to_bytes(), code.image.tobytes(), code.kernels.tolist(), int(executor))
+        numbers = (code.kernels.tolist(), code.launched_with.tolist())
+        self._run = _engine.CudaRun(graph.to_bytes(), code.image.tobytes(), *numbers, int(executor))
 
     def run(self, *operands: Any, captured: bool = False) -> list[np.ndarray]:
         """The graph's results.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import importlib
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE, cache_folder, read, write
+from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.cuda.source import kernels, translation_unit
 from aspen_jax.errors import AspenError
+from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op
 
 # The part of the standard library that the headers use, which NVRTC does not bring.
@@ -53,54 +56,76 @@ class Code(NamedTuple):
     Attributes:
         image: uint8 [bytes], a cubin, or PTX where the architecture is a virtual one.
         kernels: int32 [ops], the number of each op's kernel in it.
+        launched_with: int32 [ops], for each op the first of those that are launched with it (horizontal.py).
     """
 
     image: np.ndarray
     kernels: np.ndarray
+    launched_with: np.ndarray
 
 
-def compile_ops(ops: Sequence[Op], architecture: str) -> Code:
+def compile_ops(ops: Sequence[Op], architecture: str, graph: TileGraph | None = None) -> Code:
     """Compiles ops; those whose code is the same share a kernel.
 
     Args:
         ops: of a program.
         architecture: "sm_90a" and the like, for GPUs of just that kind; "compute_80" for all since.
+        graph: of these ops, which says which of them are launched together; None: each op is launched alone.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
         CompilerMissing: NVRTC or CuPy is not installed.
         AspenError: NVRTC refuses the code.
     """
-    firsts, numbers = distinct(ops)
-    image = compiled(kernels(firsts), architecture)
-    return Code(np.frombuffer(image, np.uint8), np.array(numbers, np.int32))
+    found = distinct(ops, graph)
+    image = compiled(kernels(found.ops, found.most_ops), architecture)
+    return Code(np.frombuffer(image, np.uint8), np.array(found.numbers, np.int32), np.array(found.launched_with, np.int32))
 
 
-def distinct(ops: Sequence[Op]) -> tuple[list[Op], list[int]]:
-    """Ops of different code, and for each of `ops` which one of those stands for it.
+class Distinct(NamedTuple):
+    """Ops of different code.
+
+    Attributes:
+        ops: the first ones of each code.
+        most_ops: how many are launched together, of each.
+        numbers: for each of all ops which one of these stands for it.
+        launched_with: for each of all ops the first of those that are launched with it.
+    """
+
+    ops: list[Op]
+    most_ops: list[int]
+    numbers: list[int]
+    launched_with: list[int]
+
+
+def distinct(ops: Sequence[Op], graph: TileGraph | None = None) -> Distinct:
+    """Ops of different code; the arguments are those of `compile_ops`.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
     """
-    known: dict[str, int] = {}
-    firsts, numbers = [], []
-    for op in ops:
-        text = translation_unit([op], "")
-        if text not in known:
-            known[text] = len(known)
-            firsts.append(op)
-        numbers.append(known[text])
-    return firsts, numbers
+    firsts = list(range(len(ops))) if graph is None else launched_with(ops, graph)
+    together = collections.Counter(firsts)
+    known: dict[tuple[str, int], int] = {}
+    found = Distinct([], [], [], firsts)
+    for op, first in zip(ops, firsts, strict=True):
+        kind = (translation_unit([op], ""), together[first])
+        if kind not in known:
+            known[kind] = len(known)
+            found.ops.append(op)
+            found.most_ops.append(kind[1])
+        found.numbers.append(known[kind])
+    return found
 
 
-def code_hash(ops: Sequence[Op]) -> bytes:
-    """Equal for ops whose code is the same, with the headers that it stands on.
+def code_hash(ops: Sequence[Op], graph: TileGraph) -> bytes:
+    """Equal for ops of a graph whose code is the same, with the headers that it stands on.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
     """
-    firsts, _ = distinct(ops)
-    return hashlib.sha256("\0".join([kernels(firsts), *(header_texts().values())]).encode()).digest()
+    found = distinct(ops, graph)
+    return hashlib.sha256("\0".join([kernels(found.ops, found.most_ops), *(header_texts().values())]).encode()).digest()
 
 
 def compiled(source: str, architecture: str) -> bytes:

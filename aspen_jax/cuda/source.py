@@ -38,15 +38,23 @@ HEADERS = (
 # Addresses and maps stay where the launch has put them: tile functions hold references to them.
 _KERNEL = """\
 extern "C" {{
-__device__ KernelShape {name}_shape = shape_of<{op}>();
+__device__ KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
 extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
-    {name}(const __grid_constant__ {op}::Addresses buffers, const int32_t* boxes) {{
+    {name}(const __grid_constant__ {argument}, const int32_t* boxes) {{
   wait_for_parents();
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
-  {op}::tile(buffers, boxes + blockIdx.x / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
+  {op}::tile({buffers}, boxes + {block} / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
 }}
 """
+
+# Of a kernel for one op, and of one for several: a row of thread blocks for each.
+_ONE = {"argument": "{op}::Addresses buffers", "buffers": "buffers", "block": "blockIdx.x"}
+_SEVERAL = {
+    "argument": "Together<{op}::Addresses, {most_ops}> together",
+    "buffers": "together.of[blockIdx.y]",
+    "block": "(blockIdx.y * gridDim.x + blockIdx.x)",
+}
 
 # Of all kernels of a module (cuda/kernels/launch_order.h).
 _KERNELS_WAIT = """\
@@ -56,34 +64,42 @@ __device__ int32_t aspen_kernels_wait = kKernelsWait;
 """
 
 
-def translation_unit(ops: Sequence[Op], entry: str) -> str:
+def translation_unit(ops: Sequence[Op], entry: str, most_ops: Sequence[int] = ()) -> str:
     """The code of ops, without includes.
 
     Args:
         ops: their structs are called Op0, Op1 ...
         entry: follows each struct; {op}, {name} and {words} in it stand for the struct, a name of its own and the words of a box,
-            {cluster} for what says how many thread blocks are a cluster, {blocks} for what its bounds say of thread blocks.
+            {cluster} for what says how many thread blocks are a cluster, {blocks} for what its bounds say of thread blocks, and
+            {most_ops} for how many ops a launch may have; what `_ONE` and `_SEVERAL` name depends on that.
+        most_ops: of a launch, for each of `ops`; (): 1 for each.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
     """
     parts = ["using namespace aspen::cuda;\n"]
-    for number, op in enumerate(ops):
+    for number, (op, most) in enumerate(zip(ops, most_ops or [1] * len(ops), strict=True)):
         kernel = kernel_of(op)
         parts.append(_struct(op, kernel, f"Op{number}"))
-        cluster = f"__cluster_dims__({kernel.slices}, 1, 1) " if kernel.slices > 1 else ""
-        blocks = f", {kernel.blocks}" if kernel.blocks else ""
-        words = 2 * len(op.output.shape)
-        name = f"op{number}"
-        parts.append(entry.format(op=f"Op{number}", name=name, words=words, cluster=cluster, blocks=blocks))
+        words: dict[str, object] = {
+            "op": f"Op{number}",
+            "name": f"op{number}",
+            "words": 2 * len(op.output.shape),
+            "cluster": f"__cluster_dims__({kernel.slices}, 1, 1) " if kernel.slices > 1 else "",
+            "blocks": f", {kernel.blocks}" if kernel.blocks else "",
+            "most_ops": most,
+        }
+        words |= {name: text.format(**words) for name, text in (_ONE if most == 1 else _SEVERAL).items()}
+        parts.append(entry.format(**words))
     return "\n".join(parts)
 
 
-def kernels(ops: Sequence[Op]) -> str:
-    """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op.
+def kernels(ops: Sequence[Op], most_ops: Sequence[int] = ()) -> str:
+    """A file for nvcc or NVRTC, with a kernel op0, op1 ... for each op; for `most_ops` see `translation_unit`.
 
-    It is launched with a thread block a tile, or a cluster of them. A global op0_shape (cuda/kernels/kernel_shape.h) says how
-    many threads each has, how many bytes of shared memory, how many addresses the kernel takes, and of what it wants tensor maps.
+    It is launched with a thread block a tile, or a cluster of them. A kernel for several ops has a row of them for each. It takes
+    their addresses and maps one after the other. A global op0_shape (cuda/kernels/kernel_shape.h) says how many threads each has,
+    how many bytes of shared memory, how many addresses the kernel takes for an op, and of what it wants tensor maps.
     Its arguments are the addresses with the maps and, in device memory, the boxes of the tiles: int32 [tiles, 2, rank], lo then
     hi. A global aspen_kernels_wait, an int32, is 1 where all kernels first wait for the launches before them, as from compute
     capability 9.0 on.
@@ -91,7 +107,7 @@ def kernels(ops: Sequence[Op]) -> str:
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
     """
-    return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL), _KERNELS_WAIT])
+    return "\n".join([*(f'#include "{header}"' for header in HEADERS), translation_unit(ops, _KERNEL, most_ops), _KERNELS_WAIT])
 
 
 def _struct(op: Op, kernel: Kernel, name: str) -> str:

@@ -78,7 +78,7 @@ _codes: weakref.WeakKeyDictionary[Part, dict[str, Code]] = weakref.WeakKeyDictio
 def _code(part: Part, architecture: str) -> Code:
     codes = _codes.setdefault(part, {})
     if architecture not in codes:
-        codes[architecture] = compile_ops(part.program.ops, architecture)
+        codes[architecture] = compile_ops(part.program.ops, architecture, part.graph)
     return codes[architecture]
 
 
@@ -90,7 +90,7 @@ def _call(executor: Executor, part: Part, results: Sequence[jax.ShapeDtypeStruct
     nothing = [runtime.NOTHING] if len(results) > 1 and not workspace else []
     results_and_rest = [*results, *workspace, *nothing]
     call = jax.ffi.ffi_call(runtime.CUSTOM_CALL_TARGET, results_and_rest, input_output_aliases=part.graph.shared_memory)
-    outs = call(*operands, graph=part.graph_bytes, image=code.image, kernels=code.kernels, executor=np.int32(executor))
+    outs = call(*operands, graph=part.graph_bytes, **code._asdict(), executor=np.int32(executor))
     return list(outs)[: len(results)]
 
 

@@ -39,7 +39,7 @@ def key(compiled: Compiled) -> str:
         for step in function.steps:
             if isinstance(step, Part):
                 digest.update(step.graph_bytes.tobytes())
-                digest.update(code_hash(step.program.ops))
+                digest.update(code_hash(step.program.ops, step.graph))
             else:
                 shapes = [atom.aval.str_short() for atom in step.equation.invars]
                 digest.update(repr((step.equation.primitive.name, shapes)).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def _ready(row: str) -> tuple[Model, Compiled, list[Code], float]:
     model = given.cast(given.build())
     compiled = compiled_for_cuda(jaxpr_of(model))
     start = time.perf_counter()
-    codes = [compile_ops(part.program.ops, architecture()) for part in compiled.parts]
+    codes = [compile_ops(part.program.ops, architecture(), part.graph) for part in compiled.parts]
     return model, compiled, codes, time.perf_counter() - start
 
 
@@ -100,20 +101,23 @@ def _once(row: str) -> None:
 
 
 def _kernels(number: int, part: Part, code: Code) -> list[dict[str, Any]]:
-    """The op of each launch, in the order of launches, and which kernel of the code it runs."""
+    """The op of each launch, the first one of several, in the order of launches; and which kernel of the code it runs."""
     tiles = np.bincount(part.graph.tile_ops, minlength=len(part.program.ops)).tolist()
+    num_ops = Counter(code.launched_with.tolist())
     return [
         {
             "part": number,
             "op": op.family.name,
+            "ops": num_ops[first],
             "kernel": kernel,
             "output": list(op.output.shape),
             "dtype": op.output.dtype.name,
             "inputs": [list(operand.shape) for operand in op.inputs[:3]],
             "name": op.name[-_LONGEST_NAME:],
-            "tiles": count,
+            "tiles": tiles[first] * num_ops[first],
         }
-        for op, kernel, count in zip(part.program.ops, code.kernels.tolist(), tiles, strict=True)
+        for first, (op, kernel) in enumerate(zip(part.program.ops, code.kernels.tolist(), strict=True))
+        if first in num_ops
     ]
 
 

@@ -44,10 +44,12 @@ struct LibraryProduct {
   int32_t bias;  // the number of an input; -1: there is none
 };
 
-// Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps.
+// Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps; so many times
+// as ops may be launched together, of which the y-th row of thread blocks computes the y-th.
 struct KernelShape {
   int32_t threads, shared_bytes, num_addresses, num_tensors = 0;
   int32_t slices = 1;  // thread blocks of a tile, which are a cluster
+  int32_t most_ops = 1;
   TensorShape tensors[kMostTensors] = {};
   LibraryProduct product = {};
 };

@@ -31,13 +31,20 @@ struct TensorBuffers : Buffers<kInputs, kFurther> {
   TensorMap maps[kNumTensors];
 };
 
+// Those of ops that are launched together.
+template <class Addresses, int kOps>
+struct Together {
+  Addresses of[kOps];
+};
+
 // For the global op<n>_shape. Op::tensor is a function, not an array: of arrays of one name in two libraries the host would keep
 // one.
-template <class Op>
+template <class Op, int kMostOps = 1>
 ASPEN_DEVICE constexpr KernelShape shape_of() {
   using Addresses = typename Op::Addresses;
   KernelShape shape{Op::kThreads, static_cast<int32_t>(sizeof(typename Op::Memory)), Addresses::kNumAddresses};
   shape.slices = Op::kSlices;
+  shape.most_ops = kMostOps;
   if constexpr (Addresses::kNumTensors > 0) {
     shape.num_tensors = Addresses::kNumTensors;
     for (int number = 0; number < shape.num_tensors; ++number) shape.tensors[number] = Op::tensor(number);

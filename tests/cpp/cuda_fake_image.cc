@@ -22,7 +22,7 @@ void aspen_play_wait(void (*wait)()) { played_wait = wait; }
 aspen::cuda::KernelShape op0_shape{32, 0, 3};
 aspen::cuda::KernelShape op1_shape{64, 50 << 10, 2};
 
-void op0(const void* const* addresses, const int32_t* boxes, int tiles) {
+void op0(const void* const* addresses, const int32_t* boxes, int /* ops */, int tiles) {
   wait_for_parents();
   const auto* const a = static_cast<const float*>(addresses[0]);
   const auto* const b = static_cast<const float*>(addresses[1]);
@@ -32,7 +32,7 @@ void op0(const void* const* addresses, const int32_t* boxes, int tiles) {
   }
 }
 
-void op1(const void* const* addresses, const int32_t* boxes, int tiles) {
+void op1(const void* const* addresses, const int32_t* boxes, int /* ops */, int tiles) {
   wait_for_parents();
   const auto* const a = static_cast<const float*>(addresses[0]);
   auto* const copy = static_cast<float*>(const_cast<void*>(addresses[1]));

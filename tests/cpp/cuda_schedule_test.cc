@@ -38,9 +38,18 @@ int64_t volume(std::span<const int32_t> box) {
   return product;
 }
 
-std::span<const int32_t> box_of(const Graph& graph, const LaunchGraph& launches, size_t launch) {
-  const size_t rank = static_cast<size_t>(graph.values[graph.ops[launches.launches[launch].op].output].dense.rank);
-  return std::span(launches.boxes).subspan(launches.launches[launch].first_box, 2 * rank);
+// The smallest box around the tiles of a launch.
+std::vector<int32_t> box_of(const Graph& graph, const LaunchGraph& launches, size_t launch) {
+  const auto first = graph.box_of(launches.tiles_of(launch)[0]);
+  std::vector<int32_t> box(first.begin(), first.end());
+  for (const uint32_t tile : launches.tiles_of(launch)) {
+    for (size_t d = 0; d < box.size() / 2; ++d) {
+      const size_t hi = box.size() / 2 + d;
+      box[d] = std::min(box[d], graph.box_of(tile)[d]);
+      box[hi] = std::max(box[hi], graph.box_of(tile)[hi]);
+    }
+  }
+  return box;
 }
 
 // What group_tiles promises, and what nobody needs to be told twice: each launch lists each parent once.
@@ -56,12 +65,17 @@ void check_launches(const Graph& graph, const LaunchGraph& launches) {
   size_t num_parents = 0;
   for (uint32_t launch = 0; launch < launches.size(); ++launch) {
     int64_t of_tiles = 0, cost = 0;
-    for (const uint32_t tile : launches.tiles_of(launch)) {
-      CHECK_EQ(static_cast<uint32_t>(graph.tile_ops[tile]), launches.launches[launch].op);
+    const auto ops = launches.ops_of(launch);
+    CHECK_EQ(launches.launches[launch].op, ops[0]);
+    const size_t tiles_of_op = launches.tiles_of(launch).size() / ops.size();
+    CHECK_EQ(launches.tiles_of(launch).size() % ops.size(), 0u);
+    for (size_t i = 0; i < launches.tiles_of(launch).size(); ++i) {
+      const uint32_t tile = launches.tiles_of(launch)[i];
+      CHECK_EQ(static_cast<uint32_t>(graph.tile_ops[tile]), ops[i / tiles_of_op]);
       of_tiles += volume(graph.box_of(tile));
       cost += graph.costs[tile];
     }
-    CHECK_EQ(of_tiles, volume(box_of(graph, launches, launch)));
+    if (ops.size() == 1) CHECK_EQ(of_tiles, volume(box_of(graph, launches, launch)));
     CHECK_EQ(cost, launches.launches[launch].cost);
     for (const uint32_t parent : launches.parents_of(launch)) CHECK(edges.contains({parent, launch}));
     for (const uint32_t child : launches.children_of(launch)) CHECK(edges.contains({launch, child}));
@@ -139,6 +153,54 @@ TEST(tiles_that_order_two_ops_both_ways_are_launched_alone) {
   CHECK_EQ(launches.size(), 4u);
   check_launches(graph, launches);
   CHECK(is_right(launches, cuda::traverse(graph, launches, 2)));
+}
+
+// Levels of some ops of two tiles each, which read tiles of the level before.
+Graph levels_of_ops(std::mt19937_64& random, int levels, int width) {
+  GraphBuilder builder;
+  const int64_t x = builder.operand(DType::kF32, {2});
+  for (int op = 0; op < levels * width; ++op) {
+    builder.op("op", "any", {builder.whole(x)}, builder.result(DType::kF32, {2}), {}, op / width);
+    for (const int64_t at : {0, 1}) builder.tile(op, {at}, {at + 1}, static_cast<int64_t>(random() % 1'000));
+  }
+  const auto in_level = [&] { return static_cast<int64_t>(random() % (2 * static_cast<unsigned>(width))); };
+  for (int64_t tile = 2 * width; tile < 2 * levels * width; ++tile) {
+    std::set<int64_t> parents{in_level(), in_level()};
+    for (const int64_t parent : parents) builder.edge((tile / (2 * width) - 1) * 2 * width + parent, tile);
+  }
+  return parse_graph(builder.encode());
+}
+
+TEST(ops_that_are_launched_together_keep_every_order) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    std::mt19937_64 random(seed);
+    const int levels = 1 + static_cast<int>(random() % 6), width = 1 + static_cast<int>(random() % 6);
+    const Graph graph = levels_of_ops(random, levels, width);
+    std::vector<int32_t> launched_with;
+    std::set<int32_t> firsts;
+    for (int op = 0; op < levels * width; ++op) {
+      const int first = op / width * width + static_cast<int>(random() % static_cast<unsigned>(op % width + 1));
+      launched_with.push_back(first == op ? op : launched_with[static_cast<size_t>(first)]);
+      firsts.insert(launched_with.back());
+    }
+    const LaunchGraph launches = cuda::group_tiles(graph, 100, launched_with);
+    CHECK_EQ(launches.size(), firsts.size());
+    check_launches(graph, launches);
+    for (uint32_t launch = 0; launch < launches.size(); ++launch) {
+      for (const uint32_t op : launches.ops_of(launch)) {
+        CHECK_EQ(launched_with[op], static_cast<int32_t>(launches.launches[launch].op));
+      }
+    }
+    for (const uint32_t streams : {1u, 3u}) CHECK(is_right(launches, cuda::traverse(graph, launches, streams)));
+  }
+}
+
+TEST(ops_that_wait_for_each_other_are_not_launched_together) {
+  std::mt19937_64 random(0);
+  const Graph graph = levels_of_ops(random, 3, 1);
+  const LaunchGraph launches = cuda::group_tiles(graph, 100, std::vector<int32_t>{0, 0, 2});
+  CHECK_EQ(launches.size(), graph.num_tiles());
+  check_launches(graph, launches);
 }
 
 TEST(every_order_holds_on_the_device) {

@@ -1,0 +1,78 @@
+"""Horizontal fusion: ops of one kernel that do not wait for each other are one launch, with a row of thread blocks for each.
+
+A launch costs a graph about 1 us on an H200. Updates of two caches, or products of the same rows with weights that are arguments,
+take less than that each.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from aspen_jax import _engine
+from aspen_jax.cuda.families import kernel_of
+from aspen_jax.cuda.library import by_library
+from aspen_jax.cuda.source import translation_unit
+from aspen_jax.graph.dag import Dag
+from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.ir.program import Op
+
+# Of a launch: the arguments of a kernel have at most 4 KiB (CUDA), the addresses of an op 8 bytes each, a map 128.
+_MOST_OPS = 8
+_ARGUMENT_BYTES = 4 << 10
+_NUM_TENSORS, _TENSOR_BYTES = 2, 128
+
+
+def launched_with(ops: Sequence[Op], graph: TileGraph) -> list[int]:
+    """For each op of a graph the first of those that are launched with it; its own number where it is alone.
+
+    They have the same code, equally many tiles, and together no more than fill a GPU. None waits for another: all have the same
+    level, the longest path to an op by all edges of the graph. So launches wait for each other in one direction alone.
+
+    Raises:
+        UnsupportedOp: there is no CUDA code for one of them.
+    """
+    result = list(range(len(ops)))
+    levels = _levels(graph)
+    if levels is None:
+        return result
+    tiles = np.bincount(graph.tile_ops, minlength=len(ops)).tolist()
+    alike = collections.defaultdict(list)
+    for number in np.unique(graph.tile_ops).tolist():
+        alike[levels[number], tiles[number]].append(number)
+    for (_, num_tiles), numbers in alike.items():
+        for same in _by_code(ops, numbers) if len(numbers) > 1 else ():
+            most = min(_MOST_OPS, _engine.CUDA_FEWEST_TILES // num_tiles, _ARGUMENT_BYTES // _bytes_of(ops[same[0]]))
+            for place, number in enumerate(same):
+                result[number] = same[place - place % max(1, most)]
+    return result
+
+
+def _by_code(ops: Sequence[Op], numbers: Sequence[int]) -> list[list[int]]:
+    """Numbers of ops by their code, without those that a library computes."""
+    of_code: dict[str, list[int]] = collections.defaultdict(list)
+    for number in numbers:
+        if by_library(ops[number]) is None:
+            of_code[translation_unit([ops[number]], "")].append(number)
+    return list(of_code.values())
+
+
+def _levels(graph: TileGraph) -> list[int] | None:
+    """Of each op the longest path to it, in ops; None where ops wait for each other, or for themselves."""
+    parents, children = graph.dag.edges()
+    ops = Dag.from_edges(graph.num_ops, graph.tile_ops[parents], graph.tile_ops[children])
+    if not ops.is_acyclic():
+        return None
+    levels = np.empty(graph.num_ops, np.int64)
+    for level, numbers in enumerate(ops.levels):
+        levels[numbers] = level
+    return levels.tolist()
+
+
+def _bytes_of(op: Op) -> int:
+    """Of the addresses of an op and its maps."""
+    addresses = 8 * (max(1, len(op.inputs)) + len(op.outputs))
+    maps = _NUM_TENSORS * _TENSOR_BYTES if kernel_of(op).maps else 0
+    return maps - addresses // -_TENSOR_BYTES * _TENSOR_BYTES if maps else addresses
