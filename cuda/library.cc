@@ -67,7 +67,8 @@ LibraryCall::LibraryCall(LibraryHandle handle, const LibraryProduct& product)
   const int32_t left = product.left.is_transposed != 0 ? kTransposed : kAsItIs;
   describe(kTransposesA, &right, sizeof right);
   describe(kTransposesB, &left, sizeof left);
-  if (product.bias >= 0) describe(kEpilogue, &kAddsBias, sizeof kAddsBias);
+  const uint32_t epilogue = (product.relu != 0 ? kRelu : 0) | (product.bias >= 0 ? kAddsBias : 0);
+  if (epilogue != 0) describe(kEpilogue, &epilogue, sizeof epilogue);
   find_algorithm();
 }
 

@@ -125,7 +125,7 @@ LibraryStatus cublasLtCreate(LibraryHandle* handle) { return make(handle, {}); }
 LibraryStatus cublasLtDestroy(LibraryHandle handle) { return destroy(handle); }
 LibraryStatus cublasLtMatmulDescCreate(ProductDescription* description, int compute_type, int scale_type) {
   if (scale_type != kTypeFloat32) return kNotSupported;
-  return make(description, {compute_type, {kAsItIs, kAsItIs}, 1, nullptr});
+  return make(description, {compute_type, {kAsItIs, kAsItIs}, kNoEpilogue, nullptr});
 }
 LibraryStatus cublasLtMatmulDescDestroy(ProductDescription description) { return destroy(description); }
 LibraryStatus cublasLtMatmulDescSetAttribute(ProductDescription description, int attribute, const void* value, size_t bytes) {
@@ -186,9 +186,10 @@ LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, cons
   float scale, of_c;
   std::memcpy(&scale, alpha, sizeof scale);
   std::memcpy(&of_c, beta, sizeof of_c);
-  const bool adds_bias = description->epilogue == kAddsBias;
+  const uint32_t epilogue = description->epilogue;
+  const bool adds_bias = (epilogue & kAddsBias) != 0, is_relu = (epilogue & kRelu) != 0;
   if (!fits(*description, left, right, *c_layout, *d_layout) || algorithm->data[0] != 0x5eed ||
-      (adds_bias && !description->bias) || (!adds_bias && description->epilogue != 1) || workspace != nullptr ||
+      (adds_bias && !description->bias) || (epilogue != kNoEpilogue && (epilogue & ~(kAddsBias | kRelu)) != 0) || workspace != nullptr ||
       workspace_bytes != 0 || !holds(a, *a_layout) || !holds(b, *b_layout) || !holds(d, *d_layout) ||
       (of_c != 0 && !holds(c, *c_layout)))
     return kInvalid;
@@ -204,6 +205,7 @@ LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, cons
           sum *= scale;
           if (of_c != 0) sum += of_c * added.at(matrix, row, column);
           if (bias != nullptr) sum += load(to.type, bias, row);
+          if (is_relu && !(sum > 0)) sum = 0;
           store(to.type, d, matrix * to.next + column * to.leading + row, sum);
         }
       }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -70,11 +71,14 @@ def test_matrices_as_the_library_is_told_of_them():
     found = product_of(lambda x, w, b, r: x @ w + b + r, *shaped((3, 64, 128), (128, 192), (192,), (3, 64, 192)))
     like = LibraryMatrix(-1, False, 192, 0)
     sides = LibraryMatrix(0, False, 128, 0), LibraryMatrix(1, False, 192, 0)
-    assert found == LibraryProduct(192, 192, 128, 1, 1, 1, *sides, LibraryMatrix(3, False, 192, 0), like, 2)
+    assert found == LibraryProduct(192, 192, 128, 1, 1, 1, *sides, LibraryMatrix(3, False, 192, 0), like, 2, False)
     along = product_of(lambda x, w: jnp.einsum("bmk,bnk->bmn", x, w), *shaped((5, 40, 64), (5, 72, 64), dtype=np.float16))
     sides = LibraryMatrix(0, False, 64, 40 * 64), LibraryMatrix(1, True, 64, 72 * 64)
     like = LibraryMatrix(-1, False, 72, 40 * 72)
-    assert along == LibraryProduct(40, 72, 64, 5, 2, 2, *sides, like, like, -1)
+    assert along == LibraryProduct(40, 72, 64, 5, 2, 2, *sides, like, like, -1, False)
+    relu = product_of(lambda x, w, b: jax.nn.relu(x @ w + b), *shaped((64, 128), (128, 192), (192,)))
+    assert relu is not None
+    assert (relu.bias, relu.relu) == (2, True)
 
 
 SQUARE = (64, 64)
@@ -83,7 +87,8 @@ SQUARE = (64, 64)
 @pytest.mark.parametrize(
     ("function", "shapes", "dtype"),
     [
-        (lambda x, w: jax.nn.relu(x @ w), [SQUARE] * 2, jnp.bfloat16),  # what is done with the sums
+        (lambda x, w: jnp.tanh(x @ w), [SQUARE] * 2, jnp.bfloat16),  # what is done with the sums
+        (lambda x, w, y: jax.nn.relu(x @ w) + y, [SQUARE] * 3, jnp.bfloat16),
         (lambda x, w, y: x @ w + y + y * 2, [SQUARE] * 3, jnp.bfloat16),
         (lambda x, w, y: (x @ w).astype(jnp.float32) + y.astype(jnp.float32), [SQUARE] * 3, jnp.bfloat16),
         (lambda x, w: x @ w, [(64, 60), (60, 64)], jnp.bfloat16),  # lines that are not aligned
@@ -111,25 +116,41 @@ def test_a_product_in_the_memory_of_what_it_adds_to():
     assert op.inputs[product.added.input] is op.family.rewritten(op)
 
 
-def test_convolutions_of_single_pixels_stay_ours():
-    """Although they share their problem, and with it the choice, with a product."""
+def convolution(x, w, strides=(1, 1)):
+    return jax.lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    def function(x, w):
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    (op,) = ops_of(function, shaped((8, 16, 16, 64), (1, 1, 64, 256)), GPU)
+def test_convolutions_of_single_pixels_are_products():
+    """They share the problem, and with it the choice, of a product."""
+    function = functools.partial(pixels, convolution)
+    (op,) = ops_of(function, shaped((8, 16, 16, 64), (1, 1, 64, 256), (256,), (8, 16, 16, 256)), GPU)
     problem = Problem.of(op)
     assert problem is not None
+    assert by_library(op) is None
     with considering(KernelChoices("sm_90a", {problem: Timed(None, 1.0, by_library=True)})):
-        assert by_library(op) is None
-        assert "ByLibrary<" not in cuda_host.source([op])
-        assert Gpu().blocks_of(op) != "cublasLt: timed"
+        sides = LibraryMatrix(0, False, 64, 0), LibraryMatrix(1, False, 256, 0)
+        like = LibraryMatrix(-1, False, 256, 0)
+        rows = 8 * 16 * 16
+        assert by_library(op) == LibraryProduct(rows, 256, 64, 1, 1, 1, *sides, LibraryMatrix(3, False, 256, 0), like, 2, True)
+        assert "ByLibrary<" in cuda_host.source([op])
+        assert Gpu().blocks_of(op) == "cublasLt: timed"
+
+
+def pixels(convolution, x, w, b, y):
+    return jax.nn.relu(convolution(x, w) + b + y)
+
+
+@pytest.mark.parametrize(("window", "strides"), [((3, 3), (1, 1)), ((1, 1), (2, 2))])
+def test_other_convolutions_stay_ours(window, strides):
+    function = functools.partial(convolution, strides=strides)
+    (op,) = ops_of(function, shaped((8, 16, 16, 64), (*window, 64, 256)), GPU)
+    assert LibraryProduct.of(op) is None
 
 
 @pytest.fixture(scope="module")
 def example():
     """A graph whose products are the library's, its code, arguments by a seed and results of a float32 reference."""
-    shapes = (96, 64), (64, 128), (128, 64), (128,), (96, 64)
+    shapes = (96, 64), (64, 128), (128, 64), (128,), (96, 64), (64, 64)
 
     def of(dtype):
         def arguments(seed):
@@ -138,7 +159,8 @@ def example():
         def function(*given):
             h = given[0] @ given[1] + given[3]
             y = jnp.tanh(h) @ given[2] + given[4]
-            return y, jnp.sin(y), h[:, :64] @ y.T
+            pixels = jax.nn.relu(convolution(jnp.sin(y).reshape(2, 6, 8, 64), given[5][None, None]) + given[3][:64])
+            return y, pixels, h[:, :64] @ y.T
 
         trace = trace_of(function, arguments(0))
         (part,) = trace.parts
@@ -150,7 +172,9 @@ def example():
             found = dict.fromkeys(problems, Timed(None, 1.0, by_library=True))
         with considering(KernelChoices("sm_90a", found)):
             graph, code = apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program)
-            assert [by_library(op) is not None for op in program.ops if op.family.name == "matmul"].count(True) >= 2
+            taken = [op.family.name for op in program.ops if by_library(op) is not None]
+            assert taken.count("matmul") >= 2
+            assert "conv2d" in taken
             assert sum("ByLibrary<" in cuda_host.source([op]) for op in program.ops) >= 2
 
         def operands(given):
@@ -243,7 +267,7 @@ def test_only_timing_chooses_the_library(monkeypatch, there):
         return x @ w
 
     def ended(x, w):
-        return jax.nn.relu(x @ w)
+        return jnp.tanh(x @ w)
 
     def both(x, w):  # of one problem; the library takes only one of them, and not the first
         return ended(x, w), plain(x * 2, w)

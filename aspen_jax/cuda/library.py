@@ -1,7 +1,7 @@
 """Products that NVIDIA's cublasLt multiplies inside our graph, where timing says that it is faster (cuda/library.h).
 
-It comes with jax[cuda13]. It takes a product as a whole, and adds the bias of each column and a matrix like the result. Then the
-launch is the library's: our kernel is compiled, but not run.
+It comes with jax[cuda13]. It takes a product as a whole, or a convolution by single pixels. It adds the bias of each column and a
+matrix like the result, and then a ReLU. The launch is the library's: our kernel is compiled, but not run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from aspen_jax.cuda.kernel_choices import prefers_library
 from aspen_jax.cuda.matrices import Matrices, Side
+from aspen_jax.cuda.pointwise import pixels_as_rows
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ir.view import View
@@ -62,6 +63,7 @@ class LibraryProduct:
         added: what is added to the result; input -1: nothing.
         output: where the result is.
         bias: the number of the input that has each column's; -1: there is none.
+        relu: whether what is negative at last becomes 0.
     """
 
     rows: int
@@ -75,11 +77,15 @@ class LibraryProduct:
     added: LibraryMatrix
     output: LibraryMatrix
     bias: int
+    relu: bool
 
     @classmethod
     def of(cls, op: Op) -> LibraryProduct | None:
         """None where the library does not multiply so, or does something else with the sums."""
-        problem = Problem.of(op) if op.family is MATMUL and op.slices == 1 and not op.further else None
+        if op.family is not MATMUL:
+            product = pixels_as_rows(op)
+            return None if product is None else cls.of(product)
+        problem = Problem.of(op) if op.slices == 1 and not op.further else None
         matrices = None if problem is None else Matrices.of(op)
         if problem is None or matrices is None or problem.exact or matrices.column != len(op.output.shape) - 1:
             return None
@@ -92,7 +98,7 @@ class LibraryProduct:
         extras = _extras(op, matrices)
         if extras is None:
             return None
-        bias, added = extras
+        bias, added, relu = extras
         if op.in_place and (added is None or op.inputs[added.input] is not op.family.rewritten(op)):
             return None
         return cls(
@@ -107,12 +113,13 @@ class LibraryProduct:
             added or LibraryMatrix(-1, False, *output),
             LibraryMatrix(-1, False, *output),
             bias,
+            relu,
         )
 
 
 def by_library(op: Op) -> LibraryProduct | None:
     """The product that the library multiplies in place of an op's kernel; None where the kernel is launched."""
-    return LibraryProduct.of(op) if op.family is MATMUL and prefers_library(op) and is_there() else None
+    return LibraryProduct.of(op) if prefers_library(op) and is_there() else None
 
 
 @functools.cache
@@ -177,17 +184,19 @@ def _are_aligned(dtype: np.dtype, *strides: int) -> bool:
     return all(stride >= 0 and stride * dtype.itemsize % _ALIGNMENT == 0 for stride in strides)
 
 
-def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None] | None:
-    """The bias's number, -1 for none, and what else is added; None where the op's program does anything else."""
-    bias, added, program = -1, None, op.program
+def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None, bool] | None:
+    """The bias's number, -1 for none, what else is added, and whether a ReLU follows; None where the op does anything else."""
+    bias, added, relu, program = -1, None, False, op.program
     if program is None:
-        return bias, added
+        return bias, added, relu
     if program.constants or program.further:
         return None
     first, current = len(op.main_inputs) - 1, 0
     for register, (opcode, arguments) in enumerate(program.instructions, program.num_inputs):
         others = [argument for argument in arguments if argument != current]
-        if opcode == "add_f" and len(arguments) == 2 and len(others) == 1 and 0 < others[0] < program.num_inputs:
+        if opcode == "relu_f" and not others:
+            relu = True
+        elif opcode == "add_f" and not relu and len(arguments) == 2 and len(others) == 1 and 0 < others[0] < program.num_inputs:
             number = first + others[0]
             operand = op.inputs[number]
             if _is_bias(operand, op) and bias < 0:
@@ -199,7 +208,7 @@ def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None] | No
         elif (opcode, tuple(arguments), register) != (_ROUNDING.get(op.output.dtype.name), (current,), program.result):
             return None
         current = register
-    return (bias, added) if program.result == current else None
+    return (bias, added, relu) if program.result == current else None
 
 
 # What only says once more how a result is stored, as the last instruction.

@@ -75,7 +75,12 @@ def sums_at_once(op: Op) -> int:
 
 @writes("matmul")
 def _matmul(op: Op) -> Kernel | None:
-    kernel, product = matmul(op), by_library(op)
+    return or_by_library(matmul(op), op)
+
+
+def or_by_library(kernel: Kernel | None, op: Op) -> Kernel | None:
+    """The kernel of an op, in whose place the library multiplies if timing has said so."""
+    product = by_library(op)
     return kernel if kernel is None or product is None else kernel._replace(around=("ByLibrary", constant(product)))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from aspen_jax.cost.equations import of_equation
 from aspen_jax.cuda.few_rows import FEW_ROWS
+from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.machine import NUM_BLOCKS, work_of_boxes
 from aspen_jax.cuda.streams import PLACES, is_streamed
@@ -50,18 +51,21 @@ def of_graph(program: Program, graph: TileGraph) -> Amounts:
         graph: its tiles.
     """
     found: collections.defaultdict[str, float] = collections.defaultdict(float, {"calls": 1.0})
-    for number, op in enumerate(program.ops):
-        for name, amount in of_op(op, graph.tiles_of(number)[1]).items():
+    boxes = collections.defaultdict(list)
+    for number, first in enumerate(launched_with(program.ops, graph)):
+        boxes[first].append(graph.tiles_of(number)[1])
+    for first, together in boxes.items():
+        for name, amount in of_launch(program.ops[first], np.concatenate(together)).items():
             found[name] += amount
     return dict(found)
 
 
-def of_op(op: Op, boxes: np.ndarray) -> Amounts:
-    """The amounts of an op that is one launch.
+def of_launch(op: Op, boxes: np.ndarray) -> Amounts:
+    """The amounts of a launch.
 
     Args:
-        op: the op.
-        boxes: int64 [tiles, rank, 2], its tiles.
+        op: its op, or the first of several that are alike.
+        boxes: int64 [tiles, rank, 2], the tiles of them all.
     """
     if not len(boxes):
         return {}

@@ -36,12 +36,13 @@ struct LibraryMatrix {
 enum ElementType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
 // What a library may multiply in a kernel's place (cuda/library.h): rows x depth by depth x columns, so many matrices of each,
-// then the bias of each column, and a matrix like the result. Of float32, products have the precision of TF32.
+// then the bias of each column, a matrix like the result, and a ReLU. Of float32, products have the precision of TF32.
 struct LibraryProduct {
   int64_t rows, columns, depth, matrices;  // no matrices: there is no such product
   int32_t operands, result;                // ElementType
   LibraryMatrix left, right, added, output;
   int32_t bias;  // the number of an input; -1: there is none
+  int32_t relu;  // whether there is one
 };
 
 // Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps; so many times
