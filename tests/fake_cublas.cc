@@ -189,8 +189,8 @@ LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, cons
   const uint32_t epilogue = description->epilogue;
   const bool adds_bias = (epilogue & kAddsBias) != 0, is_relu = (epilogue & kRelu) != 0;
   if (!fits(*description, left, right, *c_layout, *d_layout) || algorithm->data[0] != 0x5eed ||
-      (adds_bias && !description->bias) || (epilogue != kNoEpilogue && (epilogue & ~(kAddsBias | kRelu)) != 0) || workspace != nullptr ||
-      workspace_bytes != 0 || !holds(a, *a_layout) || !holds(b, *b_layout) || !holds(d, *d_layout) ||
+      (adds_bias && !description->bias) || (epilogue != kNoEpilogue && (epilogue & ~(kAddsBias | kRelu)) != 0) ||
+      workspace != nullptr || workspace_bytes != 0 || !holds(a, *a_layout) || !holds(b, *b_layout) || !holds(d, *d_layout) ||
       (of_c != 0 && !holds(c, *c_layout)))
     return kInvalid;
   const Matrix added{c, *c_layout, false};
