@@ -31,7 +31,7 @@ class StreamLauncher final : public Launcher {
       : loaded_(loaded), stream_(stream), addresses_(addresses) {}
 
   const char* launch(uint32_t stream, uint32_t launch) noexcept override {
-    if (loaded_.is_product(launch)) return give_product(stream, launch);
+    if (loaded_.is_by_library(launch)) return give_to_library(stream, launch);
     Loaded::Arguments arguments = loaded_.arguments(launch, addresses_);
     const KernelNodeParams params = loaded_.node_params(launch, arguments);
     return name(loaded_.driver_.cuLaunchKernel(params.function, params.grid_x, params.grid_y, 1, params.block_x, 1, 1,
@@ -48,9 +48,9 @@ class StreamLauncher final : public Launcher {
   const std::string& failure_of_library() const { return failure_of_library_; }
 
  private:
-  const char* give_product(uint32_t stream, uint32_t launch) noexcept {
+  const char* give_to_library(uint32_t stream, uint32_t launch) noexcept {
     try {
-      loaded_.give_product(at(stream), launch, addresses_);
+      loaded_.give_to_library(at(stream), launch, addresses_);
       return nullptr;
     } catch (const std::exception& error) {
       failure_of_library_ = error.what();
@@ -111,8 +111,9 @@ void Loaded::release() noexcept {
   }
   if (last_run_ != nullptr) driver_.cuEventDestroy(last_run_);
   if (recording_ != nullptr) driver_.cuStreamDestroy(recording_);
-  products_.clear();
-  if (library_ != nullptr) Library::get().cublasLtDestroy(library_);
+  by_library_.clear();
+  if (cublas_ != nullptr) Cublas::get().cublasLtDestroy(cublas_);
+  if (cudnn_ != nullptr) Cudnn::get().cudnnDestroy(cudnn_);
   if (workspace_ != 0) driver_.cuMemFree(workspace_);
   if (boxes_ != 0) driver_.cuMemFree(boxes_);
   if (module_ != nullptr) driver_.cuModuleUnload(module_);
@@ -151,6 +152,8 @@ void Loaded::find_kernels() {
     }
     if (shape.product.matrices != 0) {
       prepare_product(op, shape.product);
+    } else if (shape.convolution.images != 0) {
+      prepare_convolution(op, shape.convolution);
     } else if (shape.num_tensors != 0) {
       prepare_maps(op, shape);
     }
@@ -171,7 +174,7 @@ void Loaded::check_launches() const {
   for (uint32_t launch = 0; launch < executable_.launches().size(); ++launch) {
     const auto ops = executable_.launches().ops_of(launch);
     const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[ops.front()])];
-    const bool is_alone = std::ranges::none_of(ops, [&](uint32_t op) { return products_.contains(op); });
+    const bool is_alone = std::ranges::none_of(ops, [&](uint32_t op) { return by_library_.contains(op); });
     if (ops.size() <= kernel.most_ops && (ops.size() == 1 || is_alone)) continue;
     throw DeviceError("the code cannot launch " + executable_.describe(launch) +
                       " together; install one build of aspen_jax, and trace the function again");
@@ -230,39 +233,49 @@ void Loaded::prepare_maps(size_t op, const KernelShape& shape) {
   mapped.arguments.resize(mapped.first_map + static_cast<size_t>(shape.num_tensors));
 }
 
-void Loaded::prepare_product(size_t op, const LibraryProduct& product) {
-  const Op& what = executable_.graph().ops[op];
-  const auto is_input = [&](int32_t number) { return number >= 0 && static_cast<uint32_t>(number) < what.num_inputs; };
-  const auto is_input_or_none = [&](int32_t number) { return number == -1 || is_input(number); };
-  const auto& launches = executable_.launches().launches;
-  const bool is_one = std::ranges::count(launches, op, &Launch::op) == 1;
-  if (!is_one || !is_input(product.left.input) || !is_input(product.right.input) || !is_input_or_none(product.added.input) ||
-      !is_input_or_none(product.bias)) {
+void Loaded::check_library(size_t op, std::initializer_list<int32_t> inputs, std::initializer_list<int32_t> others) {
+  const auto num_inputs = static_cast<int32_t>(executable_.graph().ops[op].num_inputs);
+  const auto is_input = [&](int32_t input) { return input >= 0 && input < num_inputs; };
+  const bool are_its = std::ranges::all_of(inputs, is_input) &&
+                       std::ranges::all_of(others, [&](int32_t input) { return input == -1 || is_input(input); });
+  const bool is_one = std::ranges::count(executable_.launches().launches, op, &Launch::op) == 1;
+  if (!is_one || !are_its) {
     throw DeviceError("the code of op '" + executable_.graph().op_names[op] +
-                      "' names a product for a library that is not the op's; install one build of aspen_jax, and trace the "
+                      "' names something for a library that is not the op's; install one build of aspen_jax, and trace the "
                       "function again");
   }
-  if (library_ == nullptr) Library::check(Library::get().cublasLtCreate(&library_), "cublasLtCreate");
   if (recording_ == nullptr) driver_.check(driver_.cuStreamCreate(&recording_, kStreamNonBlocking), "cuStreamCreate");
-  products_[op] = std::make_unique<LibraryCall>(library_, product);
 }
 
-bool Loaded::is_product(uint32_t launch) const {
-  return !products_.empty() && products_.contains(executable_.launches().launches[launch].op);
+void Loaded::prepare_product(size_t op, const LibraryProduct& product) {
+  check_library(op, {product.left.input, product.right.input}, {product.added.input, product.bias});
+  if (cublas_ == nullptr) Cublas::check(Cublas::get().cublasLtCreate(&cublas_), "cublasLtCreate");
+  by_library_[op] = std::make_unique<ProductCall>(cublas_, product);
 }
 
-void Loaded::give_product(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses) {
+void Loaded::prepare_convolution(size_t op, const LibraryConvolution& convolution) {
+  check_library(op, {0, 1});
+  for (int i = 0; i < convolution.num_operands; ++i) check_library(op, {convolution.operands[i].input});
+  if (cudnn_ == nullptr) Cudnn::check(Cudnn::get().cudnnCreate(&cudnn_), "cudnnCreate");
+  by_library_[op] = std::make_unique<ConvolutionCall>(cudnn_, convolution);
+}
+
+bool Loaded::is_by_library(uint32_t launch) const {
+  return !by_library_.empty() && by_library_.contains(executable_.launches().launches[launch].op);
+}
+
+void Loaded::give_to_library(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses) {
   const uint32_t op = executable_.launches().launches[launch].op;
   const auto& first = executable_.first_address();
-  products_.at(op)->give(stream, addresses.subspan(first[op], first[op + 1] - first[op]));
+  by_library_.at(op)->give(stream, addresses.subspan(first[op], first[op + 1] - first[op]));
 }
 
-DeviceGraph Loaded::record_product(uint32_t launch, std::span<const DevicePointer> addresses) {
+DeviceGraph Loaded::record_library(uint32_t launch, std::span<const DevicePointer> addresses) {
   // Relaxed: the library may load its code now.
   driver_.check(driver_.cuStreamBeginCapture(recording_, kCaptureRelaxed), "cuStreamBeginCapture");
   DeviceGraph graph = nullptr;
   try {
-    give_product(recording_, launch, addresses);
+    give_to_library(recording_, launch, addresses);
   } catch (...) {
     driver_.cuStreamEndCapture(recording_, &graph);
     if (graph != nullptr) driver_.cuGraphDestroy(graph);
@@ -389,8 +402,8 @@ std::vector<GraphNode> Loaded::add_nodes(DeviceGraph graph, std::span<const Grap
 GraphNode Loaded::add_node(DeviceGraph graph, std::span<const GraphNode> after, uint32_t launch,
                            std::span<const DevicePointer> addresses) {
   GraphNode node = nullptr;
-  if (is_product(launch)) {
-    const DeviceGraph recorded = record_product(launch, addresses);
+  if (is_by_library(launch)) {
+    const DeviceGraph recorded = record_library(launch, addresses);
     const Result result = driver_.cuGraphAddChildGraphNode(&node, graph, after.data(), after.size(), recorded);
     driver_.cuGraphDestroy(recorded);  // the node has a copy
     if (result != kSuccess) driver_.check(result, ("cuGraphAddChildGraphNode for " + executable_.describe(launch)).c_str());
@@ -405,7 +418,7 @@ GraphNode Loaded::add_node(DeviceGraph graph, std::span<const GraphNode> after, 
 
 // A launch that starts early waits in its kernel until its parents are over. They waited for theirs, and so on: see
 // kernels/launch_order.h. Its own nodes have no other edges, and nothing in a graph of ours comes before the first. Only kernels
-// of ours wait so: a library's product begins when its parents are over, and its children when it is.
+// of ours wait so: what a library computes begins when its parents are over, and its children when it is.
 void Loaded::add_programmatic_edges() {
   const auto& parents = executable_.nearest_parents();
   std::vector<GraphNode> from, to;
@@ -414,7 +427,7 @@ void Loaded::add_programmatic_edges() {
     for (const uint32_t parent : parents[launch]) {
       from.push_back(nodes_[parent]);
       to.push_back(nodes_[launch]);
-      const bool waits = !is_product(parent) && !is_product(launch);
+      const bool waits = !is_by_library(parent) && !is_by_library(launch);
       data.push_back(waits ? EdgeData{kProgrammaticPort, 0, kProgrammaticEdge, {}} : EdgeData{});
     }
   }
@@ -492,9 +505,9 @@ void Loaded::set_nodes(Instance& instance, std::span<const DevicePointer> addres
 void Loaded::set_node(GraphExec exec, uint32_t launch, std::span<const DevicePointer> addresses) {
   const char* call = "cuGraphExecKernelNodeSetParams";
   Result result = kSuccess;
-  if (is_product(launch)) {
+  if (is_by_library(launch)) {
     call = "cuGraphExecChildGraphNodeSetParams";
-    const DeviceGraph recorded = record_product(launch, addresses);
+    const DeviceGraph recorded = record_library(launch, addresses);
     result = driver_.cuGraphExecChildGraphNodeSetParams(exec, nodes_[launch], recorded);
     driver_.cuGraphDestroy(recorded);
   } else {

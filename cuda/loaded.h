@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "cublas.h"
+#include "cudnn.h"
 #include "driver.h"
 #include "kernels/kernel_shape.h"
 #include "launcher.h"
-#include "library.h"
+#include "library_call.h"
 
 namespace aspen::cuda {
 
@@ -77,11 +80,14 @@ class Loaded {
   bool kernels_wait();
   void prepare_maps(size_t op, const KernelShape& shape);
   void prepare_product(size_t op, const LibraryProduct& product);
-  bool is_product(uint32_t launch) const;
-  // Gives a product to a stream. Throws DeviceError.
-  void give_product(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses);
+  void prepare_convolution(size_t op, const LibraryConvolution& convolution);
+  // What a library computes is one launch, and reads inputs of the op; -1 among `others` stands for none. Throws DeviceError.
+  void check_library(size_t op, std::initializer_list<int32_t> inputs, std::initializer_list<int32_t> others = {});
+  bool is_by_library(uint32_t launch) const;
+  // Gives an op to a stream by its library. Throws DeviceError.
+  void give_to_library(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses);
   // What that gives to a stream, as a CUDA graph, which the caller destroys.
-  DeviceGraph record_product(uint32_t launch, std::span<const DevicePointer> addresses);
+  DeviceGraph record_library(uint32_t launch, std::span<const DevicePointer> addresses);
   // Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
   void copy_boxes();
@@ -115,14 +121,15 @@ class Loaded {
   const Context context_;
   std::mutex mutex_;
   Module module_ = nullptr;
-  std::vector<Kernel> kernels_;                              // by the number in their name
-  std::map<size_t, Mapped> mapped_;                          // by op; its arguments are those of the run that is being issued
-  std::map<uint32_t, Storage> together_;                     // by launch, the arguments of its ops
-  LibraryHandle library_ = nullptr;                          // if there are products
-  std::map<size_t, std::unique_ptr<LibraryCall>> products_;  // by op, which a library multiplies as one launch
-  Stream recording_ = nullptr;                               // if there are products, what captures them
-  DevicePointer boxes_ = 0;                                  // of all launches' tiles
-  std::vector<DevicePointer> boxes_of_;                      // of each launch's
+  std::vector<Kernel> kernels_;                                // by the number in their name
+  std::map<size_t, Mapped> mapped_;                            // by op; its arguments are those of the run that is being issued
+  std::map<uint32_t, Storage> together_;                       // by launch, the arguments of its ops
+  CublasHandle cublas_ = nullptr;                              // if there are products of its
+  CudnnHandle cudnn_ = nullptr;                                // if there are convolutions of its
+  std::map<size_t, std::unique_ptr<LibraryCall>> by_library_;  // by op, which a library computes as one launch
+  Stream recording_ = nullptr;                                 // if there are such ops, what captures them
+  DevicePointer boxes_ = 0;                                    // of all launches' tiles
+  std::vector<DevicePointer> boxes_of_;                        // of each launch's
   DevicePointer workspace_ = 0;
   Event last_run_ = nullptr;     // the end of the one that uses the workspace last
   std::vector<Stream> streams_;  // all but the caller's

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "cuda/cublas.h"
 #include "cuda/kernels/tile.h"
-#include "cuda/library.h"
 
 using namespace aspen::cuda;
 
@@ -38,10 +38,10 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
-constexpr LibraryStatus kInvalid = 7, kNotSupported = 15;
+constexpr CublasStatus kInvalid = 7, kNotSupported = 15;
 int live = 0;
-int products = 0;           // that have run
-LibraryStatus failure = 0;  // of products from now on
+int products = 0;          // that have run
+CublasStatus failure = 0;  // of products from now on
 
 int64_t size_of(int type) { return type == kTypeFloat32 ? 4 : 2; }
 
@@ -82,20 +82,20 @@ struct Matrix {
 };
 
 template <class T>
-LibraryStatus make(T** made, T value) {
+CublasStatus make(T** made, T value) {
   *made = new T(value);
   ++live;
   return 0;
 }
 template <class T>
-LibraryStatus destroy(T* what) {
+CublasStatus destroy(T* what) {
   delete what;
   --live;
   return 0;
 }
 
 template <class T>
-LibraryStatus set(T& to, const void* value, size_t bytes) {
+CublasStatus set(T& to, const void* value, size_t bytes) {
   if (bytes != sizeof to) return kInvalid;
   std::memcpy(&to, value, bytes);
   return 0;
@@ -121,14 +121,14 @@ int fake_cublas_live() { return live; }
 int fake_cublas_products() { return products; }
 void fake_cublas_fail(int status) { failure = status; }
 
-LibraryStatus cublasLtCreate(LibraryHandle* handle) { return make(handle, {}); }
-LibraryStatus cublasLtDestroy(LibraryHandle handle) { return destroy(handle); }
-LibraryStatus cublasLtMatmulDescCreate(ProductDescription* description, int compute_type, int scale_type) {
+CublasStatus cublasLtCreate(CublasHandle* handle) { return make(handle, {}); }
+CublasStatus cublasLtDestroy(CublasHandle handle) { return destroy(handle); }
+CublasStatus cublasLtMatmulDescCreate(ProductDescription* description, int compute_type, int scale_type) {
   if (scale_type != kTypeFloat32) return kNotSupported;
   return make(description, {compute_type, {kAsItIs, kAsItIs}, kNoEpilogue, nullptr});
 }
-LibraryStatus cublasLtMatmulDescDestroy(ProductDescription description) { return destroy(description); }
-LibraryStatus cublasLtMatmulDescSetAttribute(ProductDescription description, int attribute, const void* value, size_t bytes) {
+CublasStatus cublasLtMatmulDescDestroy(ProductDescription description) { return destroy(description); }
+CublasStatus cublasLtMatmulDescSetAttribute(ProductDescription description, int attribute, const void* value, size_t bytes) {
   switch (attribute) {
     case kTransposesA:
       return set(description->transposes[0], value, bytes);
@@ -142,28 +142,28 @@ LibraryStatus cublasLtMatmulDescSetAttribute(ProductDescription description, int
       return kInvalid;
   }
 }
-LibraryStatus cublasLtMatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+CublasStatus cublasLtMatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
   if (rows == 0 || columns == 0 || leading < static_cast<int64_t>(rows)) return kInvalid;
   return make(layout, {type, rows, columns, leading, 1, 0});
 }
-LibraryStatus cublasLtMatrixLayoutDestroy(MatrixLayout layout) { return destroy(layout); }
-LibraryStatus cublasLtMatrixLayoutSetAttribute(MatrixLayout layout, int attribute, const void* value, size_t bytes) {
+CublasStatus cublasLtMatrixLayoutDestroy(MatrixLayout layout) { return destroy(layout); }
+CublasStatus cublasLtMatrixLayoutSetAttribute(MatrixLayout layout, int attribute, const void* value, size_t bytes) {
   if (attribute == kNumMatrices) return set(layout->matrices, value, bytes);
   return attribute == kNextMatrix ? set(layout->next, value, bytes) : kInvalid;
 }
-LibraryStatus cublasLtMatmulPreferenceCreate(ProductPreference* preference) {
+CublasStatus cublasLtMatmulPreferenceCreate(ProductPreference* preference) {
   return make(preference, {0, ~uint32_t{0}, {256, 256, 256, 256}});
 }
-LibraryStatus cublasLtMatmulPreferenceDestroy(ProductPreference preference) { return destroy(preference); }
-LibraryStatus cublasLtMatmulPreferenceSetAttribute(ProductPreference preference, int attribute, const void* value, size_t bytes) {
+CublasStatus cublasLtMatmulPreferenceDestroy(ProductPreference preference) { return destroy(preference); }
+CublasStatus cublasLtMatmulPreferenceSetAttribute(ProductPreference preference, int attribute, const void* value, size_t bytes) {
   if (attribute == kMostWorkspace) return set(preference->most_workspace, value, bytes);
   if (attribute == kReductions) return set(preference->reductions, value, bytes);
   const int operand = attribute - kAlignments[0];
   return operand >= 0 && operand < 4 ? set(preference->alignments[operand], value, bytes) : kInvalid;
 }
-LibraryStatus cublasLtMatmulAlgoGetHeuristic(LibraryHandle, ProductDescription description, MatrixLayout a, MatrixLayout b,
-                                             MatrixLayout c, MatrixLayout d, ProductPreference preference, int wanted,
-                                             FoundAlgorithm* found, int* count) {
+CublasStatus cublasLtMatmulAlgoGetHeuristic(CublasHandle, ProductDescription description, MatrixLayout a, MatrixLayout b,
+                                            MatrixLayout c, MatrixLayout d, ProductPreference preference, int wanted,
+                                            FoundAlgorithm* found, int* count) {
   const Matrix left{nullptr, *a, description->transposes[0] == kTransposed};
   const Matrix right{nullptr, *b, description->transposes[1] == kTransposed};
   *count = 0;
@@ -176,10 +176,10 @@ LibraryStatus cublasLtMatmulAlgoGetHeuristic(LibraryHandle, ProductDescription d
   *found = {{{0x5eed}}, 0, 0, 1, {}};
   return 0;
 }
-LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, const void* alpha, const void* a,
-                             MatrixLayout a_layout, const void* b, MatrixLayout b_layout, const void* beta, const void* c,
-                             MatrixLayout c_layout, void* d, MatrixLayout d_layout, const Algorithm* algorithm, void* workspace,
-                             size_t workspace_bytes, Stream stream) {
+CublasStatus cublasLtMatmul(CublasHandle, ProductDescription description, const void* alpha, const void* a, MatrixLayout a_layout,
+                            const void* b, MatrixLayout b_layout, const void* beta, const void* c, MatrixLayout c_layout, void* d,
+                            MatrixLayout d_layout, const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
+                            Stream stream) {
   if (failure != 0) return failure;
   const Matrix left{a, *a_layout, description->transposes[0] == kTransposed};
   const Matrix right{b, *b_layout, description->transposes[1] == kTransposed};
@@ -187,9 +187,9 @@ LibraryStatus cublasLtMatmul(LibraryHandle, ProductDescription description, cons
   std::memcpy(&scale, alpha, sizeof scale);
   std::memcpy(&of_c, beta, sizeof of_c);
   const uint32_t epilogue = description->epilogue;
-  const bool adds_bias = (epilogue & kAddsBias) != 0, is_relu = (epilogue & kRelu) != 0;
+  const bool adds_bias = (epilogue & kAddsBias) != 0, is_relu = (epilogue & kEndsByRelu) != 0;
   if (!fits(*description, left, right, *c_layout, *d_layout) || algorithm->data[0] != 0x5eed ||
-      (adds_bias && !description->bias) || (epilogue != kNoEpilogue && (epilogue & ~(kAddsBias | kRelu)) != 0) ||
+      (adds_bias && !description->bias) || (epilogue != kNoEpilogue && (epilogue & ~(kAddsBias | kEndsByRelu)) != 0) ||
       workspace != nullptr || workspace_bytes != 0 || !holds(a, *a_layout) || !holds(b, *b_layout) || !holds(d, *d_layout) ||
       (of_c != 0 && !holds(c, *c_layout)))
     return kInvalid;

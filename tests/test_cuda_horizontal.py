@@ -15,12 +15,13 @@ import pytest
 from jax import lax
 
 from aspen_jax import _engine, apu
-from aspen_jax.cuda import library
+from aspen_jax.cuda import cublas
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.cuda.image import Code, compile_log, distinct
 from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.cuda.source import kernels
@@ -173,12 +174,12 @@ def test_arguments_of_a_kernel_are_few_enough():
 
 
 def test_what_a_library_multiplies_stays_alone(monkeypatch):
-    monkeypatch.setattr(library, "is_there", lambda: True)
+    monkeypatch.setattr(cublas, "is_there", lambda: True)
     example = built(lambda a, p, q: (a @ p, a @ q), some_products(jnp.bfloat16)(0)[:3])
     assert launches(example) == [["matmul", "matmul"]]
     problems = {problem for op in example.program.ops if (problem := Problem.of(op)) is not None}
-    with considering(KernelChoices("sm_90a", dict.fromkeys(problems, Timed(None, 1.0, by_library=True)))):
-        assert all(library.by_library(op) is not None for op in example.program.ops)
+    with considering(KernelChoices("sm_90a", dict.fromkeys(problems, Timed(None, 1.0, by_cublas=True)))):
+        assert all(by_library(op) is not None for op in example.program.ops)
         assert launches(example) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import kernel_choices, library
+from aspen_jax.cuda import cublas, cudnn, kernel_choices
 from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.candidates import STREAMED_WARPGROUPS, Architecture, Candidate, candidates, legal
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
@@ -41,7 +41,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
-    monkeypatch.setattr(library, "is_there", lambda: False)  # test_cuda_library.py
+    for library in (cublas, cudnn):  # test_cuda_cublas.py, test_cuda_cudnn.py
+        monkeypatch.setattr(library, "is_there", lambda: False)
     kernel_choices.forget()
     yield
     kernel_choices.forget()
@@ -67,7 +68,7 @@ class FakeTimer:
         self.wrong, self.broken = wrong, broken
         self.built = []
 
-    def build(self, ops):
+    def build(self, ops, arrays=None):
         candidate = candidate_for(ops[0])
         self.built.append((Problem.of(ops[0]), candidate, len(ops)))
         if candidate in self.broken:
@@ -220,7 +221,7 @@ def test_the_number_of_slices_is_timed_and_taken():
     class Slower(FakeTimer):
         """More slices take longer; a product as a whole takes longest."""
 
-        def build(self, ops):
+        def build(self, ops, arrays=None):
             self.slices = ops[0].output.shape[0] if len(ops) == 2 else 99
             return (self.slices, *super().build(ops))
 

@@ -113,6 +113,14 @@ class Machine:
         """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return None
 
+    def wants_filters(self, op: Op) -> bool:
+        """Whether the weights of a convolution are best stored as [O, KH, KW, C]."""
+        return False
+
+    def may_rewrite(self, op: Op) -> bool:
+        """Whether an op may write into the memory of an operand that dies, where its family can."""
+        return True
+
     def places_of(self, op: Op) -> int:
         """Workers that a tile of an op takes."""
         return op.slices

@@ -10,8 +10,9 @@ from aspen_jax.cuda.conv_by_element import conv_by_element
 from aspen_jax.cuda.conv_tile import ConvTileShape
 from aspen_jax.cuda.depthwise import depthwise
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
+from aspen_jax.cuda.library import or_by_library
 from aspen_jax.cuda.pointwise import as_product
-from aspen_jax.cuda.products import matmul, or_by_library, sums_at_once
+from aspen_jax.cuda.products import matmul, sums_at_once
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.slices import sliced
 
@@ -21,7 +22,7 @@ def _conv2d(op: Op) -> Kernel | None:
     x, w = op.inputs[:2]
     if op.attrs.groups > 1 and w.shape[2] == 1 and w.shape[3] == op.attrs.groups and x.dtype == w.dtype:
         return depthwise(op)
-    return or_by_library(in_blocks(op), op) or (conv_by_element(op) if op.slices == 1 else None)
+    return or_by_library(in_blocks(op) or (conv_by_element(op) if op.slices == 1 else None), op)
 
 
 def in_blocks(op: Op, run: int | None = None) -> Kernel | None:

@@ -25,7 +25,7 @@ from aspen_jax.cuda.device import architecture, card
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.ir.program import Op
 
-_VERSION = 2
+_VERSION = 3
 
 # Beyond so many doublings (Problem.distance) another product says nothing: 16 times the rows, or twice each of four extents.
 FARTHEST = 4.0
@@ -39,13 +39,15 @@ class Timed:
         candidate: the fastest of ours; None: the default, which no candidate has beaten.
         nanoseconds: of the op alone, so multiplied.
         slices: into how many its depth is best cut; None: that was not timed, or it is a slice already.
-        by_library: whether cublasLt was faster than all of that, uncut.
+        by_cublas: whether cublasLt was faster than all of that, uncut.
+        by_cudnn: digests of those convolutions, with what follows them, that cuDNN computed faster than all of that.
     """
 
     candidate: Candidate | None
     nanoseconds: float
     slices: int | None = None
-    by_library: bool = False
+    by_cublas: bool = False
+    by_cudnn: tuple[str, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -54,12 +56,12 @@ class Choice(NamedTuple):
     Attributes:
         candidate: None: what cuda/blocks.py says.
         reason: why.
-        by_library: whether cublasLt is faster, where it takes the op (cuda/library.py).
+        by_cublas: whether cublasLt is faster, where it takes the op (cuda/cublas.py).
     """
 
     candidate: Candidate | None
     reason: str
-    by_library: bool = False
+    by_cublas: bool = False
 
 
 class KernelChoices:
@@ -85,7 +87,7 @@ class KernelChoices:
     def _choose(self, problem: Problem) -> Choice:
         own = self.entries.get(problem)
         if own is not None:
-            return Choice(own.candidate, "timed", own.by_library)
+            return Choice(own.candidate, "timed", own.by_cublas)
         near = sorted(
             ((problem.distance(other), str(other), timed) for other, timed in self._of_sort(problem)),
             key=lambda item: item[:2],
@@ -93,7 +95,7 @@ class KernelChoices:
         if near and near[0][0] <= FARTHEST:
             distance, name, timed = near[0]
             if timed.candidate is None or timed.candidate in legal(problem, self.architecture):
-                return Choice(timed.candidate, f"nearest to {name}, {distance:.1f} doublings away", timed.by_library)
+                return Choice(timed.candidate, f"nearest to {name}, {distance:.1f} doublings away", timed.by_cublas)
         return Choice(None, "default; nothing like it was timed")
 
     def slices_of(self, problem: Problem) -> int | None:
@@ -130,10 +132,18 @@ def candidate_for(op: Op) -> Candidate | None:
     return None if choice is None else choice.candidate
 
 
-def prefers_library(op: Op) -> bool:
-    """Whether cublasLt was the fastest for an op's product, or one like it; whether it takes the op, cuda/library.py says."""
+def prefers_cublas(op: Op) -> bool:
+    """Whether cublasLt was the fastest for an op's product, or one like it; whether it takes the op, cuda/cublas.py says."""
     choice = _timed_choice(op)
-    return choice is not None and choice.by_library
+    return choice is not None and choice.by_cublas
+
+
+def cudnn_choices(op: Op) -> tuple[str, ...]:
+    """Digests of those convolutions of an op's problem for which cuDNN was the fastest. They serve no others, even like them."""
+    choices = _considered.get() or known()
+    problem = Problem.of(op) if choices.entries else None
+    own = None if problem is None else choices.entries.get(problem)
+    return () if own is None else own.by_cudnn
 
 
 def _timed_choice(op: Op) -> Choice | None:
@@ -227,15 +237,17 @@ def _key(problem: Problem) -> str:
 def _to_json(item: tuple[Problem, Timed]) -> Any:
     problem, timed = item
     candidate = None if timed.candidate is None else dataclasses.astuple(timed.candidate)
-    return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), timed.slices, timed.by_library]
+    found = (timed.slices, timed.by_cublas, list(timed.by_cudnn))
+    return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), *found]
 
 
 def _timed(entry: Any) -> tuple[Problem, Timed]:
-    of, by, nanoseconds, slices, by_library = entry
+    of, by, nanoseconds, slices, by_cublas, by_cudnn = entry
     problem, candidate = Problem(*of), None if by is None else Candidate(*by)
     numbers = [*dataclasses.astuple(problem)[5:9], 1 if slices is None else slices]
     numbers += [] if candidate is None else dataclasses.astuple(candidate)[1:]
     are_counts = all(type(number) is int and number > 0 for number in numbers)
-    if not are_counts or not 0 < float(nanoseconds) < float("inf") or type(by_library) is not bool:
+    are_digests = type(by_cudnn) is list and all(type(digest) is str for digest in by_cudnn)
+    if not are_counts or not 0 < float(nanoseconds) < float("inf") or type(by_cublas) is not bool or not are_digests:
         raise ValueError(f"an entry is {entry!r}")
-    return problem, Timed(candidate, float(nanoseconds), slices, by_library)
+    return problem, Timed(candidate, float(nanoseconds), slices, by_cublas, tuple(by_cudnn))

@@ -15,11 +15,12 @@ from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
+from aspen_jax.cuda.cudnn import LibraryConvolution, wants_filters
 from aspen_jax.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
 from aspen_jax.cuda.kernel_choices import KernelChoices, choice_for, slices_for
-from aspen_jax.cuda.library import by_library
+from aspen_jax.cuda.library import by_library, library_of
 from aspen_jax.cuda.problem import WHOLE_VECTOR
 from aspen_jax.cuda.rounding import rounded_input
 from aspen_jax.cuda.streams import PLACES, is_streamed
@@ -127,9 +128,15 @@ class Gpu(Machine):
             return None
         rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
         default = f"{rows} x {columns}{' streamed' if is_streamed(op) else ''}"
-        if by_library(op) is not None:
-            return f"cublasLt: {choice.reason}"
+        if (library := library_of(op)) is not None:
+            return f"{library}: {choice.reason}"
         return f"{choice.candidate or default}: {choice.reason}"
+
+    def wants_filters(self, op: Op) -> bool:
+        return wants_filters(op)
+
+    def may_rewrite(self, op: Op) -> bool:
+        return not isinstance(by_library(op), LibraryConvolution)
 
     def places_of(self, op: Op) -> int:
         return op.slices * (PLACES if _is_streamed(op) else 1)

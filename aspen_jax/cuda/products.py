@@ -11,7 +11,7 @@ from aspen_jax.cuda.blocks import block
 from aspen_jax.cuda.cores import block_core
 from aspen_jax.cuda.few_rows import FewRowsShape, few_rows
 from aspen_jax.cuda.kernel import Kernel, constant, template, writes
-from aspen_jax.cuda.library import by_library
+from aspen_jax.cuda.library import or_by_library
 from aspen_jax.cuda.matrices import Axes, Matrices, MatrixShape
 from aspen_jax.cuda.product_by_element import product_by_element
 from aspen_jax.cuda.runs import run_length
@@ -76,12 +76,6 @@ def sums_at_once(op: Op) -> int:
 @writes("matmul")
 def _matmul(op: Op) -> Kernel | None:
     return or_by_library(matmul(op), op)
-
-
-def or_by_library(kernel: Kernel | None, op: Op) -> Kernel | None:
-    """The kernel of an op, in whose place the library multiplies if timing has said so."""
-    product = by_library(op)
-    return kernel if kernel is None or product is None else kernel._replace(around=("ByLibrary", constant(product)))
 
 
 def matmul(op: Op, run: int | None = None) -> Kernel | None:

@@ -4,8 +4,8 @@ A product is timed once for a kind of GPU: the choice serves every model that ha
 of a product are compiled side by side, and then timed one after the other. One that cannot be compiled or launched, or whose
 result is not the default's, is refused.
 
-Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's. At last cublasLt is
-timed beside the best that was found, for products that it takes.
+Afterwards each product whose depth may be cut is timed in other numbers of slices than the cost model's. At last cublasLt
+and cuDNN are timed beside the best that was found, for products and convolutions that they take.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aspen_jax import apu
-from aspen_jax.cuda import library
+from aspen_jax.cuda import cublas, cudnn
 from aspen_jax.cuda.candidates import Candidate, candidates
 from aspen_jax.cuda.device import architecture
 from aspen_jax.cuda.device_run import DeviceRun
@@ -34,9 +35,10 @@ from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering, kno
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import AspenError
-from aspen_jax.ir.program import Op, Operand, Program
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering.tuning import kept_in
+from aspen_jax.ops.conv import CONV2D
 from aspen_jax.passes import run_passes
 from aspen_jax.passes.split_depth import SLICES, cut_depth, modelled_slices
 
@@ -49,6 +51,9 @@ _LEAST_GAIN = 0.01
 # How far results may be from the default's, as a share of the largest. They differ by the order of sums in float32; what
 # is stored is rounded once more.
 _TOLERANCE = {2: 2e-2, 4: 2e-3}
+
+Arrays = Mapping[Value, np.ndarray]
+_NOTHING: Arrays = MappingProxyType({})
 
 
 class Sample(NamedTuple):
@@ -66,8 +71,8 @@ class Sample(NamedTuple):
 class Timer(Protocol):
     """Builds ops as the choices in force say, and times what was built. `build` may be called by several threads at once."""
 
-    def build(self, ops: Sequence[Op]) -> Any:
-        """Compiles ops, each of which may read those before it."""
+    def build(self, ops: Sequence[Op], arrays: Arrays = _NOTHING) -> Any:
+        """Compiles ops, each of which may read those before it. `arrays`: of some of their operands; others are random."""
         ...
 
     def time(self, built: Any) -> Sample:
@@ -82,12 +87,12 @@ class DeviceTimer:
         """`compile_program`: gives a program's code; by default NVRTC does, for this process's GPU."""
         self._compile = compile_program or (lambda program: compile_ops(program.ops, architecture()))
 
-    def build(self, ops: Sequence[Op]) -> tuple[DeviceRun, list[np.ndarray]]:
+    def build(self, ops: Sequence[Op], arrays: Arrays = _NOTHING) -> tuple[DeviceRun, list[np.ndarray]]:
         """Loads the code of the ops."""
         program = _alone(ops)
         graph = apu.build(program, NUM_BLOCKS, Gpu.here())
         run = DeviceRun(graph, self._compile(program), Executor.STREAM)
-        return run, [random_array(value) for value in program.inputs]
+        return run, [arrays[value] if value in arrays else random_array(value) for value in program.inputs]
 
     def time(self, built: tuple[DeviceRun, list[np.ndarray]]) -> Sample:
         """Runs the ops one after the other."""
@@ -141,7 +146,8 @@ def tune_kernels(programs: Sequence[Program], disabled: frozenset[str], timer: T
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         search.time_candidates(pool)
     search.time_slices()
-    search.time_library()
+    search.time_cublas()
+    search.time_cudnn()
     path = remember(search.found)
     tuned = [search.found[problem].nanoseconds / 1e9 for problem in search.defaults]
     return KernelTuning(
@@ -239,38 +245,84 @@ class _Search:
             whole = self.found.get(problem, as_built)
             self.found[problem] = dataclasses.replace(whole, slices=best[1])
 
-    def time_library(self) -> None:
+    def time_cublas(self) -> None:
         """Time each product that cublasLt takes by it, and as the best that was found of ours."""
-        if not library.is_there():
+        if not cublas.is_there():
             return
-        unsplit = self.disabled | {"split_depth"}
         done: set[Problem] = set()
-        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu.here()).ops):
+        for op in (op for program in self._unsplit() for op in program.ops):
             problem = Problem.of(op)
-            if problem is None or problem in done or problem in self.before.entries or library.LibraryProduct.of(op) is None:
+            if problem is None or problem in done or problem in self.before.entries or cublas.LibraryProduct.of(op) is None:
                 continue
-            known = self.found.get(problem)
-            slices = (known and known.slices) or modelled_slices(op, Gpu.here())
-            ours = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
-            if ours is None or Problem.of(ours[0]) not in self.defaults:
-                continue  # it takes no share of the whole
+            best = self._best(op, problem)
+            if best is None:
+                continue
             done.add(problem)
-            choice = self._choices({})
-            default = self._sample(f"{problem}: ours", choice, functools.partial(self._build, choice, ours), None)
-            if default is None:
-                continue
-            own = known or Timed(choice.of(problem).candidate, default.seconds * 1e9, slices)
-            choice = self._choices({problem: dataclasses.replace(own, by_library=True)})
-            sample = self._sample(f"{problem}: cublasLt", choice, functools.partial(self._build, choice, [op]), default)
-            if sample is not None and sample.seconds < default.seconds * (1 - _LEAST_GAIN):
-                self.found[problem] = dataclasses.replace(own, nanoseconds=sample.seconds * 1e9, by_library=True)
+            own, default = best
+            by_library = dataclasses.replace(own, by_cublas=True)
+            self._time_library(f"{problem}: cublasLt", problem, by_library, op, default)
+
+    def time_cudnn(self) -> None:
+        """Time each convolution that cuDNN takes by it, with what follows it, and as the best that was found before."""
+        if not cudnn.is_there():
+            return
+        done: set[str] = set()
+        for program in self._unsplit():
+            known = {value for value, _ in program.constants}
+            for op in program.ops:
+                problem, taken = Problem.of(op), cudnn.relaid(op) if op.family is CONV2D else None
+                convolution = None if taken is None else cudnn.LibraryConvolution.of(taken)
+                if problem is None or taken is None or convolution is None or op.inputs[1].value not in known:
+                    continue
+                if convolution.digest in done or problem in self.before.entries:
+                    continue
+                best = self._best(op, problem)
+                if best is None:
+                    continue
+                done.add(convolution.digest)
+                own, default = best
+                weights = op.inputs[1]
+                as_ours = weights.view.gather(random_array(weights.value))
+                arrays = {taken.inputs[1].value: np.ascontiguousarray(np.transpose(as_ours, cudnn.ORDER))}
+                by_library = dataclasses.replace(own, by_cudnn=(*own.by_cudnn, convolution.digest))
+                self._time_library(f"{problem}: cuDNN", problem, by_library, taken, default, arrays)
+
+    def _unsplit(self) -> Iterator[Program]:
+        """The programs, no depth cut."""
+        return (run_passes(program, self.disabled | {"split_depth"}, Gpu.here()) for program in self.programs)
+
+    def _best(self, op: Op, problem: Problem) -> tuple[Timed, Sample] | None:
+        """What was found for an op so far, and its time; None where it takes no share of the whole, or cannot be timed."""
+        known = self.found.get(problem)
+        slices = (known and known.slices) or modelled_slices(op, Gpu.here())
+        ours = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
+        if ours is None or Problem.of(ours[0]) not in self.defaults:
+            return None
+        choice = self._choices({})
+        default = self._sample(f"{problem}: ours", choice, functools.partial(self._build, choice, ours), None)
+        return default and (known or Timed(choice.of(problem).candidate, default.seconds * 1e9, slices), default)
+
+    def _time_library(
+        self,
+        name: str,
+        problem: Problem,
+        by_library: Timed,
+        op: Op,
+        default: Sample,
+        arrays: Arrays = _NOTHING,
+    ) -> None:
+        """Keep `by_library` for the problem if the library is faster than the default."""
+        choice = self._choices({problem: by_library})
+        sample = self._sample(name, choice, functools.partial(self._build, choice, [op], arrays), default)
+        if sample is not None and sample.seconds < default.seconds * (1 - _LEAST_GAIN):
+            self.found[problem] = dataclasses.replace(by_library, nanoseconds=sample.seconds * 1e9)
 
     def _choices(self, entries: dict[Problem, Timed]) -> KernelChoices:
         return self.before.updated({**self.found, **entries})
 
-    def _build(self, choices: KernelChoices, ops: Sequence[Op]) -> Any:
+    def _build(self, choices: KernelChoices, ops: Sequence[Op], arrays: Arrays = _NOTHING) -> Any:
         with considering(choices):
-            return self.timer.build(ops)
+            return self.timer.build(ops, arrays)
 
     def _sample(self, name: str, choices: KernelChoices, build: Callable[[], Any], default: Sample | None) -> Sample | None:
         """The time of one way; None where it is refused."""

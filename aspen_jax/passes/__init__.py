@@ -20,6 +20,7 @@ from aspen_jax.passes import (
     constants,
     conv_panels,
     epilogue,
+    filters,
     fuse,
     in_place,
     last_op,
@@ -191,10 +192,17 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 asks_machine=True,
             ),
             Pass(
+                "filters",
+                filters.run,
+                "Which convolutions are left on their own is known; a library takes the whole depth.",
+                after=("constants", "align", "stacks"),
+                asks_machine=True,
+            ),
+            Pass(
                 "split_depth",
                 split_depth.run,
                 "The work of an op, with its epilogue, must be final: slices share it out.",
-                after=("epilogue", "attention", "scales", "siblings", "align", "stacks", "tf32"),
+                after=("epilogue", "attention", "scales", "siblings", "align", "stacks", "tf32", "filters"),
                 asks_machine=True,
             ),
             Pass(
@@ -224,7 +232,13 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 asks_machine=True,
             ),
             Pass("outputs", outputs.run, "No op may follow those that write outputs.", is_needed=True),
-            Pass("in_place", in_place.run, "It asks which values are outputs of the caller.", after=("outputs",)),
+            Pass(
+                "in_place",
+                in_place.run,
+                "It asks which values are outputs of the caller.",
+                after=("outputs",),
+                asks_machine=True,
+            ),
         ),
     ),
 )

@@ -35,7 +35,7 @@ struct LibraryMatrix {
 
 enum ElementType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
-// What a library may multiply in a kernel's place (cuda/library.h): rows x depth by depth x columns, so many matrices of each,
+// What a library may multiply in a kernel's place (cuda/cublas.h): rows x depth by depth x columns, so many matrices of each,
 // then the bias of each column, a matrix like the result, and a ReLU. Of float32, products have the precision of TF32.
 struct LibraryProduct {
   int64_t rows, columns, depth, matrices;  // no matrices: there is no such product
@@ -43,6 +43,27 @@ struct LibraryProduct {
   LibraryMatrix left, right, added, output;
   int32_t bias;  // the number of an input; -1: there is none
   int32_t relu;  // whether there is one
+};
+
+// What a library may compute in a kernel's place (cuda/cudnn.h): a convolution of images [images, height, width, channels] by
+// weights [outputs, kernel height, kernel width, channels], in float32. Then steps, each of which makes a register of one or two
+// earlier ones. Register 0 has the sums, then come the operands. The last step is the result.
+inline constexpr int kMostOperands = 10, kMostSteps = 14;
+enum StepKind : int32_t { kAdd, kSubtract, kMultiply, kRelu };
+struct LibraryStep {
+  int32_t kind, first, second;  // second -1: there is none
+};
+struct LibraryOperand {
+  int32_t input, type;  // ElementType
+  int32_t is_vector;    // an element for each of the outputs; or else a tensor like the result
+};
+struct LibraryConvolution {
+  int64_t images, height, width, channels, outputs, kernel_height, kernel_width, result_height, result_width;
+  int64_t strides[2], dilation[2], before[2], after[2];  // of height and width; padding before and after
+  int32_t type;                                          // of images, weights and the result
+  int32_t num_operands, num_steps;
+  LibraryOperand operands[kMostOperands];
+  LibraryStep steps[kMostSteps];
 };
 
 // Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps; so many times
@@ -53,6 +74,7 @@ struct KernelShape {
   int32_t most_ops = 1;
   TensorShape tensors[kMostTensors] = {};
   LibraryProduct product = {};
+  LibraryConvolution convolution = {};  // no images: there is none
 };
 
 }  // namespace aspen::cuda

@@ -50,13 +50,18 @@ ASPEN_DEVICE constexpr KernelShape shape_of() {
     for (int number = 0; number < shape.num_tensors; ++number) shape.tensors[number] = Op::tensor(number);
   }
   if constexpr (requires { Op::product(); }) shape.product = Op::product();
+  if constexpr (requires { Op::convolution(); }) shape.convolution = Op::convolution();
   return shape;
 }
 
-// A kernel in whose place a library may multiply.
+// Kernels in whose place a library computes.
 template <class Op, LibraryProduct kProduct>
-struct ByLibrary : Op {
+struct ByCublas : Op {
   static ASPEN_DEVICE constexpr LibraryProduct product() { return kProduct; }
+};
+template <class Op, LibraryConvolution kConvolution>
+struct ByCudnn : Op {
+  static ASPEN_DEVICE constexpr LibraryConvolution convolution() { return kConvolution; }
 };
 
 // How elements become lanes of 32 bits and back. A Word is as wide as an element.

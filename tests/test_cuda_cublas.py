@@ -15,13 +15,14 @@ import pytest
 
 from aspen_jax import apu
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import kernel_choices, library
+from aspen_jax.cuda import cublas, kernel_choices
 from aspen_jax.cuda.blocks import block
+from aspen_jax.cuda.cublas import LibraryMatrix, LibraryProduct
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.library import LibraryMatrix, LibraryProduct, by_library
+from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import EngineError
@@ -32,7 +33,7 @@ from tests.test_cuda_runtime import EXECUTORS
 
 pytestmark = [
     pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.skipif(library.is_there(), reason="the real cublasLt would come before the fake"),
+    pytest.mark.skipif(cublas.is_there(), reason="the real cublasLt would come before the fake"),
 ]
 
 
@@ -52,7 +53,7 @@ GPU = Gpu(places=1)  # of so few places no depth is split
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
-    monkeypatch.setattr(library, "is_there", lambda: True)
+    monkeypatch.setattr(cublas, "is_there", lambda: True)
     kernel_choices.forget()
     yield
     kernel_choices.forget()
@@ -127,12 +128,12 @@ def test_convolutions_of_single_pixels_are_products():
     problem = Problem.of(op)
     assert problem is not None
     assert by_library(op) is None
-    with considering(KernelChoices("sm_90a", {problem: Timed(None, 1.0, by_library=True)})):
+    with considering(KernelChoices("sm_90a", {problem: Timed(None, 1.0, by_cublas=True)})):
         sides = LibraryMatrix(0, False, 64, 0), LibraryMatrix(1, False, 256, 0)
         like = LibraryMatrix(-1, False, 256, 0)
         rows = 8 * 16 * 16
         assert by_library(op) == LibraryProduct(rows, 256, 64, 1, 1, 1, *sides, LibraryMatrix(3, False, 256, 0), like, 2, True)
-        assert "ByLibrary<" in cuda_host.source([op])
+        assert "ByCublas<" in cuda_host.source([op])
         assert Gpu().blocks_of(op) == "cublasLt: timed"
 
 
@@ -169,13 +170,13 @@ def example():
             with considering(KernelChoices("sm_90a", found)):
                 program = prepared(part, GPU)
             problems = [problem for op in program.ops if (problem := Problem.of(op)) is not None]
-            found = dict.fromkeys(problems, Timed(None, 1.0, by_library=True))
+            found = dict.fromkeys(problems, Timed(None, 1.0, by_cublas=True))
         with considering(KernelChoices("sm_90a", found)):
             graph, code = apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program)
             taken = [op.family.name for op in program.ops if by_library(op) is not None]
             assert taken.count("matmul") >= 2
             assert "conv2d" in taken
-            assert sum("ByLibrary<" in cuda_host.source([op]) for op in program.ops) >= 2
+            assert sum("ByCublas<" in cuda_host.source([op]) for op in program.ops) >= 2
 
         def operands(given):
             values = dict(zip(trace.inputs, given, strict=True))
@@ -249,7 +250,7 @@ class _Timer:
     def __init__(self):
         self.ways = []
 
-    def build(self, ops):
+    def build(self, ops, arrays=None):
         self.ways.append(by_library(ops[0]) is not None)
         return self.ways[-1], ops[-1].output
 
@@ -260,7 +261,7 @@ class _Timer:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_only_timing_chooses_the_library(monkeypatch, there):
-    monkeypatch.setattr(library, "is_there", lambda: there)
+    monkeypatch.setattr(cublas, "is_there", lambda: there)
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
 
     def plain(x, w):
@@ -281,7 +282,7 @@ def test_only_timing_chooses_the_library(monkeypatch, there):
     tune_kernels(list(trace_of(both, shapes).parts), frozenset(), timer)
     assert any(timer.ways) == there
     kernel_choices.forget()  # and read from disk
-    assert kernel_choices.known().of(problem).by_library == there
+    assert kernel_choices.known().of(problem).by_cublas == there
     assert (by_library(op) is not None) == there
     if not there:
         return
@@ -292,7 +293,7 @@ def test_only_timing_chooses_the_library(monkeypatch, there):
     assert Gpu().blocks_of(other) == f"{kernel_choices.candidate_for(other) or f'{rows} x {columns}'}: timed"
     assert by_library(ops_of(plain, shaped((256, 512), (512, 512)), GPU)[0]) is not None
     # Where it is gone, all is ours.
-    monkeypatch.setattr(library, "is_there", lambda: False)
+    monkeypatch.setattr(cublas, "is_there", lambda: False)
     assert by_library(op) is None
 
 
@@ -302,7 +303,7 @@ import jax.numpy as jnp
 from tests import conftest, fake_cuda
 fake_cuda.load()
 from aspen_jax import apu
-from aspen_jax.cuda import library
+from aspen_jax.cuda import cublas
 from aspen_jax.cuda.device_run import DeviceRun
 from aspen_jax.cuda.executor import Executor
 from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
@@ -313,9 +314,9 @@ from tests.cuda_check import prepared, random, trace_of
 x, w = random(0, 64, 64), random(1, 64, 64)
 part = trace_of(jnp.matmul, (x, w)).parts[0]
 (op,) = prepared(part).ops
-assert not library.is_there()
-library.is_there = lambda: True  # as it was when the code was made
-with considering(KernelChoices("sm_90a", {Problem.of(op): Timed(None, 1.0, by_library=True)})):
+assert not cublas.is_there()
+cublas.is_there = lambda: True  # as it was when the code was made
+with considering(KernelChoices("sm_90a", {Problem.of(op): Timed(None, 1.0, by_cublas=True)})):
     program = prepared(part)
     run = DeviceRun(apu.build(program, NUM_BLOCKS, Gpu()), fake_cuda.code_of(program), Executor.GRAPH)
 try:
@@ -329,4 +330,4 @@ def test_without_the_library_the_error_says_what_to_do(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _WITHOUT]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert "cublasLt is not here (libcublasLt.so.13), but products were tuned to be its; pip install" in done.stdout, done.stderr
+    assert "cublasLt is not here (libcublasLt.so.13), but ops were tuned to be its; pip install" in done.stdout, done.stderr

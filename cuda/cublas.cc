@@ -1,6 +1,4 @@
-#include "library.h"
-
-#include <dlfcn.h>
+#include "cublas.h"
 
 #include <string>
 
@@ -13,24 +11,12 @@ constexpr uint64_t kNoWorkspace = 0;
 // Sums of one depth are not shared out: blocks would add them up in 16 bits, or in a workspace.
 constexpr uint32_t kNoReductions = 0;
 
-Library load() {
-  void* handle = nullptr;
-  for (const char* const name : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-    if (handle == nullptr) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-  }
-  if (handle == nullptr) {
-    throw DeviceError(
-        "cublasLt is not here (libcublasLt.so.13), but products were tuned to be its; pip install 'aspen_jax[cuda13]', or tune "
-        "again");
-  }
-  Library library;
-  const auto find = [handle](auto& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, symbol));
-    if (function == nullptr) throw DeviceError(std::string("cublasLt has no ") + symbol + "; install one of CUDA 12 or later");
-  };
-#define ASPEN_LIBRARY_FUNCTION(name, parameters) find(library.name, #name);
-#include "library_functions.inc"
-#undef ASPEN_LIBRARY_FUNCTION
+Cublas load() {
+  const OpenedLibrary opened("cublasLt", {"libcublasLt.so.13", "libcublasLt.so.12"});
+  Cublas library;
+#define ASPEN_CUBLAS_FUNCTION(name, parameters) opened.find(library.name, #name);
+#include "cublas_functions.inc"
+#undef ASPEN_CUBLAS_FUNCTION
   return library;
 }
 
@@ -38,20 +24,20 @@ int type_of(int32_t type) { return type == kFloat32 ? kTypeFloat32 : type == kBF
 
 }  // namespace
 
-const Library& Library::get() {
-  static const Library library = load();  // tried again after an exception
+const Cublas& Cublas::get() {
+  static const Cublas library = load();  // tried again after an exception
   return library;
 }
 
-void Library::check(LibraryStatus status, const char* call) {
+void Cublas::check(CublasStatus status, const char* call) {
   if (status == 0) return;
   throw DeviceError(std::string(call) + " failed with status " + std::to_string(status) +
                     " of cuBLAS; tune again, which refuses such products, or run on the CPU (JAX_PLATFORMS=cpu)");
 }
 
 // The library has columns adjacent. So it computes the transposed result, of the right side's transpose by the left one's.
-LibraryCall::LibraryCall(LibraryHandle handle, const LibraryProduct& product)
-    : library_(Library::get()),
+ProductCall::ProductCall(CublasHandle handle, const LibraryProduct& product)
+    : library_(Cublas::get()),
       handle_(handle),
       product_(product),
       description_(nullptr, library_.cublasLtMatmulDescDestroy),
@@ -61,58 +47,58 @@ LibraryCall::LibraryCall(LibraryHandle handle, const LibraryProduct& product)
       output_(layout(product.result, product.rows, product.columns, product.output)) {
   ProductDescription description = nullptr;
   const int compute_type = product.operands == kFloat32 ? kComputeTf32 : kComputeFloat32;
-  Library::check(library_.cublasLtMatmulDescCreate(&description, compute_type, kTypeFloat32), "cublasLtMatmulDescCreate");
+  Cublas::check(library_.cublasLtMatmulDescCreate(&description, compute_type, kTypeFloat32), "cublasLtMatmulDescCreate");
   description_.reset(description);
   const int32_t right = product.right.is_transposed != 0 ? kTransposed : kAsItIs;
   const int32_t left = product.left.is_transposed != 0 ? kTransposed : kAsItIs;
   describe(kTransposesA, &right, sizeof right);
   describe(kTransposesB, &left, sizeof left);
-  const uint32_t epilogue = (product.relu != 0 ? kRelu : 0) | (product.bias >= 0 ? kAddsBias : 0);
+  const uint32_t epilogue = (product.relu != 0 ? kEndsByRelu : 0) | (product.bias >= 0 ? kAddsBias : 0);
   if (epilogue != 0) describe(kEpilogue, &epilogue, sizeof epilogue);
   find_algorithm();
 }
 
-LibraryCall::Layout LibraryCall::layout(int32_t type, int64_t lines, int64_t along, const LibraryMatrix& matrix) const {
+ProductCall::Layout ProductCall::layout(int32_t type, int64_t lines, int64_t along, const LibraryMatrix& matrix) const {
   MatrixLayout made = nullptr;
   const auto across = static_cast<uint64_t>(matrix.is_transposed != 0 ? lines : along);
   const auto down = static_cast<uint64_t>(matrix.is_transposed != 0 ? along : lines);
-  Library::check(library_.cublasLtMatrixLayoutCreate(&made, type_of(type), across, down, matrix.line),
-                 "cublasLtMatrixLayoutCreate");
+  Cublas::check(library_.cublasLtMatrixLayoutCreate(&made, type_of(type), across, down, matrix.line),
+                "cublasLtMatrixLayoutCreate");
   Layout owned(made, library_.cublasLtMatrixLayoutDestroy);
   const auto matrices = static_cast<int32_t>(product_.matrices);
   const auto set = [&](int attribute, const void* value, size_t bytes) {
-    Library::check(library_.cublasLtMatrixLayoutSetAttribute(made, attribute, value, bytes), "cublasLtMatrixLayoutSetAttribute");
+    Cublas::check(library_.cublasLtMatrixLayoutSetAttribute(made, attribute, value, bytes), "cublasLtMatrixLayoutSetAttribute");
   };
   set(kNumMatrices, &matrices, sizeof matrices);
   set(kNextMatrix, &matrix.matrix, sizeof matrix.matrix);
   return owned;
 }
 
-void LibraryCall::describe(int attribute, const void* value, size_t bytes) {
-  Library::check(library_.cublasLtMatmulDescSetAttribute(description_.get(), attribute, value, bytes),
-                 "cublasLtMatmulDescSetAttribute");
+void ProductCall::describe(int attribute, const void* value, size_t bytes) {
+  Cublas::check(library_.cublasLtMatmulDescSetAttribute(description_.get(), attribute, value, bytes),
+                "cublasLtMatmulDescSetAttribute");
 }
 
-void LibraryCall::find_algorithm() {
+void ProductCall::find_algorithm() {
   ProductPreference made = nullptr;
-  Library::check(library_.cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
+  Cublas::check(library_.cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
   const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made, library_.cublasLtMatmulPreferenceDestroy);
   const auto prefer = [&](int attribute, const void* value, size_t bytes) {
-    Library::check(library_.cublasLtMatmulPreferenceSetAttribute(made, attribute, value, bytes),
-                   "cublasLtMatmulPreferenceSetAttribute");
+    Cublas::check(library_.cublasLtMatmulPreferenceSetAttribute(made, attribute, value, bytes),
+                  "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(kMostWorkspace, &kNoWorkspace, sizeof kNoWorkspace);
   prefer(kReductions, &kNoReductions, sizeof kNoReductions);
   for (const int attribute : kAlignments) prefer(attribute, &kAlignment, sizeof kAlignment);
   int count = 0;
-  Library::check(library_.cublasLtMatmulAlgoGetHeuristic(handle_, description_.get(), right_.get(), left_.get(), added_.get(),
-                                                         output_.get(), made, 1, &found_, &count),
-                 "cublasLtMatmulAlgoGetHeuristic");
+  Cublas::check(library_.cublasLtMatmulAlgoGetHeuristic(handle_, description_.get(), right_.get(), left_.get(), added_.get(),
+                                                        output_.get(), made, 1, &found_, &count),
+                "cublasLtMatmulAlgoGetHeuristic");
   if (count < 1 || found_.state != 0 || found_.workspace_bytes != 0)
     throw DeviceError("cublasLt has no way to multiply these matrices; tune again, which refuses such products");
 }
 
-void LibraryCall::give(Stream stream, std::span<const DevicePointer> addresses) {
+void ProductCall::give(Stream stream, std::span<const DevicePointer> addresses) {
   const auto at = [&](int32_t input) { return reinterpret_cast<void*>(addresses[static_cast<size_t>(input)]); };
   if (product_.bias >= 0) {
     const void* const bias = at(product_.bias);
@@ -121,10 +107,10 @@ void LibraryCall::give(Stream stream, std::span<const DevicePointer> addresses) 
   void* const output = reinterpret_cast<void*>(addresses.back());
   const bool adds = product_.added.input >= 0;
   const float one = 1, beta = adds ? 1 : 0;
-  Library::check(library_.cublasLtMatmul(handle_, description_.get(), &one, at(product_.right.input), right_.get(),
-                                         at(product_.left.input), left_.get(), &beta, adds ? at(product_.added.input) : output,
-                                         added_.get(), output, output_.get(), &found_.algorithm, nullptr, 0, stream),
-                 "cublasLtMatmul");
+  Cublas::check(library_.cublasLtMatmul(handle_, description_.get(), &one, at(product_.right.input), right_.get(),
+                                        at(product_.left.input), left_.get(), &beta, adds ? at(product_.added.input) : output,
+                                        added_.get(), output, output_.get(), &found_.algorithm, nullptr, 0, stream),
+                "cublasLtMatmul");
 }
 
 }  // namespace aspen::cuda

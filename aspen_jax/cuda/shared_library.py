@@ -1,0 +1,23 @@
+"""Whether a library of NVIDIA's is here, as pip or the system installs it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+
+@functools.cache
+def is_there(*names: str) -> bool:
+    """Whether this process has a library of one of these names, or finds it where pip puts it. The engine then finds it, too."""
+    places = importlib.util.find_spec("nvidia")
+    folders = () if places is None else map(Path, places.submodule_search_locations or ())
+    installed = [str(file) for folder in folders for name in names for file in folder.glob(f"*/lib/{name}")]
+    for name in (*names, *installed):
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return True
+    return False
