@@ -118,23 +118,18 @@ class LibraryConvolution:
         operands, steps = end
         top, bottom, left, right = op.attrs.padding
         return cls(
-            images,
-            height,
-            width,
-            channels,
-            outputs,
-            kernel_height,
-            kernel_width,
+            *(images, height, width, channels, outputs),
+            *(kernel_height, kernel_width),
             *op.output.shape[1:3],
-            tuple(op.attrs.strides),
-            tuple(op.attrs.dilation),
-            (top, left),
-            (bottom, right),
-            _TYPES[x.dtype.name],
-            len(operands),
-            len(steps),
-            operands,
-            steps,
+            strides=tuple(op.attrs.strides),
+            dilation=tuple(op.attrs.dilation),
+            before=(top, left),
+            after=(bottom, right),
+            type=_TYPES[x.dtype.name],
+            num_operands=len(operands),
+            num_steps=len(steps),
+            operands=operands,
+            steps=steps,
         )
 
     @property
