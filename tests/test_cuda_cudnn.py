@@ -122,8 +122,8 @@ def test_what_was_timed_serves_no_other_convolution():
         assert by_library(relaid(op)) is not None
         assert by_library(op) is None
         assert by_library(relaid(ended)) is None
-        assert Gpu().wants_filters(op)
-        assert not Gpu().wants_filters(relaid(op))
+        assert Gpu().filter_order(op) == cudnn.ORDER
+        assert Gpu().filter_order(relaid(op)) is None
         assert Gpu().blocks_of(relaid(op)) == "cuDNN: timed"
         assert "ByCudnn<" in cuda_host.source([relaid(op)])
 

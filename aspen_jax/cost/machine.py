@@ -113,9 +113,9 @@ class Machine:
         """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return None
 
-    def wants_filters(self, op: Op) -> bool:
-        """Whether the weights of a convolution are best stored as [O, KH, KW, C]."""
-        return False
+    def filter_order(self, op: Op) -> tuple[int, ...] | None:
+        """In which order a convolution's weights [KH, KW, C, O] are best stored, if they are known; None: as they are."""
+        return None
 
     def may_rewrite(self, op: Op) -> bool:
         """Whether an op may write into the memory of an operand that dies, where its family can."""

@@ -17,14 +17,13 @@ from aspen_jax.cuda.kernel_choices import prefers_cublas
 from aspen_jax.cuda.matrices import Matrices, Side
 from aspen_jax.cuda.pointwise import pixels_as_rows
 from aspen_jax.cuda.problem import Problem
+from aspen_jax.cuda.shared_library import ELEMENT_TYPES
 from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ir.view import View
 from aspen_jax.ops.matmul import MATMUL
+from aspen_jax.ops.opcodes import narrowing
 
 NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
-
-# ElementType in cuda/kernels/kernel_shape.h.
-_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 # Where lines and matrices begin, in bytes, as cuda/cublas.cc promises.
 _ALIGNMENT = 16
@@ -103,8 +102,8 @@ class LibraryProduct:
             problem.columns,
             problem.depth,
             problem.matrices,
-            _TYPES[problem.dtype],
-            _TYPES[op.output.dtype.name],
+            ELEMENT_TYPES[problem.dtype],
+            ELEMENT_TYPES[op.output.dtype.name],
             left,
             right,
             added or LibraryMatrix(-1, False, *output),
@@ -192,14 +191,10 @@ def _extras(op: Op, matrices: Matrices) -> tuple[int, LibraryMatrix | None, bool
                 added = found
             else:
                 return None
-        elif (opcode, tuple(arguments), register) != (_ROUNDING.get(op.output.dtype.name), (current,), program.result):
+        elif (opcode, tuple(arguments), register) != (narrowing(op.output.dtype), (current,), program.result):
             return None
         current = register
     return (bias, added, relu) if program.result == current else None
-
-
-# What only says once more how a result is stored, as the last instruction.
-_ROUNDING = {"bfloat16": "as_bf16_f", "float16": "as_f16_f"}
 
 
 def _is_bias(operand: Operand, op: Op) -> bool:

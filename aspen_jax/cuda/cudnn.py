@@ -12,16 +12,16 @@ import hashlib
 
 from aspen_jax.cuda import shared_library
 from aspen_jax.cuda.kernel_choices import cudnn_choices
+from aspen_jax.cuda.shared_library import ELEMENT_TYPES
 from aspen_jax.ir.program import Op, Operand, Value
 from aspen_jax.ir.view import View
 from aspen_jax.ops.conv import CONV2D
+from aspen_jax.ops.opcodes import narrowing
 
 # The dimensions of weights [KH, KW, C, O] in the order in which cuDNN wants them stored.
 ORDER = (3, 0, 1, 2)
-_INVERSE = (1, 2, 3, 0)
 
-# ElementType in cuda/kernels/kernel_shape.h, and kMostOperands, kMostSteps.
-_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+# kMostOperands and kMostSteps in cuda/kernels/kernel_shape.h.
 _MOST_OPERANDS, _MOST_STEPS = 10, 14
 
 # StepKind.
@@ -30,9 +30,6 @@ _COMMUTES = ("add_f", "mul_f")
 
 # Where tensors and their lines begin, in elements of 16 bits: 16 bytes, as cuda/cudnn.cc promises.
 _VECTOR = 8
-
-# What only says once more how a result is stored, as the last instruction.
-_ROUNDING = {"bfloat16": "as_bf16_f", "float16": "as_f16_f"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +106,7 @@ class LibraryConvolution:
         x, w = op.inputs[:2]
         (images, height, width, channels), (kernel_height, kernel_width, _, outputs) = x.shape, w.shape
         is_whole = channels % _VECTOR == 0 and outputs % _VECTOR == 0 and kernel_height * kernel_width > 0
-        are_alike = x.dtype == w.dtype == op.output.dtype and x.dtype.name in _ROUNDING
+        are_alike = x.dtype == w.dtype == op.output.dtype and x.dtype.itemsize == 2 and x.dtype.name in ELEMENT_TYPES
         if not is_whole or not are_alike or not _is_dense(x) or w != _relaid(w) or min(op.attrs.padding) < 0:
             return None
         end = _end(op)
@@ -125,7 +122,7 @@ class LibraryConvolution:
             dilation=tuple(op.attrs.dilation),
             before=(top, left),
             after=(bottom, right),
-            type=_TYPES[x.dtype.name],
+            type=ELEMENT_TYPES[x.dtype.name],
             num_operands=len(operands),
             num_steps=len(steps),
             operands=operands,
@@ -145,22 +142,18 @@ def by_cudnn(op: Op) -> LibraryConvolution | None:
     return convolution if convolution is not None and convolution.digest in choices and is_there() else None
 
 
-def wants_filters(op: Op) -> bool:
-    """Whether the library computes an op once its weights are stored as it wants them."""
-    return op.family is CONV2D and bool(cudnn_choices(op)) and by_cudnn(op) is None and by_cudnn(relaid(op)) is not None
+def filter_order(op: Op) -> tuple[int, ...] | None:
+    """The order of weights in which the library computes an op; None where it does not, or where they lie so."""
+    if op.family is not CONV2D or not cudnn_choices(op) or by_cudnn(op) is not None or by_cudnn(relaid(op)) is None:
+        return None
+    return ORDER
 
 
-def relaid(op: Op, value: Value | None = None) -> Op:
-    """A convolution whose weights are stored as the library wants them.
-
-    Args:
-        op: the convolution.
-        value: the weights [O, KH, KW, C]; a new value by default.
-    """
+def relaid(op: Op) -> Op:
+    """A convolution whose weights are a new value, stored as the library wants them."""
     w = op.inputs[1]
-    value = value or Value(tuple(w.shape[axis] for axis in ORDER), w.dtype)
-    weights = Operand(value, View.identity(value.shape).transpose(_INVERSE))
-    return op.replace(inputs=(op.inputs[0], weights, *op.inputs[2:]))
+    value = Value(tuple(w.shape[axis] for axis in ORDER), w.dtype)
+    return op.replace(inputs=(op.inputs[0], Operand.permuted(value, ORDER), *op.inputs[2:]))
 
 
 def is_there() -> bool:
@@ -171,7 +164,7 @@ def is_there() -> bool:
 def _relaid(w: Operand) -> Operand | None:
     """The same weights, if their value holds them as the library wants them."""
     shape = tuple(w.shape[axis] for axis in ORDER)
-    return Operand(w.value, View.identity(shape).transpose(_INVERSE)) if w.value.shape == shape else None
+    return Operand.permuted(w.value, ORDER) if w.value.shape == shape else None
 
 
 def _is_dense(operand: Operand) -> bool:
@@ -185,14 +178,14 @@ def _is_dense(operand: Operand) -> bool:
 def _operand(op: Op, number: int) -> LibraryOperand | None:
     """An input of the op's program; None where it is neither like the result nor a vector of channels."""
     operand = op.inputs[number]
-    if operand.dtype.name not in _TYPES:
+    if operand.dtype.name not in ELEMENT_TYPES:
         return None
     *others, last = operand.view.strides()
     is_vector = last == 1 and all(own == 0 or extent == 1 for own, extent in zip(others, op.output.shape[:-1], strict=True))
     is_vector &= operand.view.offset() % _VECTOR == 0
     if not is_vector and not _is_dense(operand):
         return None
-    return LibraryOperand(number, _TYPES[operand.dtype.name], is_vector)
+    return LibraryOperand(number, ELEMENT_TYPES[operand.dtype.name], is_vector)
 
 
 def _end(op: Op) -> tuple[tuple[LibraryOperand, ...], tuple[LibraryStep, ...]] | None:
@@ -204,29 +197,23 @@ def _end(op: Op) -> tuple[tuple[LibraryOperand, ...], tuple[LibraryStep, ...]] |
     operands = [_operand(op, first + number) for number in range(1, program.num_inputs)]
     if program.constants or program.further or len(operands) > _MOST_OPERANDS:
         return None
-    # Whether each register is like the result: steps are, and of their registers the first.
-    is_full = [True, *(operand is not None and not operand.is_vector for operand in operands)]
-    steps: list[LibraryStep] = []
-    result = 0
-    for register, (opcode, arguments) in enumerate(program.instructions, program.num_inputs):
-        is_last = register == program.num_inputs + len(program.instructions) - 1
-        if is_last and opcode == _ROUNDING[op.output.dtype.name] and arguments == (result,) == (register - 1,):
-            return _whole(program.result == register, operands, steps)
-        if opcode not in _KINDS:
-            return None
-        arguments = tuple(arguments)
+    instructions, result = list(program.instructions), program.result
+    before = program.num_inputs + len(instructions) - 2
+    # What only says once more how a result is stored.
+    if instructions and instructions[-1] == (narrowing(op.output.dtype), (before,)) and result == before + 1:
+        instructions.pop()
+        result = before
+    known = [operand for operand in operands if operand is not None]
+    is_whole = result == (program.num_inputs + len(instructions) - 1 if instructions else 0)
+    if len(known) < len(operands) or not is_whole or len(instructions) > _MOST_STEPS:
+        return None
+    # Whether each register is like the result: sums and steps are.
+    is_full = [True, *(not operand.is_vector for operand in known), *(True for _ in instructions)]
+    steps = []
+    for opcode, arguments in instructions:
         if opcode in _COMMUTES and not is_full[arguments[0]]:
             arguments = arguments[::-1]
-        if not is_full[arguments[0]]:
+        if opcode not in _KINDS or not is_full[arguments[0]]:
             return None
-        steps.append(LibraryStep(_KINDS[opcode], arguments[0], arguments[1] if len(arguments) > 1 else -1))
-        is_full.append(True)
-        result = register
-    return _whole(program.result == result, operands, steps)
-
-
-def _whole(
-    is_result: bool, operands: list[LibraryOperand | None], steps: list[LibraryStep]
-) -> tuple[tuple[LibraryOperand, ...], tuple[LibraryStep, ...]] | None:
-    known = [operand for operand in operands if operand is not None]
-    return (tuple(known), tuple(steps)) if is_result and len(known) == len(operands) and len(steps) <= _MOST_STEPS else None
+        steps.append(LibraryStep(_KINDS[opcode], *arguments, *([-1] if len(arguments) == 1 else [])))
+    return tuple(known), tuple(steps)

@@ -1,4 +1,4 @@
-"""Whether a library of NVIDIA's is here, as pip or the system installs it."""
+"""What calls of NVIDIA's libraries share: whether one is here, as pip or the system installs it, and numbers of types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ctypes
 import functools
 import importlib.util
 from pathlib import Path
+
+# ElementType in cuda/kernels/kernel_shape.h.
+ELEMENT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 @functools.cache

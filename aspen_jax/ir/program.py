@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,12 @@ class Operand:
     def whole(cls, value: Value) -> Operand:
         """The value as it is."""
         return cls(value, View.identity(value.shape))
+
+    @classmethod
+    def permuted(cls, value: Value, order: Sequence[int]) -> Operand:
+        """A value that is stored in another order: its dimension i is dimension order[i] of the operand."""
+        inverse = tuple(order.index(axis) for axis in range(len(order)))
+        return cls(value, View.identity(value.shape).transpose(inverse))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from aspen_jax.ir.view import View
-
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Value
 
@@ -56,7 +54,6 @@ def with_rounded(op: Op, number: int, value: Value, order: Sequence[int]) -> Op:
     """
     from aspen_jax.ir.program import Operand
 
-    inverse = tuple(order.index(axis) for axis in range(len(order)))
     inputs = list(op.inputs)
-    inputs[number] = Operand(value, View.identity(value.shape).transpose(inverse))
+    inputs[number] = Operand.permuted(value, order)
     return op.replace(inputs=tuple(inputs), rounded=True)

@@ -120,8 +120,7 @@ def with_known_weights(program: Program) -> Program:
 
 def stored(operand: Operand, value: Value, order: Order) -> Operand | None:
     """The operand as a view of `value`, which holds its value in another order; None where no view can say it."""
-    inverse = tuple(order.index(axis) for axis in range(len(order)))
-    view = View.identity(value.shape).transpose(inverse).compose(operand.view)
+    view = Operand.permuted(value, order).view.compose(operand.view)
     return None if view is None else Operand(value, view)
 
 
