@@ -261,9 +261,10 @@ def test_a_timer_gives_both_ways_the_same_weights(monkeypatch):
     """By the fakes: what cuDNN gives is what our kernels give."""
     from aspen_jax.lowering.kernel_tuning import DeviceTimer
 
-    fake_cudnn.load()
+    before = fake_cudnn.load().fake_cudnn_convolutions()
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
     w = random(0, 3, 3, 8, 16).astype(jnp.bfloat16)
     (part,) = trace_of(lambda x: jax.nn.relu(convolution(x, w)), [jax.ShapeDtypeStruct((1, 8, 8, 8), jnp.bfloat16)]).parts
     found = tune_kernels([part], frozenset(), DeviceTimer(lambda program: fake_cuda.code_of(program, warpgroups=True)))
     assert not [reason for reason in found.refused if "cuDNN" in reason]
+    assert fake_cudnn.load().fake_cudnn_convolutions() > before

@@ -21,7 +21,7 @@ from aspen_jax.cuda.families import UnsupportedOp
 from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import GraphFormatError, InputError
-from aspen_jax.graph.dag import expand, unique
+from aspen_jax.graph.dag import expand
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Value
 from aspen_jax.lowering.compile import compile_jaxpr
@@ -123,7 +123,7 @@ class Issue:
         self._launches = np.array(launch_of, np.int64)
         self.num_streams = num_streams
         self.num_launches = int(self._launches.max()) + 1
-        self._apart = [np.empty(0, np.int64)]
+        self._apart = np.zeros((self.num_launches, self.num_launches), bool)
 
     @classmethod
     def each(cls, graph: TileGraph, settings: Iterable[tuple[int, int]]) -> list[Issue]:
@@ -138,15 +138,12 @@ class Issue:
         first, second = self._launches[tiles], self._launches[others]
         # Tiles of one launch run at once: none may conflict.
         assert (first != second).all()
-        self._apart.append(unique(first * self.num_launches + second))
-        # Together only once they have doubled: sorting all of them for each value would take most of the time.
-        if sum(map(len, self._apart[1:])) > len(self._apart[0]):
-            self._apart = [unique(np.concatenate(self._apart))]
+        self._apart[first, second] = True
 
     def is_safe(self, commands: Sequence[tuple[int, int, int]] | None = None) -> bool:
         """Whether these commands, or those of the schedule, keep everything apart that must be."""
         device = Device(self.commands if commands is None else commands, self.num_streams, self.num_launches)
-        first, second = np.divmod(np.concatenate(self._apart), self.num_launches)
+        first, second = np.nonzero(self._apart)
         ordered = device.is_before(first, second) | device.is_before(second, first)
         return bool(ordered.all()) and device.is_between()
 
