@@ -29,11 +29,7 @@ const Cublas& Cublas::get() {
   return library;
 }
 
-void Cublas::check(CublasStatus status, const char* call) {
-  if (status == 0) return;
-  throw DeviceError(std::string(call) + " failed with status " + std::to_string(status) +
-                    " of cuBLAS; tune again, which refuses such products, or run on the CPU (JAX_PLATFORMS=cpu)");
-}
+void Cublas::check(CublasStatus status, const char* call) { check_status(status, call, "cuBLAS"); }
 
 // The library has columns adjacent. So it computes the transposed result, of the right side's transpose by the left one's.
 ProductCall::ProductCall(CublasHandle handle, const LibraryProduct& product)

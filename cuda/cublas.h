@@ -45,7 +45,7 @@ inline constexpr int kComputeFloat32 = 68, kComputeTf32 = 77;
 inline constexpr int32_t kAsItIs = 0, kTransposed = 1;
 // cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
 inline constexpr int kTransposesA = 3, kTransposesB = 4, kEpilogue = 7, kBiasPointer = 8;
-inline constexpr uint32_t kNoEpilogue = 1, kEndsByRelu = 2, kAddsBias = 4;
+inline constexpr uint32_t kEndsByRelu = 2, kAddsBias = 4;  // both are one number too
 // cublasLtMatrixLayoutAttribute_t.
 inline constexpr int kNumMatrices = 5, kNextMatrix = 6;
 // cublasLtMatmulPreferenceAttributes_t; of A, B, C and D.

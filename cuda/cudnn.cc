@@ -38,18 +38,6 @@ Cudnn load() {
   return library;
 }
 
-void check_steps(const LibraryConvolution& what) {
-  bool is_right =
-      what.num_operands >= 0 && what.num_operands <= kMostOperands && what.num_steps >= 0 && what.num_steps <= kMostSteps;
-  for (int32_t number = 0; is_right && number < what.num_steps; ++number) {
-    const LibraryStep& step = what.steps[number];
-    const int32_t known = 1 + what.num_operands + number;
-    is_right = step.kind >= kAdd && step.kind <= kRelu && step.first >= 0 && step.first < known && step.second < known &&
-               (step.kind == kRelu ? step.second == -1 : step.second >= 0);
-  }
-  if (!is_right) throw DeviceError("the code names steps behind a convolution that are none; install one build of aspen_jax");
-}
-
 }  // namespace
 
 const Cudnn& Cudnn::get() {
@@ -57,15 +45,28 @@ const Cudnn& Cudnn::get() {
   return library;
 }
 
-void Cudnn::check(CudnnStatus status, const char* call) {
-  if (status == 0) return;
-  throw DeviceError(std::string(call) + " failed with status " + std::to_string(status) +
-                    " of cuDNN; tune again, which refuses such convolutions, or run on the CPU (JAX_PLATFORMS=cpu)");
+void Cudnn::check(CudnnStatus status, const char* call) { check_status(status, call, "cuDNN"); }
+
+void check_convolution(const LibraryConvolution& what) {
+  const auto is_type = [](int32_t type) { return type >= kFloat32 && type <= kFloat16; };
+  bool is_right = is_type(what.type) && what.num_operands >= 0 && what.num_operands <= kMostOperands && what.num_steps >= 0 &&
+                  what.num_steps <= kMostSteps;
+  for (int32_t number = 0; is_right && number < what.num_operands; ++number) is_right = is_type(what.operands[number].type);
+  for (int32_t number = 0; is_right && number < what.num_steps; ++number) {
+    const LibraryStep& step = what.steps[number];
+    const int32_t known = 1 + what.num_operands + number;
+    is_right = step.kind >= kAdd && step.kind <= kRelu && step.first >= 0 && step.first < known && step.second < known &&
+               (step.kind == kRelu ? step.second == -1 : step.second >= 0);
+  }
+  if (!is_right) {
+    throw DeviceError(
+        "the code names a convolution for a library that is none; install one build of aspen_jax, and trace the "
+        "function again");
+  }
 }
 
 ConvolutionCall::ConvolutionCall(CudnnHandle handle, const LibraryConvolution& convolution)
     : library_(Cudnn::get()), handle_(handle), what_(convolution) {
-  check_steps(what_);
   build_graph();
   find_plan();
 }

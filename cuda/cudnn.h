@@ -112,7 +112,10 @@ struct Cudnn {
   static void check(CudnnStatus status, const char* call);
 };
 
-// One convolution. Throws DeviceError.
+// Throws DeviceError unless all numbers are among those that the struct has room and names for.
+void check_convolution(const LibraryConvolution& what);
+
+// One convolution, which has been checked. Throws DeviceError.
 class ConvolutionCall final : public LibraryCall {
  public:
   ConvolutionCall(CudnnHandle handle, const LibraryConvolution& convolution);

@@ -48,7 +48,9 @@ std::string Executable::describe(uint32_t launch) const {
   const auto tiles = launches_.tiles_of(launch);
   const auto [first, last] = std::minmax_element(tiles.begin(), tiles.end());
   const auto ops = launches_.ops_of(launch);
-  std::string text = "tiles " + std::to_string(*first) + " to " + std::to_string(*last) + " of op";
+  // Of several ops, tiles of others may lie between.
+  std::string text =
+      ops.size() == 1 ? "tiles " + std::to_string(*first) + " to " + std::to_string(*last) + " of op" : "all tiles of op";
   for (const uint32_t op : ops) text += (op == ops.front() ? (ops.size() > 1 ? "s '" : " '") : ", '") + graph_.op_names[op] + "'";
   return text;
 }

@@ -1,7 +1,6 @@
 #include "ffi.h"
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,21 +30,10 @@ struct CudaCallState {
 };
 ffi::TypeId CudaCallState::id = {};
 
-template <class T>
-T attribute(const ffi::Dictionary& attributes, const char* name) {
-  const auto given = attributes.get<T>(name);
-  if (given.has_error()) throw std::invalid_argument(given.error().message() + "; trace the function again");
-  return *given;
-}
-
-ffi::ErrorOr<std::unique_ptr<CudaCallState>> instantiate(ffi::Dictionary attributes) {
+ffi::ErrorOr<std::unique_ptr<CudaCallState>> instantiate(Bytes graph, Bytes image, Numbers kernels, Numbers launched_with,
+                                                         int32_t executor) {
   try {
-    // Calls of earlier versions do not say which ops are launched together: none.
-    constexpr const char* kLaunchedWith = "launched_with";
-    const auto launched_with = attributes.contains(kLaunchedWith) ? attribute<Numbers>(attributes, kLaunchedWith) : Numbers();
-    return std::make_unique<CudaCallState>(attribute<Bytes>(attributes, "graph"), attribute<Bytes>(attributes, "image"),
-                                           attribute<Numbers>(attributes, "kernels"), launched_with,
-                                           attribute<int32_t>(attributes, "executor"));
+    return std::make_unique<CudaCallState>(graph, image, kernels, launched_with, executor);
   } catch (...) {
     return ffi::Unexpected(current_error());
   }
@@ -108,7 +96,13 @@ ffi::Error execute(Stream stream, CudaCallState* state, ffi::RemainingArgs args,
 }
 
 // Stages of a call all get its attributes; those that need none of them say so.
-XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate,
+                       ffi::Ffi::BindInstantiate()
+                           .Attr<Bytes>("graph")
+                           .Attr<Bytes>("image")
+                           .Attr<Numbers>("kernels")
+                           .Attr<Numbers>("launched_with")
+                           .Attr<int32_t>("executor"));
 XLA_FFI_DEFINE_HANDLER(
     kInitialize,
     [](Stream stream, CudaCallState* state, ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {

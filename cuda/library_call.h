@@ -50,4 +50,11 @@ class OpenedLibrary {
   void* handle_ = nullptr;
 };
 
+// Throws DeviceError unless the status is 0; `call` is what failed.
+inline void check_status(int status, const char* call, const char* library) {
+  if (status == 0) return;
+  throw DeviceError(std::string(call) + " failed with status " + std::to_string(status) + " of " + library +
+                    "; tune again, which refuses what the library does not take, or run on the CPU (JAX_PLATFORMS=cpu)");
+}
+
 }  // namespace aspen::cuda

@@ -78,6 +78,7 @@ Loaded::Loaded(const Driver& driver, const Executable& executable, Context conte
     driver_.check(driver_.cuModuleLoadData(&module_, executable_.code().image.data()), "cuModuleLoadData");
     find_kernels();
     check_launches();
+    take_room();
     copy_boxes();
     take_workspace();
     is_programmatic_ = wants_programmatic() && driver_.cuGraphAddDependencies != nullptr && kernels_wait();
@@ -145,6 +146,10 @@ void Loaded::find_kernels() {
       throw DeviceError("the code's " + name + "_shape has another size; install one build of aspen_jax");
     driver_.check(driver_.cuMemcpyDtoH(&shape, data, bytes), "cuMemcpyDtoH");
     const uint32_t num_addresses = executable_.first_address()[op + 1] - executable_.first_address()[op];
+    if (shape.most_ops < 1 || shape.most_ops > kMostOps) {
+      throw DeviceError("the code's " + name + " is for " + std::to_string(shape.most_ops) +
+                        " ops; install one build of aspen_jax");
+    }
     if (shape.num_addresses != static_cast<int32_t>(num_addresses)) {
       throw DeviceError("the code's " + name + " takes " + std::to_string(shape.num_addresses) + " addresses, but op '" +
                         executable_.graph().op_names[op] + "' has " + std::to_string(num_addresses) +
@@ -174,10 +179,23 @@ void Loaded::check_launches() const {
   for (uint32_t launch = 0; launch < executable_.launches().size(); ++launch) {
     const auto ops = executable_.launches().ops_of(launch);
     const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[ops.front()])];
-    const bool is_alone = std::ranges::none_of(ops, [&](uint32_t op) { return by_library_.contains(op); });
-    if (ops.size() <= kernel.most_ops && (ops.size() == 1 || is_alone)) continue;
+    const bool are_ours = std::ranges::none_of(ops, [&](uint32_t op) { return by_library_.contains(op); });
+    if (ops.size() <= kernel.most_ops && (ops.size() == 1 || are_ours)) continue;
     throw DeviceError("the code cannot launch " + executable_.describe(launch) +
                       " together; install one build of aspen_jax, and trace the function again");
+  }
+}
+
+void Loaded::take_room() {
+  for (uint32_t launch = 0; launch < executable_.launches().size(); ++launch) {
+    const uint32_t op = executable_.launches().launches[launch].op;
+    const Kernel& kernel = kernels_[static_cast<size_t>(executable_.code().kernel_of_op[op])];
+    if (kernel.most_ops == 1) continue;
+    const auto mapped = mapped_.find(op);
+    const size_t addresses = executable_.first_address()[op + 1] - executable_.first_address()[op];
+    const size_t bytes =
+        mapped == mapped_.end() ? addresses * sizeof(DevicePointer) : mapped->second.arguments.size() * sizeof(TensorMap);
+    together_[launch].resize((kernel.most_ops * bytes + sizeof(TensorMap) - 1) / sizeof(TensorMap));
   }
 }
 
@@ -233,29 +251,37 @@ void Loaded::prepare_maps(size_t op, const KernelShape& shape) {
   mapped.arguments.resize(mapped.first_map + static_cast<size_t>(shape.num_tensors));
 }
 
-void Loaded::check_library(size_t op, std::initializer_list<int32_t> inputs, std::initializer_list<int32_t> others) {
+void Loaded::check_inputs(size_t op, std::span<const int32_t> inputs) const {
   const auto num_inputs = static_cast<int32_t>(executable_.graph().ops[op].num_inputs);
-  const auto is_input = [&](int32_t input) { return input >= 0 && input < num_inputs; };
-  const bool are_its = std::ranges::all_of(inputs, is_input) &&
-                       std::ranges::all_of(others, [&](int32_t input) { return input == -1 || is_input(input); });
+  const bool are_its = std::ranges::all_of(inputs, [&](int32_t input) { return input >= 0 && input < num_inputs; });
   const bool is_one = std::ranges::count(executable_.launches().launches, op, &Launch::op) == 1;
-  if (!is_one || !are_its) {
-    throw DeviceError("the code of op '" + executable_.graph().op_names[op] +
-                      "' names something for a library that is not the op's; install one build of aspen_jax, and trace the "
-                      "function again");
-  }
+  if (is_one && are_its) return;
+  throw DeviceError("the code of op '" + executable_.graph().op_names[op] +
+                    "' names something for a library that is not the op's; install one build of aspen_jax, and trace the "
+                    "function again");
+}
+
+void Loaded::open_recording() {
   if (recording_ == nullptr) driver_.check(driver_.cuStreamCreate(&recording_, kStreamNonBlocking), "cuStreamCreate");
 }
 
 void Loaded::prepare_product(size_t op, const LibraryProduct& product) {
-  check_library(op, {product.left.input, product.right.input}, {product.added.input, product.bias});
+  std::vector<int32_t> inputs{product.left.input, product.right.input};
+  for (const int32_t input : {product.added.input, product.bias}) {
+    if (input != -1) inputs.push_back(input);
+  }
+  check_inputs(op, inputs);
+  open_recording();
   if (cublas_ == nullptr) Cublas::check(Cublas::get().cublasLtCreate(&cublas_), "cublasLtCreate");
   by_library_[op] = std::make_unique<ProductCall>(cublas_, product);
 }
 
 void Loaded::prepare_convolution(size_t op, const LibraryConvolution& convolution) {
-  check_library(op, {0, 1});
-  for (int i = 0; i < convolution.num_operands; ++i) check_library(op, {convolution.operands[i].input});
+  check_convolution(convolution);
+  std::vector<int32_t> inputs{0, 1};
+  for (int32_t number = 0; number < convolution.num_operands; ++number) inputs.push_back(convolution.operands[number].input);
+  check_inputs(op, inputs);
+  open_recording();
   if (cudnn_ == nullptr) Cudnn::check(Cudnn::get().cudnnCreate(&cudnn_), "cudnnCreate");
   by_library_[op] = std::make_unique<ConvolutionCall>(cudnn_, convolution);
 }
@@ -320,8 +346,7 @@ Loaded::Arguments Loaded::arguments(uint32_t launch, std::span<const DevicePoint
   const auto pass = [&](const void* first) { return Arguments{{const_cast<void*>(first), &boxes_of_[launch]}}; };
   const auto argument = argument_of(ops.front(), addresses);
   if (kernel.most_ops == 1) return pass(argument.data());
-  Storage& together = together_[launch];
-  together.resize((kernel.most_ops * argument.size() + sizeof(TensorMap) - 1) / sizeof(TensorMap));
+  Storage& together = together_.at(launch);
   // CUDA reads as many as the kernel takes; of the last ones there are no thread blocks.
   for (size_t number = 0; number < kernel.most_ops; ++number) {
     const auto own = argument_of(ops[std::min(number, ops.size() - 1)], addresses);

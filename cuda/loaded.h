@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -81,8 +80,10 @@ class Loaded {
   void prepare_maps(size_t op, const KernelShape& shape);
   void prepare_product(size_t op, const LibraryProduct& product);
   void prepare_convolution(size_t op, const LibraryConvolution& convolution);
-  // What a library computes is one launch, and reads inputs of the op; -1 among `others` stands for none. Throws DeviceError.
-  void check_library(size_t op, std::initializer_list<int32_t> inputs, std::initializer_list<int32_t> others = {});
+  // What a library computes is one launch, and reads inputs of the op. Throws DeviceError.
+  void check_inputs(size_t op, std::span<const int32_t> inputs) const;
+  // For ops by a library.
+  void open_recording();
   bool is_by_library(uint32_t launch) const;
   // Gives an op to a stream by its library. Throws DeviceError.
   void give_to_library(Stream stream, uint32_t launch, std::span<const DevicePointer> addresses);
@@ -92,6 +93,8 @@ class Loaded {
   void encode_maps(std::span<const DevicePointer> addresses);
   void copy_boxes();
   void check_launches() const;
+  // Where arguments of launches of several ops are put together.
+  void take_room();
   void release() noexcept;
   // What a kernel takes for an op. It stays until the next call, or longer.
   std::span<const std::byte> argument_of(uint32_t op, std::span<const DevicePointer> addresses) const;

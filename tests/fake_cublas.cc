@@ -38,6 +38,8 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
+constexpr uint32_t kNoEpilogue = 1;
+
 constexpr CublasStatus kInvalid = 7, kNotSupported = 15;
 int live = 0;
 int products = 0;          // that have run

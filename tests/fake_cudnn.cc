@@ -33,6 +33,7 @@ constexpr CudnnStatus kBad = 2000, kNotSupported = 3000;
 int live = 0;
 int convolutions = 0;     // that have run
 CudnnStatus failure = 0;  // of what is executed from now on
+int offered = 4;          // ways from now on, of kWays
 
 // A descriptor: its attributes as they were set, elements of 8 bytes at most.
 struct Made {
@@ -181,13 +182,17 @@ struct Graph {
   struct Step {
     int mode;                       // -1: the convolution
     int64_t first, second, result;  // the second one may be missing: -1
-    std::vector<int64_t> strides, dilation, before;
+    std::vector<int64_t> strides, dilation, before, after;
   };
   std::vector<Step> steps;
 
+  bool are_alike = true;  // tensors of one number
+
   int64_t add(const Made& tensor) {
     const Tensor made(tensor);
-    tensors.emplace(made.number, made);
+    const auto [place, is_new] = tensors.emplace(made.number, made);
+    are_alike &= is_new || (place->second.extents == made.extents && place->second.strides == made.strides &&
+                            place->second.type == made.type && place->second.is_virtual == made.is_virtual);
     return made.number;
   }
   bool is_right(const Step& step) const {
@@ -203,6 +208,11 @@ struct Graph {
       return step.mode == kPointwiseAdd || step.mode == kPointwiseMultiply || step.mode == kPointwiseSubtract;
     }
     const Tensor& weights = tensors.at(step.second);
+    for (size_t d = 0; d < 2; ++d) {
+      const int64_t window = step.dilation[d] * (weights.extents[2 + d] - 1) + 1;
+      const int64_t padded = first.extents[2 + d] + step.before[d] + step.after[d];
+      if (result.extents[2 + d] != (padded - window) / step.strides[d] + 1) return false;
+    }
     // Fusion wants channels adjacent, as cuDNN's does.
     return first.type == weights.type && first.strides[1] == 1 && weights.strides[1] == 1 && result.strides[1] == 1 &&
            first.extents[1] == weights.extents[1] && weights.extents[0] == result.extents[1] &&
@@ -243,13 +253,15 @@ Graph graph_of(const Made& from) {
       const Made& what = operation->at(kForwardConvolution);
       graph.steps.push_back({-1, graph.add(operation->at(kForwardImages)), graph.add(operation->at(kForwardWeights)),
                              graph.add(operation->at(kForwardResult)), what.all<int64_t>(kConvolutionStrides),
-                             what.all<int64_t>(kConvolutionDilation), what.all<int64_t>(kConvolutionBefore)});
+                             what.all<int64_t>(kConvolutionDilation), what.all<int64_t>(kConvolutionBefore),
+                             what.all<int64_t>(kConvolutionAfter)});
     } else {
       const int64_t second = operation->attributes.contains(kOperationSecond) ? graph.add(operation->at(kOperationSecond)) : -1;
       graph.steps.push_back({operation->at(kOperationPointwise).one<int>(kPointwiseMode),
                              graph.add(operation->at(kOperationFirst)),
                              second,
                              graph.add(operation->at(kOperationResult)),
+                             {},
                              {},
                              {},
                              {}});
@@ -279,6 +291,7 @@ extern "C" {
 int fake_cudnn_live() { return live; }
 int fake_cudnn_convolutions() { return convolutions; }
 void fake_cudnn_fail(int status) { failure = status; }
+void fake_cudnn_offer(int ways) { offered = ways; }
 
 CudnnStatus cudnnCreate(CudnnHandle* handle) {
   *handle = new cudnnContext{};
@@ -327,7 +340,8 @@ CudnnStatus cudnnBackendFinalize(CudnnDescriptor descriptor) {
   if (what.is_final || !are_final(what)) return kBad;
   if (what.kind == kOperationGraph) {
     const Graph graph = graph_of(what);
-    if (!std::ranges::all_of(graph.steps, [&](const auto& step) { return graph.is_right(step); })) return kNotSupported;
+    if (!graph.are_alike || !std::ranges::all_of(graph.steps, [&](const auto& step) { return graph.is_right(step); }))
+      return kNotSupported;
   }
   if (what.kind == kExecutionPlan && what.at(kPlanConfig).way == kUnsupported) return kNotSupported;
   what.is_final = true;
@@ -337,8 +351,8 @@ CudnnStatus cudnnBackendGetAttribute(CudnnDescriptor const descriptor, int name,
                                      void* elements) {
   const Made& what = *made(descriptor);
   if (what.kind == kEngineHeuristics && name == kHeuristicsResults && type == kOfDescriptor) {
-    *count = kWays;
-    for (int way = 0; way < std::min<int64_t>(room, kWays); ++way) {
+    *count = std::min(offered, kWays);
+    for (int way = 0; way < std::min<int64_t>(room, *count); ++way) {
       Made& config = *made(static_cast<CudnnDescriptor*>(elements)[way]);
       if (config.kind != kEngineConfig) return kBad;
       config.way = way;

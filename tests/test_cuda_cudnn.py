@@ -17,8 +17,10 @@ from aspen_jax.cuda import cublas, cudnn, kernel_choices
 from aspen_jax.cuda.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, relaid
 from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.image import Code
 from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.library import by_library
+from aspen_jax.cuda.library import by_library, library_of
 from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import EngineError
@@ -110,7 +112,7 @@ def chosen(ops):
         taken = LibraryConvolution.of(relaid(op)) if op.family is CONV2D else None
         if taken is not None:
             before = found.get(Problem.of(op), Timed(None, 1.0))
-            found[Problem.of(op)] = dataclasses.replace(before, by_cudnn=(*before.by_cudnn, taken.digest))
+            found[Problem.of(op)] = dataclasses.replace(before, cudnn=(*before.cudnn, (taken.digest, True)))
     return KernelChoices("sm_90a", found)
 
 
@@ -208,20 +210,107 @@ def test_a_failure_is_told_and_leaves_nothing(example, executor, captured):
     assert (driver.fake_cuda_live(), fake.fake_cudnn_live(), driver.fake_cuda_current()) == (live, made, 0)
 
 
+def altered(program, old, new):
+    """The code of a program, of another build."""
+    text = cuda_host.source(program.ops)
+    assert old in text
+    image = np.frombuffer(cuda_host.compiled(text.replace(old, new)).read_bytes(), np.uint8)
+    numbers = np.arange(len(program.ops), dtype=np.int32)
+    return Code(image, numbers, numbers)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".num_steps = 1", ".num_steps = 9999", "names a convolution for a library that is none; install one build"),
+        (".num_operands = 1", ".num_operands = 9999", "names a convolution for a library that is none; install one build"),
+        (".first = 0, .second = 1", ".first = 0, .second = 2", "names a convolution for a library that is none"),
+        (".is_vector = true}", ".is_vector = true}, LibraryOperand{.input = 2, .type = 7, .is_vector = true}", "too many"),
+        ("LibraryOperand{.input = 2", "LibraryOperand{.input = 3", "names something for a library that is not the op's"),
+        (".result_height = 8", ".result_height = 9", "cudnnBackendFinalize of a graph of operations failed with status 3000"),
+    ],
+)
+def test_code_that_is_of_another_build_is_refused(old, new, message):
+    fake_cudnn.load()
+    w = random(0, 3, 3, 8, 16).astype(jnp.bfloat16)
+    (part,) = trace_of(lambda x, b: convolution(x, w) + b, shaped((1, 8, 8, 8), (16,))).parts
+    with considering(chosen(prepared(part, GPU).ops)):
+        program = prepared(part, GPU)
+        graph = apu.build(program, NUM_BLOCKS, Gpu())
+        if message == "too many":  # an operand that is not counted is not read
+            message, old, new = "is none", ".type = 1, .num_operands", ".type = 7, .num_operands"
+        run = DeviceRun(graph, altered(program, old, new), Executor.STREAM)
+    given = {8: random(1, 1, 8, 8, 8).astype(jnp.bfloat16), 16: random(2, 16).astype(jnp.bfloat16)}
+    with pytest.raises(EngineError, match=message):
+        run.run(*(given[value.shape[-1]] for value in part.inputs))
+
+
+def test_where_the_library_has_no_way_the_error_says_what_to_do(example):
+    fake = fake_cudnn.load()
+    graph, code, arguments, operands, _ = example(jnp.bfloat16)
+    fake.fake_cudnn_offer(3)  # but not the one that is good
+    try:
+        with pytest.raises(EngineError, match="cuDNN has no way to compute this convolution without a workspace; tune again"):
+            DeviceRun(graph, code, Executor.STREAM).run(*operands(arguments(0)))
+    finally:
+        fake.fake_cudnn_offer(4)
+
+
 class _Timer:
-    """For which the library is the fastest, and whose results are those of the weights that it is given."""
+    """By which ours is the slowest, and cuDNN the fastest."""
 
     def __init__(self):
         self.ways = []
 
     def build(self, ops, arrays=None):
-        self.ways.append(by_library(ops[0]) is not None)
-        assert bool(arrays) == self.ways[-1]
+        self.ways.append(library_of(ops[0]))
+        assert bool(arrays) == (self.ways[-1] == "cuDNN")
         return self.ways[-1], ops[-1].output
 
     def time(self, built):
-        is_library, output = built
-        return Sample(1e-5 if is_library else 2e-5, np.ones(output.shape, np.float32))
+        library, output = built
+        return Sample({None: 3e-5, "cublasLt": 2e-5, "cuDNN": 1e-5}[library], np.ones(output.shape, np.float32))
+
+
+def test_cudnn_is_timed_beside_cublas(monkeypatch):
+    monkeypatch.setattr(cublas, "is_there", lambda: True)
+    monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
+    w = random(0, 1, 1, 64, 128).astype(jnp.bfloat16)
+    (part,) = trace_of(lambda x: convolution(x, w), shaped((8, 32, 32, 64))).parts
+    timer = _Timer()
+    tune_kernels([part], frozenset(), timer)
+    assert timer.ways[-4:] == [None, "cublasLt", "cublasLt", "cuDNN"]
+    (op,) = prepared(part, GPU).ops
+    assert library_of(op) == "cuDNN"
+    monkeypatch.setattr(cudnn, "is_there", lambda: False)
+    (op,) = prepared(part, GPU).ops
+    assert library_of(op) == "cublasLt"
+
+
+def test_another_end_of_a_known_product_is_timed_too(monkeypatch):
+    monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
+    w = random(0, 3, 3, 64, 128).astype(jnp.bfloat16)
+    ways = []
+    for end in (jax.nn.relu, lambda x: x, jax.nn.relu):
+        (part,) = trace_of(lambda x, end=end: end(convolution(x, w)), shaped((8, 32, 32, 64))).parts
+        timer = _Timer()
+        tune_kernels([part], frozenset(), timer)
+        ways.append(timer.ways.count("cuDNN"))
+        kernel_choices.forget()  # and read from disk
+        (op,) = prepared(part, GPU).ops
+        assert library_of(op) == "cuDNN"
+    assert ways == [1, 1, 0]
+
+
+def test_a_result_that_the_caller_wants_in_another_order_stays_ours():
+    w = random(0, 3, 3, 16, 24).astype(jnp.bfloat16)
+    (plain,) = trace_of(lambda x: convolution(x, w), shaped((2, 8, 8, 16))).parts
+    (part,) = trace_of(lambda x: convolution(x, w).transpose(0, 3, 1, 2), shaped((2, 8, 8, 16))).parts
+    with considering(chosen(prepared(plain, GPU).ops)):
+        assert library_of(prepared(plain, GPU).ops[0]) == "cuDNN"
+        (op,) = prepared(part, GPU).ops
+        assert library_of(op) is None
+        assert "ConvByElement<" not in cuda_host.source([op])
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -117,10 +117,6 @@ class Machine:
         """In which order a convolution's weights [KH, KW, C, O] are best stored, if they are known; None: as they are."""
         return None
 
-    def may_rewrite(self, op: Op) -> bool:
-        """Whether an op may write into the memory of an operand that dies, where its family can."""
-        return True
-
     def places_of(self, op: Op) -> int:
         """Workers that a tile of an op takes."""
         return op.slices

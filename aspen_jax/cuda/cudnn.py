@@ -101,7 +101,7 @@ class LibraryConvolution:
     @classmethod
     def of(cls, op: Op) -> LibraryConvolution | None:
         """None where the library does not take it: strides, odd channels, another end, or weights that lie otherwise."""
-        if op.family is not CONV2D or op.slices > 1 or op.further or op.in_place or op.attrs.groups > 1 or not op.output.size:
+        if op.family is not CONV2D or op.slices > 1 or op.further or op.attrs.groups > 1 or not op.output.size:
             return None
         x, w = op.inputs[:2]
         (images, height, width, channels), (kernel_height, kernel_width, _, outputs) = x.shape, w.shape

@@ -15,21 +15,23 @@ from aspen_jax import _engine
 from aspen_jax.cuda.families import kernel_of
 from aspen_jax.cuda.library import by_library
 from aspen_jax.cuda.source import translation_unit
+from aspen_jax.cuda.streams import PLACES, is_streamed
 from aspen_jax.graph.dag import Dag
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op
 
-# Of a launch: the arguments of a kernel have at most 4 KiB (CUDA), the addresses of an op 8 bytes each, a map 128.
+# As kMostOps in cuda/kernels/kernel_shape.h: of more ops a launch less is a small share.
 _MOST_OPS = 8
-_ARGUMENT_BYTES = 4 << 10
+# A kernel's arguments have at most 4 KiB before CUDA 12.1. The boxes' address is the last of them.
+_ARGUMENT_BYTES = (4 << 10) - 8
 _NUM_TENSORS, _TENSOR_BYTES = 2, 128
 
 
 def launched_with(ops: Sequence[Op], graph: TileGraph) -> list[int]:
     """For each op of a graph the first of those that are launched with it; its own number where it is alone.
 
-    They have the same code, equally many tiles, and together no more than fill a GPU. None waits for another: all have the same
-    level, the longest path to an op by all edges of the graph. So launches wait for each other in one direction alone.
+    They have the same code, equally many tiles, and together no more thread blocks than fill a GPU. None waits for another: all
+    have the same level, the longest path to an op by all edges of the graph. So launches wait for each other in one direction.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.
@@ -44,7 +46,9 @@ def launched_with(ops: Sequence[Op], graph: TileGraph) -> list[int]:
         alike[levels[number], tiles[number]].append(number)
     for (_, num_tiles), numbers in alike.items():
         for same in _by_code(ops, numbers) if len(numbers) > 1 else ():
-            most = min(_MOST_OPS, _engine.CUDA_FEWEST_TILES // num_tiles, _ARGUMENT_BYTES // _bytes_of(ops[same[0]]))
+            op = ops[same[0]]
+            places = num_tiles * op.slices * (PLACES if is_streamed(op) else 1)
+            most = min(_MOST_OPS, _engine.CUDA_FEWEST_TILES // places, _ARGUMENT_BYTES // _bytes_of(op))
             for place, number in enumerate(same):
                 result[number] = same[place - place % max(1, most)]
     return result

@@ -40,14 +40,14 @@ class Timed:
         nanoseconds: of the op alone, so multiplied.
         slices: into how many its depth is best cut; None: that was not timed, or it is a slice already.
         by_cublas: whether cublasLt was faster than all of that, uncut.
-        by_cudnn: digests of those convolutions, with what follows them, that cuDNN computed faster than all of that.
+        cudnn: digests of convolutions, with what follows them, that cuDNN was timed for, and whether it was the fastest.
     """
 
     candidate: Candidate | None
     nanoseconds: float
     slices: int | None = None
     by_cublas: bool = False
-    by_cudnn: tuple[str, ...] = ()
+    cudnn: tuple[tuple[str, bool], ...] = ()
 
 
 class Choice(NamedTuple):
@@ -143,7 +143,7 @@ def cudnn_choices(op: Op) -> tuple[str, ...]:
     choices = _considered.get() or known()
     problem = Problem.of(op) if choices.entries else None
     own = None if problem is None else choices.entries.get(problem)
-    return () if own is None else own.by_cudnn
+    return () if own is None else tuple(digest for digest, is_fastest in own.cudnn if is_fastest)
 
 
 def _timed_choice(op: Op) -> Choice | None:
@@ -237,17 +237,17 @@ def _key(problem: Problem) -> str:
 def _to_json(item: tuple[Problem, Timed]) -> Any:
     problem, timed = item
     candidate = None if timed.candidate is None else dataclasses.astuple(timed.candidate)
-    found = (timed.slices, timed.by_cublas, list(timed.by_cudnn))
+    found = (timed.slices, timed.by_cublas, list(map(list, timed.cudnn)))
     return [dataclasses.astuple(problem), candidate, max(round(timed.nanoseconds), 1), *found]
 
 
 def _timed(entry: Any) -> tuple[Problem, Timed]:
-    of, by, nanoseconds, slices, by_cublas, by_cudnn = entry
+    of, by, nanoseconds, slices, by_cublas, digests = entry
     problem, candidate = Problem(*of), None if by is None else Candidate(*by)
     numbers = [*dataclasses.astuple(problem)[5:9], 1 if slices is None else slices]
     numbers += [] if candidate is None else dataclasses.astuple(candidate)[1:]
     are_counts = all(type(number) is int and number > 0 for number in numbers)
-    are_digests = type(by_cudnn) is list and all(type(digest) is str for digest in by_cudnn)
+    are_digests = all(type(digest) is str and type(is_fastest) is bool for digest, is_fastest in digests)
     if not are_counts or not 0 < float(nanoseconds) < float("inf") or type(by_cublas) is not bool or not are_digests:
         raise ValueError(f"an entry is {entry!r}")
-    return problem, Timed(candidate, float(nanoseconds), slices, by_cublas, tuple(by_cudnn))
+    return problem, Timed(candidate, float(nanoseconds), slices, by_cublas, tuple(map(tuple, digests)))

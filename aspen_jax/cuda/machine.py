@@ -15,7 +15,7 @@ from aspen_jax.cuda.candidates import Architecture
 from aspen_jax.cuda.chain import ChainPlan
 from aspen_jax.cuda.conv import box_of_pixels
 from aspen_jax.cuda.conv_tile import FEWEST_CHANNELS, NARROW
-from aspen_jax.cuda.cudnn import LibraryConvolution, filter_order
+from aspen_jax.cuda.cudnn import filter_order
 from aspen_jax.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.cuda.families import why_no_code
 from aspen_jax.cuda.few_rows import FEW_ROWS
@@ -134,9 +134,6 @@ class Gpu(Machine):
 
     def filter_order(self, op: Op) -> tuple[int, ...] | None:
         return filter_order(op)
-
-    def may_rewrite(self, op: Op) -> bool:
-        return not isinstance(by_library(op), LibraryConvolution)
 
     def places_of(self, op: Op) -> int:
         return op.slices * (PLACES if _is_streamed(op) else 1)

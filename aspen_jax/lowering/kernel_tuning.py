@@ -259,63 +259,59 @@ class _Search:
                 continue
             done.add(problem)
             own, default = best
-            by_library = dataclasses.replace(own, by_cublas=True)
-            self._time_library(f"{problem}: cublasLt", problem, by_library, op, default)
+            seconds = self._faster(f"{problem}: cublasLt", {problem: dataclasses.replace(own, by_cublas=True)}, op, default)
+            if seconds is not None:
+                self.found[problem] = dataclasses.replace(own, nanoseconds=seconds * 1e9, by_cublas=True)
 
     def time_cudnn(self) -> None:
         """Time each convolution that cuDNN takes by it, with what follows it, and as the best that was found before."""
         if not cudnn.is_there():
             return
-        done: set[str] = set()
         for program in self._unsplit():
-            known = {value for value, _ in program.constants}
+            constants = {value for value, _ in program.constants}
             for op in program.ops:
                 problem, taken = Problem.of(op), cudnn.relaid(op) if op.family is CONV2D else None
                 convolution = None if taken is None else cudnn.LibraryConvolution.of(taken)
-                if problem is None or taken is None or convolution is None or op.inputs[1].value not in known:
+                if problem is None or taken is None or convolution is None or op.inputs[1].value not in constants:
                     continue
-                if convolution.digest in done or problem in self.before.entries:
-                    continue
-                best = self._best(op, problem)
+                found = self._found(problem)
+                best = None if found is not None and convolution.digest in dict(found.cudnn) else self._best(op, problem)
                 if best is None:
                     continue
-                done.add(convolution.digest)
                 own, default = best
                 weights = op.inputs[1]
                 as_ours = weights.view.gather(random_array(weights.value))
                 arrays = {taken.inputs[1].value: np.ascontiguousarray(np.transpose(as_ours, cudnn.ORDER))}
-                by_library = dataclasses.replace(own, by_cudnn=(*own.by_cudnn, convolution.digest))
-                self._time_library(f"{problem}: cuDNN", problem, by_library, taken, default, arrays)
+                wins, loses = (
+                    dataclasses.replace(own, cudnn=(*own.cudnn, (convolution.digest, fastest))) for fastest in (True, False)
+                )
+                seconds = self._faster(f"{problem}: cuDNN", {problem: wins}, taken, default, arrays)
+                self.found[problem] = loses if seconds is None else wins
 
     def _unsplit(self) -> Iterator[Program]:
         """The programs, no depth cut."""
         return (run_passes(program, self.disabled | {"split_depth"}, Gpu.here()) for program in self.programs)
 
+    def _found(self, problem: Problem) -> Timed | None:
+        return self.found.get(problem) or self.before.entries.get(problem)
+
     def _best(self, op: Op, problem: Problem) -> tuple[Timed, Sample] | None:
         """What was found for an op so far, and its time; None where it takes no share of the whole, or cannot be timed."""
-        known = self.found.get(problem)
-        slices = (known and known.slices) or modelled_slices(op, Gpu.here())
-        ours = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
-        if ours is None or Problem.of(ours[0]) not in self.defaults:
+        found = self._found(problem)
+        is_whole = found is not None and found.by_cublas and cublas.LibraryProduct.of(op) is not None
+        slices = 1 if is_whole else (found and found.slices) or modelled_slices(op, Gpu.here())
+        best = [op] if slices == 1 else cut_depth(op, slices, Gpu.here())
+        if best is None or (problem not in self.before.entries and Problem.of(best[0]) not in self.defaults):
             return None
         choice = self._choices({})
-        default = self._sample(f"{problem}: ours", choice, functools.partial(self._build, choice, ours), None)
-        return default and (known or Timed(choice.of(problem).candidate, default.seconds * 1e9, slices), default)
+        default = self._sample(f"{problem}: best", choice, functools.partial(self._build, choice, best), None)
+        return default and (found or Timed(choice.of(problem).candidate, default.seconds * 1e9, slices), default)
 
-    def _time_library(
-        self,
-        name: str,
-        problem: Problem,
-        by_library: Timed,
-        op: Op,
-        default: Sample,
-        arrays: Arrays = _NOTHING,
-    ) -> None:
-        """Keep `by_library` for the problem if the library is faster than the default."""
-        choice = self._choices({problem: by_library})
+    def _faster(self, name: str, found: dict[Problem, Timed], op: Op, default: Sample, arrays: Arrays = _NOTHING) -> float | None:
+        """The seconds of an op by a library, if that is what `found` says and it is faster than the default."""
+        choice = self._choices(found)
         sample = self._sample(name, choice, functools.partial(self._build, choice, [op], arrays), default)
-        if sample is not None and sample.seconds < default.seconds * (1 - _LEAST_GAIN):
-            self.found[problem] = dataclasses.replace(by_library, nanoseconds=sample.seconds * 1e9)
+        return sample.seconds if sample is not None and sample.seconds < default.seconds * (1 - _LEAST_GAIN) else None
 
     def _choices(self, entries: dict[Problem, Timed]) -> KernelChoices:
         return self.before.updated({**self.found, **entries})

@@ -194,7 +194,7 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
             Pass(
                 "filters",
                 filters.run,
-                "Which convolutions are left on their own is known; a library takes the whole depth.",
+                "Which convolutions are left on their own is known; a library takes their whole depth.",
                 after=("constants", "align", "stacks"),
                 asks_machine=True,
             ),
@@ -232,13 +232,7 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 asks_machine=True,
             ),
             Pass("outputs", outputs.run, "No op may follow those that write outputs.", is_needed=True),
-            Pass(
-                "in_place",
-                in_place.run,
-                "It asks which values are outputs of the caller.",
-                after=("outputs",),
-                asks_machine=True,
-            ),
+            Pass("in_place", in_place.run, "It asks which values are outputs of the caller.", after=("outputs",)),
         ),
     ),
 )

@@ -10,10 +10,14 @@ from aspen_jax.passes import storage
 
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
-    """Store those weights again. Who else reads them finds them as they were."""
+    """Store those weights again. Who else reads them finds them as they were.
+
+    A convolution whose result the caller wants in another order stays as it is: the pass `last_op` makes it write so.
+    """
+    transposed = {operand.value for operand in program.outputs if not operand.view.is_dense()}
     constants, ops = storage.Constants(program), []
     for op in program.ops:
-        order = machine.filter_order(op)
+        order = None if op.output in transposed else machine.filter_order(op)
         weights = None if order is None else constants.source(op.inputs[1])
         if order is not None and weights is not None:
             made = constants.stored(weights, lambda array, order=order: np.transpose(array, order), ("filters", order))

@@ -12,16 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Program, Value
 
 
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+def run(program: Program) -> Program:
     """Mark ops that may rewrite an operand in place, and order ops so that they may.
 
     Args:
         program: its outputs are final (`passes/outputs.py`).
-        machine: which ops may.
     """
     number = {op: index for index, op in enumerate(program.ops)}
     readers: dict[Value, set[int]] = {}
@@ -37,7 +35,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     marked: set[int] = set()
     # Backwards, since what lies where a result does is known from the last op that writes there.
     for op in reversed(program.ops):
-        operand = op.family.rewritten(op) if machine.may_rewrite(op) else None
+        operand = op.family.rewritten(op)
         if operand is None or op.output.size == 0 or operand.value in taken:
             continue
         # What an op writes as a whole need not lie in memory of the caller's, which XLA would copy first.

@@ -66,8 +66,11 @@ struct LibraryConvolution {
   LibraryStep steps[kMostSteps];
 };
 
-// Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps; so many times
-// as ops may be launched together, of which the y-th row of thread blocks computes the y-th.
+// How many ops a launch may have.
+inline constexpr int kMostOps = 8;
+
+// Its first argument is `num_addresses` addresses and, from the next multiple of 128 bytes on, `num_tensors` maps. A kernel for
+// several ops takes `most_ops` times as much. The y-th row of thread blocks computes the y-th of them.
 struct KernelShape {
   int32_t threads, shared_bytes, num_addresses, num_tensors = 0;
   int32_t slices = 1;  // thread blocks of a tile, which are a cluster
