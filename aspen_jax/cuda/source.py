@@ -69,9 +69,9 @@ def translation_unit(ops: Sequence[Op], entry: str, most_ops: Sequence[int] = ()
 
     Args:
         ops: their structs are called Op0, Op1 ...
-        entry: follows each struct. In it {op} stands for the struct, {name} for a name of its own, {words} for the words of a box.
-            {cluster} says how many thread blocks are a cluster, {blocks} what the bounds say of thread blocks, {most_ops} how many
-            ops a launch may have. What `_ONE` and `_SEVERAL` name depends on that.
+        entry: follows each struct. In it {op} stands for the struct, {name} for a name of its own, {words} for a box's words.
+            {cluster} says how many thread blocks are a cluster, {blocks} what the bounds say of thread blocks. {most_ops} is how
+            many ops a launch may have. What `_ONE` and `_SEVERAL` name depends on that.
         most_ops: of a launch, for each of `ops`; (): 1 for each.
 
     Raises:
