@@ -33,6 +33,7 @@ extern "C" {{
 KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int ops, int tiles) {{
+  for (int tile = 0; tile < ops * tiles; ++tile) fetch_ahead<{op}>(buffers[tile / tiles], tile % tiles, tiles);
   wait_for_parents();
   for (int tile = 0; tile < ops * tiles; ++tile) play_tile<{op}>(buffers[tile / tiles], boxes + tile * {words});
 }}
@@ -43,11 +44,12 @@ extern "C" void {name}_of_addresses(const void* addresses, const int32_t* boxes,
 }}
 """
 
-# Of a library: whether its kernels wait for launches before them, and what a wait does.
+# Of a library: whether its kernels wait for launches before them, and what a wait and a fetch do.
 _WAITS = """\
 extern "C" {
 int32_t aspen_kernels_wait = kKernelsWait;
 void aspen_play_wait(void (*wait)()) { played_wait = wait; }
+void aspen_play_fetch(void (*fetch)(const void* line)) { played_fetch = fetch; }
 }
 """
 

@@ -141,6 +141,7 @@ struct Machine {
   std::set<Stream> streams;
   int live = 0;                       // modules, functions' modules, streams, events, graphs, executables, allocations
   int current = 0;                    // contexts pushed and not popped
+  int fetches = 0;                    // lines that kernels have fetched ahead
   std::map<std::string, int> counts;  // of calls
   std::string failing;
   int countdown = 0;
@@ -202,6 +203,21 @@ void run_parents() {
   for (const Edge& edge : graph->nodes[node].parents) {
     if (!graph->is_over[edge.parent]) graph->run(edge.parent);
   }
+}
+
+bool has(DevicePointer data, size_t bytes) {
+  const auto after = machine().memory.upper_bound(data);
+  if (after == machine().memory.begin()) return false;
+  const auto& [first, size] = *std::prev(after);
+  return data + bytes <= first + size;
+}
+
+// A line that a kernel fetches ahead is in memory that was taken.
+void check_fetch(const void* line) {
+  ++machine().fetches;
+  if (has(reinterpret_cast<DevicePointer>(line), 1)) return;
+  std::fputs("a kernel fetches what is nobody's memory\n", stderr);
+  std::abort();
 }
 
 bool is_able(const Item& item) { return item.kind != Item::Kind::kWait || item.event->done[item.record]; }
@@ -294,10 +310,12 @@ void fake_cuda_move(bool moves) {
 // Whether so much memory from an address on was taken and not given back.
 bool fake_cuda_has(DevicePointer data, size_t bytes) {
   const std::lock_guard lock(machine().mutex);
-  const auto after = machine().memory.upper_bound(data);
-  if (after == machine().memory.begin()) return false;
-  const auto& [first, size] = *std::prev(after);
-  return data + bytes <= first + size;
+  return has(data, bytes);
+}
+// Lines that kernels have fetched ahead.
+int fake_cuda_fetches() {
+  const std::lock_guard lock(machine().mutex);
+  return machine().fetches;
 }
 // Gives a stream what a library does, or adds it to the graph that is being captured.
 void fake_cuda_give(Stream stream, const std::function<void()>& work) {
@@ -395,6 +413,8 @@ Result cuModuleLoadData(Module* module, const void* image) {
   if (library == nullptr) return kNoBinaryForGpu;
   const auto play_wait = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "aspen_play_wait"));
   if (play_wait != nullptr) play_wait(&run_parents);
+  const auto play_fetch = reinterpret_cast<void (*)(void (*)(const void*))>(dlsym(library, "aspen_play_fetch"));
+  if (play_fetch != nullptr) play_fetch(&check_fetch);
   *module = new CUmod_st{library};
   ++machine().live;
   return kSuccess;

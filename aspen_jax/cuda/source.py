@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aspen_jax.cuda.ahead import Ahead
 from aspen_jax.cuda.families import kernel_of
-from aspen_jax.cuda.kernel import Kernel
+from aspen_jax.cuda.kernel import Kernel, constant
 from aspen_jax.cuda.lanes import finish
 from aspen_jax.cuda.runs import run_function
 from aspen_jax.cuda.transposed import strides_of_result
@@ -42,6 +43,7 @@ __device__ KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
 extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
     {name}(const __grid_constant__ {argument}, const int32_t* boxes) {{
+  fetch_ahead<{op}>({buffers}, blockIdx.x, gridDim.x);
   wait_for_parents();
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile({buffers}, boxes + {block} / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));
@@ -123,6 +125,7 @@ def _struct(op: Op, kernel: Kernel, name: str) -> str:
         f"struct {name}Program {{",
         addresses,
         f"  static constexpr int kRank = {len(op.output.shape)}, kSlices = {kernel.slices};",
+        f"  static constexpr Ahead kAhead = {constant(Ahead.of(op))};",
         finish(own, strides),
     ]
     parts += [text for text in (kernel.functions, run_function(own, kernel.run) if kernel.run > 1 else "") if text]

@@ -1,9 +1,13 @@
 // How a kernel begins where CUDA may start it before those that it waits for are over (programmatic dependent launch, compute
 // capability 9.0 and later).
 //
-// The invariant: each thread of each kernel calls `wait_for_parents` before all else. A kernel that is over has then seen its
-// parents over, they theirs, and so on. So a launch that waits for its nearest parents sees all that any launch before it wrote,
-// and nobody before it reads any more what it writes. Where a module's `aspen_kernels_wait` is not 0, executors rely on that.
+// The invariant: each thread of each kernel calls `wait_for_parents` before it reads or writes memory. A kernel that is over has
+// then seen its parents over, they theirs, and so on. So a launch that waits for its nearest parents sees all that any launch
+// before it wrote, and nobody before it reads any more what it writes. Where a module's `aspen_kernels_wait` is not 0, executors
+// rely on that.
+//
+// Before it waits, a kernel may fetch lines of memory into the L2 cache. All multiprocessors read and write through that, so a
+// line that is fetched early has what is written later, too. Weights are fetched so: nobody writes them.
 //
 // A kernel lets those behind it start after its own wait. So when a launch starts, all that it comes after is over but its
 // nearest parents, and one generation at most waits on the device. It takes no place from those parents: all their thread blocks
@@ -23,9 +27,40 @@ inline constexpr int32_t kKernelsWait = 0;
 #endif
 
 #ifndef __CUDACC__
-// What a thread does that waits, for who plays the driver.
+// What a thread does that waits, and what becomes of a line that is fetched, for who plays the driver.
 inline void (*played_wait)() = nullptr;
+inline void (*played_fetch)(const void* line) = nullptr;
 #endif
+
+// What a kernel fetches ahead: so many bytes from element 0 of an input on.
+struct Ahead {
+  int input;
+  int64_t bytes;
+};
+
+ASPEN_DEVICE void fetch_line([[maybe_unused]] const void* line) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.L2 [%0];" ::"l"(line));
+#elif !defined(__CUDACC__)
+  if (played_fetch != nullptr) played_fetch(line);
+#endif
+}
+
+// Thread block `block` of `num_blocks` fetches its share of what Op fetches ahead; a thread so few lines that it soon waits.
+template <class Op>
+ASPEN_DEVICE void fetch_ahead(const typename Op::Addresses& buffers, int block, int num_blocks) {
+  if constexpr (kKernelsWait != 0 && Op::kAhead.bytes > 0) {
+    constexpr int kLine = 128, kLinesOfThread = 2;
+    const auto* const data = static_cast<const char*>(buffers.inputs[Op::kAhead.input]);
+    Block<Op::kThreads> threads;
+    threads.each_thread([&](int thread) {
+      ASPEN_UNROLL for (int number = 0; number < kLinesOfThread; ++number) {
+        const int64_t line = (int64_t{number} * num_blocks + block) * Op::kThreads + thread;
+        if (line * kLine < Op::kAhead.bytes) fetch_line(data + line * kLine);
+      }
+    });
+  }
+}
 
 // Waits until all launches before this one in a graph are over, and what they wrote can be read; then lets those behind it start.
 ASPEN_DEVICE void wait_for_parents() {

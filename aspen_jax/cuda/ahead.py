@@ -1,0 +1,48 @@
+"""Weights that a kernel fetches into the L2 cache before it waits for the launches before it (cuda/kernels/launch_order.h)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aspen_jax.cuda.matrices import Matrices
+from aspen_jax.ir.program import Op
+from aspen_jax.ops.matmul import MATMUL
+
+# Fewer are read as fast as they are fetched. More would push out of the cache what others read.
+_LEAST_BYTES, _MOST_BYTES = 1 << 12, 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """As Ahead in cuda/kernels/launch_order.h.
+
+    Attributes:
+        input: its number.
+        bytes: so many are fetched, from element 0 on; 0: nothing is.
+    """
+
+    input: int
+    bytes: int
+
+    @classmethod
+    def of(cls, op: Op) -> Ahead:
+        """The columns of a product of one matrix, or a convolution's weights, if they lie together."""
+        number = _weights(op)
+        if number is None:
+            return cls(0, 0)
+        operand = op.inputs[number]
+        strides = operand.view.strides()
+        if not operand.shape or min(strides) < 0:
+            return cls(0, 0)
+        last = sum((extent - 1) * stride for extent, stride in zip(operand.shape, strides, strict=True))
+        count = (last + 1) * operand.dtype.itemsize
+        own = operand.value.size * operand.dtype.itemsize
+        return cls(number, min(count, _MOST_BYTES)) if _LEAST_BYTES <= count <= own else cls(0, 0)
+
+
+def _weights(op: Op) -> int | None:
+    """The input that all rows of an op are multiplied by; None where each matrix has its own, or there is none."""
+    if op.family.name in ("conv2d", "conv2d_slices"):
+        return 1
+    matrices = Matrices.of(op) if op.family is MATMUL else None
+    return matrices.right.number if matrices is not None and not matrices.outer else None

@@ -1,0 +1,120 @@
+"""Weights that kernels fetch before they wait: which they are, and that just their lines are fetched, before the wait."""
+
+from __future__ import annotations
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aspen_jax import apu
+from aspen_jax.cuda import kernels
+from aspen_jax.cuda.ahead import Ahead
+from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.cuda.device_run import DeviceRun
+from aspen_jax.cuda.executor import Executor
+from aspen_jax.cuda.image import compiled
+from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
+from tests import cuda_host, fake_cuda
+from tests.cuda_check import ops_of, prepared, random, trace_of
+
+played = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
+
+GPU = Gpu(places=1)  # of so few places no depth is split
+LINE = 128
+
+
+def shaped(*shapes, dtype=jnp.bfloat16):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def ahead_of(function, *shapes):
+    (op,) = ops_of(function, shaped(*shapes), GPU)
+    return Ahead.of(op)
+
+
+def convolution(x, w):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def test_what_is_fetched():
+    assert ahead_of(jnp.matmul, (64, 96), (96, 128)) == Ahead(1, 96 * 128 * 2)
+    assert ahead_of(lambda x, w: x @ w.T, (4, 96), (128, 96)) == Ahead(1, 96 * 128 * 2)
+    assert ahead_of(lambda x, w: (w @ x.T).T, (64, 96), (128, 96)).bytes == 96 * 128 * 2
+    assert ahead_of(convolution, (1, 8, 8, 16), (3, 3, 16, 24)) == Ahead(1, 9 * 16 * 24 * 2)
+    # A matrix for each example, few bytes, columns that lie apart; of very many the first.
+    assert ahead_of(jnp.matmul, (3, 64, 96), (3, 96, 128)) == Ahead(0, 0)
+    assert ahead_of(jnp.matmul, (64, 16), (16, 16)) == Ahead(0, 0)
+    assert ahead_of(lambda x, w: x @ w[:, ::-1], (64, 96), (96, 128)) == Ahead(0, 0)
+    assert ahead_of(lambda x: jnp.tanh(x), (64, 96)) == Ahead(0, 0)
+    assert ahead_of(jnp.matmul, (1, 768), (768, 50264)) == Ahead(1, 1 << 24)
+
+
+def lines_and_wait(op, tiles):
+    """What a launch of so many tiles of an op fetches and where it waits, -1 for the wait; its operands; threads of a block."""
+    library = ctypes.CDLL(str(cuda_host.compiled(cuda_host.source([op], warpgroups=True))))
+    events = []
+    fetch = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda line: events.append(line or 0))
+    wait = ctypes.CFUNCTYPE(None)(lambda: events.append(-1))
+    library.aspen_play_fetch(fetch)
+    library.aspen_play_wait(wait)
+    arrays = [np.zeros(item.value.shape, item.value.dtype) for item in op.inputs]
+    output = np.zeros(op.output.shape, op.output.dtype)
+    addresses = (ctypes.c_void_p * (len(arrays) + 1))(*(array.ctypes.data for array in (*arrays, output)))
+    box = [[0] * output.ndim, [0] * output.ndim]  # empty: nothing is computed
+    boxes = np.array([box] * tiles, np.int32)
+    library.op0_of_addresses(addresses, ctypes.c_void_p(boxes.ctypes.data), tiles)
+    library.aspen_play_fetch(None)
+    library.aspen_play_wait(None)
+    return events, arrays, ctypes.c_int.in_dll(library, "op0_shape").value
+
+
+@played
+@pytest.mark.parametrize("tiles", [1, 3, 50])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_each_line_is_fetched_once_before_the_wait(rows, tiles):
+    (op,) = ops_of(jnp.matmul, shaped((rows, 776), (776, 264)), GPU)
+    ahead = Ahead.of(op)
+    events, arrays, threads = lines_and_wait(op, tiles)
+    assert events[-1] == -1
+    lines, start = sorted(events[:-1]), arrays[ahead.input].ctypes.data
+    assert len(set(lines)) == len(lines)
+    every = range(start, start + ahead.bytes, LINE)
+    assert set(lines) <= set(every)
+    assert len(lines) == min(len(every), 2 * threads * tiles)
+
+
+@played
+def test_lines_are_memory_of_the_weights(monkeypatch):
+    """By all executors on the played driver, where memory moves, and in a launch of several ops."""
+    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
+    driver = fake_cuda.load()
+
+    def function(x, p, q, r):
+        return jnp.cumsum(x @ p, 1), jnp.cumsum(x @ q, 1), jax.nn.relu(x @ r)
+
+    given = [random(i, *shape).astype(jnp.bfloat16) for i, shape in enumerate([(72, 80), (80, 88), (80, 88), (80, 96)])]
+    (part,) = trace_of(function, given).parts
+    program = prepared(part, GPU)
+    graph = apu.build(program, NUM_BLOCKS, Gpu())
+    driver.fake_cuda_move(True)
+    for executor, captured in ((Executor.STREAM, False), (Executor.GRAPH, False), (Executor.STREAM, True)):
+        before = driver.fake_cuda_fetches()
+        run = DeviceRun(graph, fake_cuda.code_of(program, graph, warpgroups=True), executor)
+        for _ in range(3):
+            run.run(*given, captured=captured)
+        lines = sum(-(-Ahead.of(op).bytes // LINE) for op in program.ops)
+        assert driver.fake_cuda_fetches() - before == 3 * lines
+    driver.fake_cuda_move(False)
+
+
+def test_code_for_older_gpus_fetches_nothing():
+    """They start no launch early."""
+    pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
+    ops = ops_of(jnp.matmul, shaped((64, 96), (96, 128)), GPU)
+    found = [compiled(kernels(ops), architecture).decode().count("prefetch.L2") for architecture in ("compute_80", "compute_90a")]
+    assert found[0] == 0
+    assert found[1] > 0
