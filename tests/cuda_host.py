@@ -33,7 +33,7 @@ extern "C" {{
 KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
 extern "C" void {name}(const {op}::Addresses* buffers, const int32_t* boxes, int ops, int tiles) {{
-  for (int tile = 0; tile < ops * tiles; ++tile) fetch_ahead<{op}>(buffers[tile / tiles], tile % tiles, tiles);
+  for (int tile = 0; tile < ops * tiles; ++tile) fetch_ahead<{op}>(buffers[tile / tiles], tile % tiles);
   wait_for_parents();
   for (int tile = 0; tile < ops * tiles; ++tile) play_tile<{op}>(buffers[tile / tiles], boxes + tile * {words});
 }}
@@ -49,7 +49,7 @@ _WAITS = """\
 extern "C" {
 int32_t aspen_kernels_wait = kKernelsWait;
 void aspen_play_wait(void (*wait)()) { played_wait = wait; }
-void aspen_play_fetch(void (*fetch)(const void* line)) { played_fetch = fetch; }
+void aspen_play_fetch(void (*fetch)(const void* data, int bytes)) { played_fetch = fetch; }
 }
 """
 

@@ -142,7 +142,7 @@ struct Machine {
   int live = 0;                       // modules, functions' modules, streams, events, graphs, executables, allocations
   int current = 0;                    // contexts pushed and not popped
   int executing = 0;                  // kernels, one inside of another that waits for it
-  int fetches = 0;                    // lines that they have fetched ahead
+  int fetches = 0;                    // that they have made ahead
   std::map<std::string, int> counts;  // of calls
   std::string failing;
   int countdown = 0;
@@ -215,13 +215,14 @@ bool has(DevicePointer data, size_t bytes) {
   return data + bytes <= first + size;
 }
 
-// A line that a kernel fetches ahead is in memory that was taken. Others who play kernels in this process call this too: all
+// What a kernel fetches ahead is memory that was taken, and aligned. Others who play kernels in this process call this too: all
 // libraries share one such pointer.
-void check_fetch(const void* line) {
+void check_fetch(const void* data, int bytes) {
   if (machine().executing == 0) return;
   ++machine().fetches;
-  if (has(reinterpret_cast<DevicePointer>(line), 1)) return;
-  std::fputs("a kernel fetches what is nobody's memory\n", stderr);
+  const auto address = reinterpret_cast<DevicePointer>(data);
+  if (bytes > 0 && bytes % 16 == 0 && address % 16 == 0 && has(address, static_cast<size_t>(bytes))) return;
+  std::fputs("a kernel fetches what is nobody's memory, or not aligned\n", stderr);
   std::abort();
 }
 
@@ -317,7 +318,7 @@ bool fake_cuda_has(DevicePointer data, size_t bytes) {
   const std::lock_guard lock(machine().mutex);
   return has(data, bytes);
 }
-// Lines that kernels have fetched ahead.
+// How often kernels have fetched ahead.
 int fake_cuda_fetches() {
   const std::lock_guard lock(machine().mutex);
   return machine().fetches;
@@ -418,7 +419,7 @@ Result cuModuleLoadData(Module* module, const void* image) {
   if (library == nullptr) return kNoBinaryForGpu;
   const auto play_wait = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "aspen_play_wait"));
   if (play_wait != nullptr) play_wait(&run_parents);
-  const auto play_fetch = reinterpret_cast<void (*)(void (*)(const void*))>(dlsym(library, "aspen_play_fetch"));
+  const auto play_fetch = reinterpret_cast<void (*)(void (*)(const void*, int))>(dlsym(library, "aspen_play_fetch"));
   if (play_fetch != nullptr) play_fetch(&check_fetch);
   *module = new CUmod_st{library};
   ++machine().live;

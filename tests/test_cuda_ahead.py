@@ -24,7 +24,7 @@ from tests.cuda_check import ops_of, prepared, random, trace_of
 played = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
 GPU = Gpu(places=1)  # of so few places no depth is split
-LINE = 128
+OF_THREAD = 256  # bytes
 
 
 def shaped(*shapes, dtype=jnp.bfloat16):
@@ -45,20 +45,23 @@ def test_what_is_fetched():
     assert ahead_of(lambda x, w: x @ w.T, (4, 96), (128, 96)) == Ahead(1, 96 * 128 * 2)
     assert ahead_of(lambda x, w: (w @ x.T).T, (64, 96), (128, 96)).bytes == 96 * 128 * 2
     assert ahead_of(convolution, (1, 8, 8, 16), (3, 3, 16, 24)) == Ahead(1, 9 * 16 * 24 * 2)
-    # A matrix for each example, few bytes, columns that lie apart; of very many the first.
+    # A matrix for each example; few bytes; columns in reverse or far apart; a beginning that is not aligned. Of many, the first.
     assert ahead_of(jnp.matmul, (3, 64, 96), (3, 96, 128)) == Ahead(0, 0)
     assert ahead_of(jnp.matmul, (64, 16), (16, 16)) == Ahead(0, 0)
     assert ahead_of(lambda x, w: x @ w[:, ::-1], (64, 96), (96, 128)) == Ahead(0, 0)
+    assert ahead_of(lambda x, w: x @ w[:, :128], (64, 96), (96, 512)) == Ahead(0, 0)
+    assert ahead_of(lambda x, w: x @ w[1:], (64, 96), (97, 100)) == Ahead(0, 0)
+    assert ahead_of(lambda x, w: x @ w[1:], (64, 96), (97, 104)) == Ahead(1, 96 * 104 * 2)
     assert ahead_of(lambda x: jnp.tanh(x), (64, 96)) == Ahead(0, 0)
     assert ahead_of(jnp.matmul, (1, 768), (768, 50264)) == Ahead(1, 1 << 24)
 
 
-def lines_and_wait(op, tiles):
-    """What a launch of so many tiles of an op fetches and where it waits, -1 for the wait; its operands; threads of a block."""
+def fetches_and_wait(op, tiles):
+    """Addresses and bytes that a launch of so many tiles fetches, None for its wait; its operands; threads of a block."""
     library = ctypes.CDLL(str(cuda_host.compiled(cuda_host.source([op], warpgroups=True))))
     events = []
-    fetch = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda line: events.append(line or 0))
-    wait = ctypes.CFUNCTYPE(None)(lambda: events.append(-1))
+    fetch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(lambda data, size: events.append((data or 0, size)))
+    wait = ctypes.CFUNCTYPE(None)(lambda: events.append(None))
     library.aspen_play_fetch(fetch)
     library.aspen_play_wait(wait)
     arrays = [np.zeros(item.value.shape, item.value.dtype) for item in op.inputs]
@@ -75,20 +78,18 @@ def lines_and_wait(op, tiles):
 @played
 @pytest.mark.parametrize("tiles", [1, 3, 50])
 @pytest.mark.parametrize("rows", [1, 64])
-def test_each_line_is_fetched_once_before_the_wait(rows, tiles):
+def test_each_byte_is_fetched_once_before_the_wait(rows, tiles):
     (op,) = ops_of(jnp.matmul, shaped((rows, 776), (776, 264)), GPU)
     ahead = Ahead.of(op)
-    events, arrays, threads = lines_and_wait(op, tiles)
-    assert events[-1] == -1
-    lines, start = sorted(events[:-1]), arrays[ahead.input].ctypes.data
-    assert len(set(lines)) == len(lines)
-    every = range(start, start + ahead.bytes, LINE)
-    assert set(lines) <= set(every)
-    assert len(lines) == min(len(every), 2 * threads * tiles)
+    events, arrays, threads = fetches_and_wait(op, tiles)
+    assert events[-1] is None
+    found, start = sorted(events[:-1]), arrays[ahead.input].ctypes.data
+    every = [(start + at, min(OF_THREAD, ahead.bytes - at)) for at in range(0, ahead.bytes, OF_THREAD)]
+    assert found == every[: threads * tiles]
 
 
 @played
-def test_lines_are_memory_of_the_weights(monkeypatch):
+def test_what_is_fetched_is_memory_of_the_weights(monkeypatch):
     """By all executors on the played driver, where memory moves, and in a launch of several ops."""
     monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90a")
     driver = fake_cuda.load()
@@ -106,8 +107,8 @@ def test_lines_are_memory_of_the_weights(monkeypatch):
         run = DeviceRun(graph, fake_cuda.code_of(program, graph, warpgroups=True), executor)
         for _ in range(3):
             run.run(*given, captured=captured)
-        lines = sum(-(-Ahead.of(op).bytes // LINE) for op in program.ops)
-        assert driver.fake_cuda_fetches() - before == 3 * lines
+        fetches = sum(-(-Ahead.of(op).bytes // OF_THREAD) for op in program.ops)
+        assert driver.fake_cuda_fetches() - before == 3 * fetches
     driver.fake_cuda_move(False)
 
 
@@ -115,6 +116,9 @@ def test_code_for_older_gpus_fetches_nothing():
     """They start no launch early."""
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
     ops = ops_of(jnp.matmul, shaped((64, 96), (96, 128)), GPU)
-    found = [compiled(kernels(ops), architecture).decode().count("prefetch.L2") for architecture in ("compute_80", "compute_90a")]
+    found = [
+        compiled(kernels(ops), architecture).decode().count("prefetch.L2.global")
+        for architecture in ("compute_80", "compute_90a")
+    ]
     assert found[0] == 0
     assert found[1] > 0

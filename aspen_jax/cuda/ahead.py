@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.ir.program import Op
@@ -10,6 +11,10 @@ from aspen_jax.ops.matmul import MATMUL
 
 # Fewer are read as fast as they are fetched. More would push out of the cache what others read.
 _LEAST_BYTES, _MOST_BYTES = 1 << 12, 1 << 24
+# What is fetched begins at a multiple of so many bytes, and has such a multiple.
+_UNIT = 16
+# So much more than what is read may lie between it.
+_MOST_SPAN = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +37,13 @@ class Ahead:
             return cls(0, 0)
         operand = op.inputs[number]
         strides = operand.view.strides()
-        if not operand.shape or min(strides) < 0:
+        if not operand.shape or min(strides) < 0 or operand.view.offset() * operand.dtype.itemsize % _UNIT:
             return cls(0, 0)
-        last = sum((extent - 1) * stride for extent, stride in zip(operand.shape, strides, strict=True))
-        count = (last + 1) * operand.dtype.itemsize
-        own = operand.value.size * operand.dtype.itemsize
-        return cls(number, min(count, _MOST_BYTES)) if _LEAST_BYTES <= count <= own else cls(0, 0)
+        axes = [*zip(operand.shape, strides, strict=True)]
+        span = sum((extent - 1) * stride for extent, stride in axes) + 1
+        count = span * operand.dtype.itemsize // _UNIT * _UNIT
+        is_together = span <= _MOST_SPAN * math.prod(extent for extent, stride in axes if stride)
+        return cls(number, min(count, _MOST_BYTES)) if is_together and count >= _LEAST_BYTES else cls(0, 0)
 
 
 def _weights(op: Op) -> int | None:

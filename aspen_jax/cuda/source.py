@@ -43,7 +43,7 @@ __device__ KernelShape {name}_shape = shape_of<{op}, {most_ops}>();
 }}
 extern "C" __global__ void {cluster}__launch_bounds__({op}::kThreads{blocks})
     {name}(const __grid_constant__ {argument}, const int32_t* boxes) {{
-  fetch_ahead<{op}>({buffers}, blockIdx.x, gridDim.x);
+  fetch_ahead<{op}>({buffers}, blockIdx.x);
   wait_for_parents();
   extern __shared__ __align__(1024) unsigned char shared[];  // as matrices in swizzled lines want it
   {op}::tile({buffers}, boxes + {block} / {op}::kSlices * {words}, *reinterpret_cast<{op}::Memory*>(shared));

@@ -7,7 +7,7 @@
 // rely on that.
 //
 // Before it waits, a kernel may fetch lines of memory into the L2 cache. All multiprocessors read and write through that, so a
-// line that is fetched early has what is written later, too. Weights are fetched so: nobody writes them.
+// line that is fetched early has what is written later, too. Nothing is read into a register or shared memory so early.
 //
 // A kernel lets those behind it start after its own wait. So when a launch starts, all that it comes after is over but its
 // nearest parents, and one generation at most waits on the device. It takes no place from those parents: all their thread blocks
@@ -27,37 +27,37 @@ inline constexpr int32_t kKernelsWait = 0;
 #endif
 
 #ifndef __CUDACC__
-// What a thread does that waits, and what becomes of a line that is fetched, for who plays the driver.
+// What a thread does that waits, and what becomes of what is fetched, for who plays the driver.
 inline void (*played_wait)() = nullptr;
-inline void (*played_fetch)(const void* line) = nullptr;
+inline void (*played_fetch)(const void* data, int bytes) = nullptr;
 #endif
 
-// What a kernel fetches ahead: so many bytes from element 0 of an input on.
+// What a kernel fetches ahead: so many bytes from element 0 of an input on, both multiples of 16.
 struct Ahead {
-  int input;
-  int64_t bytes;
+  int input, bytes;
 };
 
-ASPEN_DEVICE void fetch_line([[maybe_unused]] const void* line) {
+// Address and bytes are multiples of 16. The instruction says how much is fetched; a prefetch of an address may fetch less than a
+// line.
+ASPEN_DEVICE void fetch([[maybe_unused]] const void* data, [[maybe_unused]] int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("prefetch.L2 [%0];" ::"l"(line));
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(data)), "r"(bytes));
 #elif !defined(__CUDACC__)
-  if (played_fetch != nullptr) played_fetch(line);
+  if (played_fetch != nullptr) played_fetch(data, bytes);
 #endif
 }
 
-// Thread block `block` of `num_blocks` fetches its share of what Op fetches ahead; a thread so few lines that it soon waits.
+// Thread block number `block` of a launch fetches its share of what Op fetches ahead; a thread so little that it soon waits.
 template <class Op>
-ASPEN_DEVICE void fetch_ahead(const typename Op::Addresses& buffers, int block, int num_blocks) {
+ASPEN_DEVICE void fetch_ahead(const typename Op::Addresses& buffers, int block) {
   if constexpr (kKernelsWait != 0 && Op::kAhead.bytes > 0) {
-    constexpr int kLine = 128, kLinesOfThread = 2;
+    constexpr int kBytes = static_cast<int>(Op::kAhead.bytes), kOfThread = 256, kOfBlock = Op::kThreads * kOfThread;
+    if (block > (kBytes - 1) / kOfBlock) return;
     const auto* const data = static_cast<const char*>(buffers.inputs[Op::kAhead.input]);
     Block<Op::kThreads> threads;
     threads.each_thread([&](int thread) {
-      ASPEN_UNROLL for (int number = 0; number < kLinesOfThread; ++number) {
-        const int64_t line = (int64_t{number} * num_blocks + block) * Op::kThreads + thread;
-        if (line * kLine < Op::kAhead.bytes) fetch_line(data + line * kLine);
-      }
+      const int first = block * kOfBlock + thread * kOfThread;
+      if (first < kBytes) fetch(data + first, kBytes - first < kOfThread ? kBytes - first : kOfThread);
     });
   }
 }
