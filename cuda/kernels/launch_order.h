@@ -32,13 +32,12 @@ inline void (*played_wait)() = nullptr;
 inline void (*played_fetch)(const void* data, int bytes) = nullptr;
 #endif
 
-// What a kernel fetches ahead: so many bytes from element 0 of an input on, both multiples of 16.
+// What a kernel fetches ahead: so many bytes from element 0 of an input on. Its address and they are multiples of 16.
 struct Ahead {
   int input, bytes;
 };
 
-// Address and bytes are multiples of 16. The instruction says how much is fetched; a prefetch of an address may fetch less than a
-// line.
+// By bytes: where only an address is given, less than a line may be fetched.
 ASPEN_DEVICE void fetch([[maybe_unused]] const void* data, [[maybe_unused]] int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(data)), "r"(bytes));
@@ -51,7 +50,7 @@ ASPEN_DEVICE void fetch([[maybe_unused]] const void* data, [[maybe_unused]] int 
 template <class Op>
 ASPEN_DEVICE void fetch_ahead(const typename Op::Addresses& buffers, int block) {
   if constexpr (kKernelsWait != 0 && Op::kAhead.bytes > 0) {
-    constexpr int kBytes = static_cast<int>(Op::kAhead.bytes), kOfThread = 256, kOfBlock = Op::kThreads * kOfThread;
+    constexpr int kBytes = Op::kAhead.bytes, kOfThread = 256, kOfBlock = Op::kThreads * kOfThread;
     if (block > (kBytes - 1) / kOfBlock) return;
     const auto* const data = static_cast<const char*>(buffers.inputs[Op::kAhead.input]);
     Block<Op::kThreads> threads;
