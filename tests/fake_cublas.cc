@@ -8,14 +8,9 @@
 #include <vector>
 
 #include "cuda/cublas.h"
-#include "cuda/kernels/tile.h"
+#include "tests/fake_library.h"
 
 using namespace aspen::cuda;
-
-extern "C" {
-bool fake_cuda_has(DevicePointer data, size_t bytes);
-void fake_cuda_give(Stream stream, const std::function<void()>& work);
-}
 
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
@@ -47,19 +42,9 @@ CublasStatus failure = 0;  // of products from now on
 
 int64_t size_of(int type) { return type == kTypeFloat32 ? 4 : 2; }
 
-float load(int type, const void* data, int64_t index) {
-  if (type == kTypeFloat32) return static_cast<const float*>(data)[index];
-  return as_float(type == kTypeBFloat16 ? BFloat16::load(data, index) : Float16::load(data, index));
-}
-void store(int type, void* data, int64_t index, float value) {
-  if (type == kTypeFloat32) {
-    static_cast<float*>(data)[index] = value;
-  } else if (type == kTypeBFloat16) {
-    BFloat16::store(data, index, as_bits(value));
-  } else {
-    Float16::store(data, index, as_bits(value));
-  }
-}
+ElementType element(int type) { return type == kTypeFloat32 ? kFloat32 : type == kTypeBFloat16 ? kBFloat16 : kFloat16; }
+float load(int type, const void* data, int64_t index) { return load_element(element(type), data, index); }
+void store(int type, void* data, int64_t index, float value) { store_element(element(type), data, index, value); }
 
 // Whether memory holds all matrices of a layout.
 bool holds(const void* data, const cublasLtMatrixLayoutOpaque_t& layout) {

@@ -12,14 +12,9 @@
 #include <vector>
 
 #include "cuda/cudnn.h"
-#include "cuda/kernels/tile.h"
+#include "tests/fake_library.h"
 
 using namespace aspen::cuda;
-
-extern "C" {
-bool fake_cuda_has(DevicePointer data, size_t bytes);
-void fake_cuda_give(Stream stream, const std::function<void()>& work);
-}
 
 struct cudnnContext {
   Stream stream;
@@ -113,19 +108,9 @@ size_t size_of(int type) {
 
 Made* made(CudnnDescriptor descriptor) { return static_cast<Made*>(descriptor); }
 
-float load(int type, const void* data, int64_t index) {
-  if (type == kDataFloat32) return static_cast<const float*>(data)[index];
-  return as_float(type == kDataBFloat16 ? BFloat16::load(data, index) : Float16::load(data, index));
-}
-void store(int type, void* data, int64_t index, float value) {
-  if (type == kDataFloat32) {
-    static_cast<float*>(data)[index] = value;
-  } else if (type == kDataBFloat16) {
-    BFloat16::store(data, index, as_bits(value));
-  } else {
-    Float16::store(data, index, as_bits(value));
-  }
-}
+ElementType element(int type) { return type == kDataFloat32 ? kFloat32 : type == kDataBFloat16 ? kBFloat16 : kFloat16; }
+float load(int type, const void* data, int64_t index) { return load_element(element(type), data, index); }
+void store(int type, void* data, int64_t index, float value) { store_element(element(type), data, index, value); }
 
 using Four = std::array<int64_t, 4>;
 

@@ -29,6 +29,7 @@ from aspen_jax.errors import EngineError
 from aspen_jax.lowering.kernel_tuning import Sample, tune_kernels
 from tests import cuda_host, fake_cublas, fake_cuda
 from tests.cuda_check import ops_of, prepared, random, trace_of
+from tests.cuda_library import check_runs
 from tests.test_cuda_runtime import EXECUTORS
 
 pytestmark = [
@@ -197,22 +198,8 @@ def example():
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_products_by_the_library(example, executor, captured, dtype):
-    driver, cublas = fake_cuda.load(), fake_cublas.load()
-    graph, code, arguments, operands, is_right = example(dtype)
-    live, made, products = driver.fake_cuda_live(), cublas.fake_cublas_live(), cublas.fake_cublas_products()
-    follows = driver.fake_cuda_count(b"cuGraphExecChildGraphNodeSetParams")
-    run = DeviceRun(graph, code, executor)
-    for seed in range(6):  # more than there are instances of a graph; memory is another one each time
-        driver.fake_cuda_seed(seed)
-        given = arguments(10 * seed)
-        assert is_right(run.run(*operands(given), captured=captured), given)
-        assert cublas.fake_cublas_products() >= products + 2
-        products = cublas.fake_cublas_products()
-    assert cublas.fake_cublas_live() > made
-    assert (driver.fake_cuda_count(b"cuGraphExecChildGraphNodeSetParams") > follows) == (executor == Executor.GRAPH)
-    del run
-    gc.collect()
-    assert (driver.fake_cuda_live(), cublas.fake_cublas_live(), driver.fake_cuda_current()) == (live, made, 0)
+    fake = fake_cublas.load()
+    check_runs(example(dtype), executor, captured, fake.fake_cublas_live, fake.fake_cublas_products)
 
 
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import itertools
 from collections.abc import Callable
@@ -132,10 +133,8 @@ def test_memory_that_is_used_again_keeps_launches_apart():
     (first,), (second,) = (example.graph.tiles_of(number)[0] for number in scatters)
     parents, children = example.graph.dag.edges()
     edges = sorted([*zip(parents.tolist(), children.tolist(), strict=True), (first, second)])
-    graph = apu.build(example.program, NUM_BLOCKS, GPU)
-    counts = np.bincount([parent for parent, _ in edges], minlength=graph.num_tiles)
-    object.__setattr__(graph, "child_counts", counts)
-    object.__setattr__(graph, "children", np.array([child for _, child in edges]))
+    counts = np.bincount([parent for parent, _ in edges], minlength=example.graph.num_tiles)
+    graph = dataclasses.replace(example.graph, child_counts=counts, children=np.array([child for _, child in edges]))
     assert launches(example._replace(graph=graph)) == []
 
 
