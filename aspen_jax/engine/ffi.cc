@@ -13,6 +13,7 @@
 
 #include "arena.h"
 #include "ffi_buffers.h"
+#include "float_mode.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
@@ -107,6 +108,7 @@ ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRet
     ffi::Promise promise;
     ffi::Future future(promise);
     runtime().submit(state->plan, buffers.operands, buffers.results, [promise](const std::string& error) mutable {
+      const XlaFloatMode mode;
       if (error.empty()) return promise.SetAvailable();
       promise.SetError(ffi::Error::Internal("aspen_run: " + error));
     });

@@ -238,7 +238,7 @@ class PlacedRun final : public Traversal {
     const int resource = machine_.resource(lane);
     const LaneKind& kind = kinds_[static_cast<size_t>(resource)];
     bind(kind);
-    const FloatMode mode;
+    const TileFloatMode mode;
     Arena scratch;
     if (!scratch.grow(plan_->scratch_bytes())) {
       fail_with([&] { return "out of memory: a lane needs " + std::to_string(plan_->scratch_bytes()) + " bytes of scratch"; });

@@ -40,6 +40,8 @@ class RunOrder {
     slots_.store(slots_.load(std::memory_order_relaxed) & ~(uint64_t{1} << slot), std::memory_order_relaxed);
   }
 
+  bool is_empty() const noexcept { return slots_.load(std::memory_order_relaxed) == 0; }
+
   // Whether there is any order to keep; asked after every tile.
   bool has_many() const noexcept { return !is_single(slots_.load(std::memory_order_relaxed)); }
 

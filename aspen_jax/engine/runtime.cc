@@ -22,6 +22,7 @@
 #include "float_mode.h"
 #include "parking.h"
 #include "placement.h"
+#include "places.h"
 #include "ready_pool.h"
 #include "run_state.h"
 #include "spin.h"
@@ -40,6 +41,8 @@ constexpr auto kLookTime = std::chrono::microseconds(15);
 constexpr auto kWatchTime = std::chrono::microseconds(300);
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
+// Threads without a place that are kept for the next time. More than devices that anybody gives a process; one takes a stack.
+constexpr int kMostSpare = 64;
 
 void check_worker_count(int64_t count, const std::string& what) {
   if (count < 1 || count > kMaxWorkers) {
@@ -60,6 +63,12 @@ int workers_by_default() {
   }
   check_worker_count(count, "the environment variable ASPEN_NUM_WORKERS");
   return count;
+}
+
+void name_thread([[maybe_unused]] const std::string& name) noexcept {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), name.c_str());
+#endif
 }
 
 int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
@@ -145,7 +154,9 @@ class Runtime::Impl {
   bool ensure_workers();
   void start_workers();
   void start_worker(int self);
-  void work(int self) noexcept;
+  void start_thread(int place);
+  void serve(int place) noexcept;
+  bool work(int self, Arena& scratch) noexcept;
   Node* search(int self) noexcept;
   bool leave(int self) noexcept;
   std::unique_ptr<RunState> begin(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
@@ -154,7 +165,12 @@ class Runtime::Impl {
   bool may_enter(const RunState& run) const noexcept;
   int enter(const RunState& run) noexcept;
   void end(RunState* run) noexcept;
-  void release_slot(const RunState& run) noexcept;
+  bool end_at(int self, RunState* run) noexcept;
+  RunState* release_slot(const RunState& run) noexcept;
+  bool someone_works() noexcept;
+  bool call_stand_in() noexcept;
+  int wait_for_place() noexcept;
+  std::optional<int> watch(std::unique_lock<std::mutex>& lock) noexcept;
   void spread(RunState& run) noexcept;
   void arrive(RunState& run, size_t piece) noexcept;
   static void run_alone(RunState* run) noexcept;
@@ -176,8 +192,10 @@ class Runtime::Impl {
   std::atomic<bool> observed_{false};
 
   std::mutex mutex_;  // guards what follows, and all changes of the number of workers
-  std::array<bool, kMaxWorkers> alive_{};
-  std::atomic<int> num_alive_{0};
+  Places places_;
+  enum class StandIn { kNone, kCalled, kWatching } stand_in_ = StandIn::kNone;
+  int num_spare_ = 0;                        // threads without a place that wait for a call
+  std::atomic<uint32_t> stand_in_calls_{0};  // what they wait for; only ever grows
   RunState* waiting_ = nullptr;  // for a slot of the pool; what is due first comes first
   int num_arriving_ = 0;         // runs with a slot that wait for pieces
   bool handles_process_events_ = false;
@@ -195,7 +213,7 @@ void Runtime::Impl::set_num_workers(int count) {
   check_worker_count(count, "the number of workers");
   const std::lock_guard lock(mutex_);
   configured_.store(count, std::memory_order_relaxed);
-  if (num_alive_.load(std::memory_order_relaxed) == 0) return;
+  if (places_.num_taken() == 0) return;
   start_workers();
 }
 
@@ -222,50 +240,63 @@ void Runtime::Impl::start_workers() {
   parking_.wake_all();
   try {
     for (int self = 0; self < count; ++self) {
-      if (!alive_[self]) start_worker(self);
+      if (!places_.is_taken(self)) start_worker(self);
     }
   } catch (const std::system_error&) {
-    if (num_alive_.load(std::memory_order_relaxed) == 0) return;
+    if (places_.num_taken() == 0) return;
   }
   started_.store(true, std::memory_order_release);
 }
 
 void Runtime::Impl::start_worker(int self) {
-  // Signals are for the threads of the application, whose handlers know nothing of ours.
+  places_.take(self);
+  try {
+    start_thread(self);
+  } catch (...) {
+    places_.give_up(self);
+    throw;
+  }
+}
+
+// Throws std::system_error. Signals are for the threads of the application, whose handlers know nothing of ours.
+void Runtime::Impl::start_thread(int place) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  alive_[self] = true;
-  num_alive_.fetch_add(1, std::memory_order_relaxed);
   try {
-    std::thread([this, self] { work(self); }).detach();
+    std::thread([this, place] { serve(place); }).detach();
   } catch (...) {
-    alive_[self] = false;
-    num_alive_.fetch_sub(1, std::memory_order_relaxed);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Runtime::Impl::work(int self) noexcept {
-#ifdef __linux__
-  pthread_setname_np(pthread_self(), ("aspen-" + std::to_string(self)).c_str());
-#endif
-  const FloatMode mode;
+// A thread's life: at one place after another, or at none.
+void Runtime::Impl::serve(int place) noexcept {
   Arena scratch;
+  do {
+    if (place != Places::kNone && !work(place, scratch)) return;
+    place = wait_for_place();
+  } while (place != Places::kNone);
+}
+
+// Until there are too many workers, or, which is true, until another thread has the place.
+bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
+  name_thread("aspen-" + std::to_string(self));
+  const TileFloatMode mode;
   const Dse dse{scratch, self};
   const Pooled company{*this, self};
   placement_.enter(self);
   for (;;) {
-    if (company.leaving() && leave(self)) return;
+    if (company.leaving() && leave(self)) return false;
     Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
     if (head == nullptr) head = search(self);
     if (head == nullptr) continue;
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
     placement_.end_walk(self);
-    if (finished != nullptr) end(finished);
+    if (finished != nullptr && !end_at(self, finished)) return true;
   }
 }
 
@@ -309,8 +340,7 @@ bool Runtime::Impl::leave(int self) noexcept {
   const std::lock_guard lock(mutex_);
   if (self < target_.load(std::memory_order_relaxed)) return false;
   placement_.leave(self);
-  alive_[self] = false;
-  num_alive_.fetch_sub(1, std::memory_order_relaxed);
+  places_.give_up(self);
   // We may have been woken for work that we now leave to others.
   if (pool_.has_work()) parking_.wake(1);
   return true;
@@ -338,7 +368,7 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   const int64_t cost = call.selection == nullptr ? plan.total_cost() : call.selection->cost;
   const bool is_small = cost < kWakeUpNs;
   if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
-  const bool alone = is_small || !ensure_workers();
+  const bool alone = is_small || !ensure_workers() || !someone_works();
   auto run = begin(call, operands, results, run_key);
   if (run->num_tiles() == 0) {
     complete(run.release());
@@ -386,32 +416,112 @@ void Runtime::Impl::admit(RunState& run) noexcept {
       return;
     }
     run.set_slot(slot);
+    if (places_.some_away()) call_stand_in();
   }
   spread(run);
 }
 
-// After the last tile of a run in the pool, and the last of its pieces.
+// After the last tile of a run in the pool, and the last of its pieces; on a thread that has no place.
 void Runtime::Impl::end(RunState* run) noexcept {
-  release_slot(*run);
-  complete(run);
-}
-
-// Hands the slot to whoever waits for it. Where slots are free only runs that wait for pieces are outside, and as many as may be
-// are in the pool. So there is never a second one to let in.
-void Runtime::Impl::release_slot(const RunState& run) noexcept {
   RunState* next = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    pool_.order().leave(run.slot());
-    if (run.arrivals() != nullptr) --num_arriving_;
-    RunState** place = &waiting_;
-    while (*place != nullptr && !may_enter(**place)) place = &(*place)->next_waiting;
-    next = *place;
-    if (next == nullptr) return;
-    *place = next->next_waiting;
-    next->set_slot(enter(*next));
+    next = release_slot(*run);
   }
-  spread(*next);
+  if (next != nullptr) spread(*next);
+  complete(run);
+}
+
+// Likewise on a worker. False if somebody else has its place now.
+bool Runtime::Impl::end_at(int self, RunState* run) noexcept {
+  RunState* next = nullptr;
+  Places::Holder holder = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    next = release_slot(*run);
+    holder = places_.go_away(self, now_ns());
+    if (!pool_.order().is_empty()) call_stand_in();
+  }
+  if (next != nullptr) spread(*next);
+  complete(run);
+  const std::lock_guard lock(mutex_);
+  return places_.come_back(self, holder);
+}
+
+// Hands the slot to whoever waits for it, who is then to be spread. Where slots are free only runs that wait for pieces are
+// outside, and as many as may be are in the pool. So there is never a second one to let in. The caller holds the lock.
+RunState* Runtime::Impl::release_slot(const RunState& run) noexcept {
+  pool_.order().leave(run.slot());
+  if (run.arrivals() != nullptr) --num_arriving_;
+  RunState** place = &waiting_;
+  while (*place != nullptr && !may_enter(**place)) place = &(*place)->next_waiting;
+  RunState* const next = *place;
+  if (next == nullptr) return nullptr;
+  *place = next->next_waiting;
+  next->set_slot(enter(*next));
+  return next;
+}
+
+// Whether a new run will find a worker, or at least a thread that stands in.
+bool Runtime::Impl::someone_works() noexcept {
+  if (!places_.some_away()) return true;
+  const std::lock_guard lock(mutex_);
+  return !places_.all_away() || call_stand_in();
+}
+
+// Makes a thread watch whether workers stay away. False where the system refuses one. The caller holds the lock.
+bool Runtime::Impl::call_stand_in() noexcept {
+  if (stand_in_ != StandIn::kNone) return true;
+  stand_in_ = StandIn::kCalled;
+  if (num_spare_ > 0) {
+    stand_in_calls_.fetch_add(1, std::memory_order_relaxed);  // the lock orders it; the waiting only have to see it
+    stand_in_calls_.notify_one();
+    return true;
+  }
+  try {
+    start_thread(Places::kNone);
+    return true;
+  } catch (...) {
+    stand_in_ = StandIn::kNone;
+    return false;
+  }
+}
+
+// Of a thread that has none; kNone if the thread is to end.
+int Runtime::Impl::wait_for_place() noexcept {
+  name_thread("aspen spare");
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (exiting_.load(std::memory_order_relaxed)) return Places::kNone;
+    if (stand_in_ == StandIn::kCalled) {
+      if (const auto place = watch(lock)) return *place;
+      continue;
+    }
+    if (num_spare_ == kMostSpare) return Places::kNone;
+    ++num_spare_;
+    const uint32_t ticket = stand_in_calls_.load(std::memory_order_relaxed);
+    lock.unlock();
+    stand_in_calls_.wait(ticket, std::memory_order_relaxed);
+    lock.lock();
+    --num_spare_;
+  }
+}
+
+// Waits until a place has been empty for long, or no run needs it.
+std::optional<int> Runtime::Impl::watch(std::unique_lock<std::mutex>& lock) noexcept {
+  stand_in_ = StandIn::kWatching;
+  std::optional<int> place;
+  while (!place && places_.some_away() && !pool_.order().is_empty() && !exiting_.load(std::memory_order_relaxed)) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(Places::kAbsenceNs));
+    lock.lock();
+    place = places_.stand_in(target_.load(std::memory_order_relaxed), now_ns());
+  }
+  stand_in_ = StandIn::kNone;
+  if (!place) return std::nullopt;
+  placement_.leave(*place);  // the thread that was there may end before we enter
+  if (places_.some_away()) call_stand_in();
+  return place;
 }
 
 void Runtime::Impl::run_alone(RunState* run) noexcept {
@@ -424,7 +534,7 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   const Dse dse{scratch, kCallerThread};
   RunState* finished = nullptr;
   {
-    const FloatMode mode;  // not for `done`, which is the caller's
+    const TileFloatMode mode;  // not for `done`, which is the caller's
     while (!queues.is_empty()) finished = walk(queues.pop(), dse, OfOneThread{{}, queues});
   }
   complete(finished);
@@ -473,8 +583,9 @@ void Runtime::Impl::handle_process_events() {
                  [] {
                    // The child has none of our threads. What they were walking belongs to the parent.
                    Impl& impl = *runtime().impl_;
-                   impl.alive_.fill(false);
-                   impl.num_alive_.store(0, std::memory_order_relaxed);
+                   impl.places_.reset();
+                   impl.stand_in_ = StandIn::kNone;
+                   impl.num_spare_ = 0;
                    impl.started_.store(false, std::memory_order_relaxed);
                    impl.parking_.reset();
                    impl.placement_.reset();
@@ -495,7 +606,7 @@ void Runtime::Impl::stop() noexcept {
     target_.store(0, std::memory_order_seq_cst);
   }
   parking_.wake_all();
-  for (const auto end = Clock::now() + kExitTime; num_alive_.load(std::memory_order_relaxed) > 0 && Clock::now() < end;) {
+  for (const auto end = Clock::now() + kExitTime; places_.num_taken() > 0 && Clock::now() < end;) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
