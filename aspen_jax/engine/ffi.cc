@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +35,8 @@ struct CallState {
   // For each operand the address in the last call, as a number, odd where its memory was moved to huge pages. Nothing is ordered
   // by these: at worst it is moved twice, and the second time there is nothing to do.
   std::unique_ptr<std::atomic<uintptr_t>[]> addresses;
+  // Whether XLA's thread waits for the run. Shared with `done`, during which XLA may drop the executable and this with it.
+  std::shared_ptr<std::atomic<bool>> waits = std::make_shared<std::atomic<bool>>(false);
 
   explicit CallState(std::shared_ptr<const Plan> its_plan)
       : plan(std::move(its_plan)), addresses(std::make_unique<std::atomic<uintptr_t>[]>(plan->num_operands())) {}
@@ -99,6 +103,39 @@ ffi::Future failed(ffi::Error error) {
   return future;
 }
 
+void settle(ffi::Promise& promise, const std::string& error) {
+  if (error.empty()) return promise.SetAvailable();
+  promise.SetError(ffi::Error::Internal("aspen_run: " + error));
+}
+
+// Returns at once. What is left of XLA's program then runs on the worker that ends the run. If another thread had to stand in for
+// that worker, because of a collective or much work, the next calls wait: XLA's program goes on in XLA's own thread, as it would
+// without us.
+void start(const CallState& state, const Buffers& buffers, ffi::Promise& promise) {
+  runtime().submit(state.plan, buffers.operands, buffers.results,
+                   [promise, waits = state.waits](const std::string& error) mutable {
+                     const XlaFloatMode mode;
+                     settle(promise, error);
+                     if (runtime().is_replaced()) waits->store(true, std::memory_order_relaxed);
+                   });
+}
+
+void run(const CallState& state, const Buffers& buffers, ffi::Promise& promise) {
+  struct {
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::optional<std::string> error;
+  } run;
+  runtime().submit(state.plan, buffers.operands, buffers.results, [&run](const std::string& error) {
+    const std::lock_guard lock(run.mutex);  // held while notifying: `run` is gone once the waiting thread has it
+    run.error = error;
+    run.ended.notify_one();
+  });
+  std::unique_lock lock(run.mutex);
+  run.ended.wait(lock, [&] { return run.error.has_value(); });
+  settle(promise, *run.error);
+}
+
 ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
   try {
     Buffers buffers;
@@ -107,11 +144,7 @@ ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRet
     }
     ffi::Promise promise;
     ffi::Future future(promise);
-    runtime().submit(state->plan, buffers.operands, buffers.results, [promise](const std::string& error) mutable {
-      const XlaFloatMode mode;
-      if (error.empty()) return promise.SetAvailable();
-      promise.SetError(ffi::Error::Internal("aspen_run: " + error));
-    });
+    (state->waits->load(std::memory_order_relaxed) ? run : start)(*state, buffers, promise);
     return future;
   } catch (...) {
     return failed(current_error());

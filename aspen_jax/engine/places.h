@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 
@@ -10,10 +11,11 @@
 
 namespace aspen {
 
-// A worker that has ended a run calls the run's `done`, which is somebody else's code. XLA goes on from there with the rest of its
-// program, which may wait: in a collective for other devices, or in a callback that calls us again. What it waits for may be a run
-// that needs this very worker. So the worker is *away* while it is in `done`. Where runs are in the pool and a worker stays away, a
-// thread without a place stands in: it takes the place. Who comes back and finds the place taken becomes a spare thread itself.
+// A worker that has ended a run calls the run's `done`, which is somebody else's code. XLA goes on from there with the rest of
+// its program, which may wait: in a collective for other devices, or in a callback that calls us again. What it waits for may be
+// a run that needs this very worker. So the worker is *away* while it is in `done`. Where runs are in the pool and a worker stays
+// away, a thread without a place stands in: it takes the place. Who comes back and finds the place taken becomes a spare thread
+// itself.
 //
 // Most workers are back within microseconds, and waking a thread for nothing would cost more. So the stand-in first waits for
 // kAbsence. There is one stand-in at a time; after it has taken a place it calls the next.
@@ -23,7 +25,7 @@ class Places {
  public:
   static constexpr int kNone = -1;
   // Longer than XLA takes to return from a `done` that waits for nothing, shorter than anyone would notice in a profile.
-  static constexpr int64_t kAbsenceNs = 100'000;
+  static constexpr std::chrono::nanoseconds kAbsence{100'000};
 
   // Which thread of those who had the place, one after the other.
   using Holder = uint64_t;
@@ -46,8 +48,9 @@ class Places {
     num_away_.fetch_add(1, std::memory_order_relaxed);
     return places_[place].holder;
   }
+  bool has(int place, Holder holder) const noexcept { return places_[place].holder == holder; }
   bool come_back(int place, Holder holder) noexcept {
-    if (places_[place].holder != holder) return false;
+    if (!has(place, holder)) return false;
     fill(places_[place]);
     return true;
   }
@@ -55,11 +58,11 @@ class Places {
   bool some_away() const noexcept { return num_away_.load(std::memory_order_relaxed) > 0; }  // atomic
   bool all_away() const noexcept { return num_away_.load(std::memory_order_relaxed) == num_taken(); }
 
-  // A place below `end` whose thread has been away for kAbsenceNs. The caller's from now on.
+  // A place below `end` whose thread has been away for kAbsence. The caller's from now on.
   std::optional<int> stand_in(int end, int64_t now) noexcept {
     for (int place = 0; place < end; ++place) {
       Place& empty = places_[place];
-      if (empty.away_since == kAtWork || now - empty.away_since < kAbsenceNs) continue;
+      if (empty.away_since == kAtWork || now - empty.away_since < kAbsence.count()) continue;
       ++empty.holder;
       fill(empty);
       return place;

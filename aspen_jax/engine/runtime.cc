@@ -73,6 +73,13 @@ void name_thread([[maybe_unused]] const std::string& name) noexcept {
 
 int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
 
+// Of a worker that is in `done`: the place that it had.
+struct Away {
+  int place = Places::kNone;
+  Places::Holder holder = 0;
+};
+thread_local Away away;
+
 // Gives the run's state back before anybody hears of the end, so that the next run finds it.
 void complete(RunState* run) noexcept {
   const auto call = run->take_call();
@@ -166,6 +173,7 @@ class Runtime::Impl {
   int enter(const RunState& run) noexcept;
   void end(RunState* run) noexcept;
   bool end_at(int self, RunState* run) noexcept;
+  bool is_replaced() noexcept;
   RunState* release_slot(const RunState& run) noexcept;
   bool someone_works() noexcept;
   bool call_stand_in() noexcept;
@@ -196,8 +204,8 @@ class Runtime::Impl {
   enum class StandIn { kNone, kCalled, kWatching } stand_in_ = StandIn::kNone;
   int num_spare_ = 0;                        // threads without a place that wait for a call
   std::atomic<uint32_t> stand_in_calls_{0};  // what they wait for; only ever grows
-  RunState* waiting_ = nullptr;  // for a slot of the pool; what is due first comes first
-  int num_arriving_ = 0;         // runs with a slot that wait for pieces
+  RunState* waiting_ = nullptr;              // for a slot of the pool; what is due first comes first
+  int num_arriving_ = 0;                     // runs with a slot that wait for pieces
   bool handles_process_events_ = false;
   std::shared_ptr<Observer> observer_;
 
@@ -435,17 +443,23 @@ void Runtime::Impl::end(RunState* run) noexcept {
 // Likewise on a worker. False if somebody else has its place now.
 bool Runtime::Impl::end_at(int self, RunState* run) noexcept {
   RunState* next = nullptr;
-  Places::Holder holder = 0;
   {
     const std::lock_guard lock(mutex_);
     next = release_slot(*run);
-    holder = places_.go_away(self, now_ns());
+    away = {self, places_.go_away(self, now_ns())};
     if (!pool_.order().is_empty()) call_stand_in();
   }
   if (next != nullptr) spread(*next);
   complete(run);
+  const auto [place, holder] = std::exchange(away, {});
   const std::lock_guard lock(mutex_);
-  return places_.come_back(self, holder);
+  return places_.come_back(place, holder);
+}
+
+bool Runtime::Impl::is_replaced() noexcept {
+  if (away.place == Places::kNone) return false;
+  const std::lock_guard lock(mutex_);
+  return !places_.has(away.place, away.holder);
 }
 
 // Hands the slot to whoever waits for it, who is then to be spread. Where slots are free only runs that wait for pieces are
@@ -513,7 +527,7 @@ std::optional<int> Runtime::Impl::watch(std::unique_lock<std::mutex>& lock) noex
   std::optional<int> place;
   while (!place && places_.some_away() && !pool_.order().is_empty() && !exiting_.load(std::memory_order_relaxed)) {
     lock.unlock();
-    std::this_thread::sleep_for(std::chrono::nanoseconds(Places::kAbsenceNs));
+    std::this_thread::sleep_for(Places::kAbsence);
     lock.lock();
     place = places_.stand_in(target_.load(std::memory_order_relaxed), now_ns());
   }
@@ -641,6 +655,7 @@ std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arri
   return impl_->start(call, operands, results, run_key);
 }
 
+bool Runtime::is_replaced() noexcept { return impl_->is_replaced(); }
 int Runtime::num_workers() { return impl_->num_workers(); }
 void Runtime::set_num_workers(int n) { impl_->set_num_workers(n); }
 void Runtime::set_policy(const Policy& policy) { impl_->set_policy(policy); }

@@ -57,6 +57,9 @@ class Runtime {
                                      std::span<void* const> results, Done done, std::shared_ptr<Observer> observer = nullptr,
                                      std::optional<int64_t> run_key = std::nullopt, const Policy* policy = nullptr);
 
+  // Inside `done` on a worker: whether it took so long that another thread stands in. False on other threads.
+  bool is_replaced() noexcept;
+
   // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
   // number of workers.
   int num_workers();
