@@ -188,9 +188,18 @@ def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
     variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
     debug_info = core.DebugInfo("aspen_call", equation.primitive.name, None, None)
     jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects, debug_info)
-    arguments = [environment[item] if isinstance(item, Value) else item for item in variables.values()]
+    arguments = [_varying_as(environment[item] if isinstance(item, Value) else item, var.aval) for var, item in variables.items()]
     results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
     environment.update(zip(fallback.outputs, results, strict=True))
+
+
+def _varying_as(item: Any, aval: Any) -> Any:
+    """An array that varies over the mesh axes over which an equation inside `jax.shard_map` takes it.
+
+    JAX checks these axes again here. Constants, and what tiles compute, have lost them.
+    """
+    missing = aval.manual_axis_type.varying - jax.typeof(item).manual_axis_type.varying
+    return jax.lax.pcast(item, tuple(sorted(missing)), to="varying") if missing else item
 
 
 _compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
