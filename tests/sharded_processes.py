@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,28 @@ def check_shard_map() -> None:
         compare(compiled(*arguments), want)
 
 
+def check_replicated() -> None:
+    """Equations between custom calls in shard_map, of operands that are the same on all devices."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(AxisType.Auto,))
+    w, x = normal(32, 32) / 8, normal(8, 32)
+    for fun in (
+        lambda w, x: jnp.tanh(x @ w),
+        lambda w, x: jnp.abs(jnp.fft.fft(x @ w)) @ w,
+        lambda w, x: x @ jnp.linalg.inv(w + jnp.eye(32)),
+        lambda w, x: jax.lax.cond(x.sum() > 0, lambda: jnp.tanh(x @ w), lambda: x @ w),
+        lambda w, x: jnp.tanh(x @ w) + jnp.fft.fft(jnp.arange(32.0)).real.sum() + jnp.arange(32),
+    ):
+        specs: dict = {"mesh": mesh, "in_specs": (P(), P("batch")), "out_specs": P("batch")}
+
+        def total(fun, w, x, specs=specs):
+            return (jax.shard_map(fun, **specs)(w, x) ** 2).sum()
+
+        arguments = put(mesh, w, P()), put(mesh, x, P("batch"))
+        for transformed in (lambda fun, specs=specs: jax.shard_map(fun, **specs), lambda fun: jax.grad(partial(total, fun))):
+            want = np.asarray(jax.jit(transformed(fun))(*arguments))
+            compare(jax.jit(transformed(aspen(fun)))(*arguments), want)
+
+
 def check_two_axes() -> None:
     """A batch cut along both axes of a mesh."""
     mesh = jax.make_mesh((2, len(jax.devices()) // 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -153,6 +176,10 @@ def check_two_axes() -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["replicated"]:
+        check_replicated()
+        print("all is well")
+        return
     if len(sys.argv) > 1:
         address, number = sys.argv[1:]
         jax.distributed.initialize(address, num_processes=2, process_id=int(number))
@@ -164,6 +191,7 @@ def main() -> None:
         check_what_is_no_batch()
         check_two_axes()
         check_gradients()
+        check_replicated()
     for name in names:
         check(name, AxisType.Auto)
         if name != "with_fallback":  # in an Explicit mesh what lies between two custom calls is gathered

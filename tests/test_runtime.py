@@ -296,6 +296,42 @@ def test_the_caller_gets_its_float_mode_back(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_what_xla_does_after_our_call_flushes_denormals_as_before(tmp_path: Path) -> None:
+    """It goes on in our worker's thread."""
+    code = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from aspen_jax import aspen\n"
+        "w = np.ones((512, 512), np.float32)\n"
+        "def program(f): return jax.jit(lambda x, small: jax.lax.cbrt((small + 0 * f(x)[0, 0]) * 0.3))\n"
+        "small = jnp.full((16,), 1e-40, jnp.float32)\n"
+        "f = lambda x: jnp.tanh(x @ w)\n"
+        "alone, ours = program(f)(w, small), program(aspen(f))(w, small)\n"
+        "assert (np.asarray(ours) == np.asarray(alone)).all(), (ours, alone)\n"
+    )
+    result = python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("mode", ["", "choice"], ids=["default", "forced"])
+def test_a_callback_behind_our_call_may_call_us_again(mode: str, workers: int, tmp_path: Path) -> None:
+    """XLA calls it in our worker's thread, which the second call may need."""
+    code = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from aspen_jax import aspen\n"
+        "w = np.random.default_rng(0).standard_normal((3, 3, 16, 32), np.float32)\n"
+        "numbers = ('NHWC', 'HWIO', 'NHWC')\n"
+        "f = aspen(lambda x: jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=numbers)))\n"
+        "x = np.ones((4, 28, 28, 16), np.float32)\n"
+        "want = np.asarray(f(x))\n"
+        "again = lambda y: y + np.asarray(f(x))\n"
+        "twice = jax.jit(lambda x: jax.pure_callback(again, jax.ShapeDtypeStruct(want.shape, want.dtype), f(x)))\n"
+        "for _ in range(20): np.testing.assert_array_equal(np.asarray(twice(x)), 2 * want)\n"
+    )
+    result = python(code, tmp_path, ASPEN_NUM_WORKERS=str(workers), ASPEN_DISABLE_PASSES=mode)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on threads")
 def test_the_caller_walks_where_no_thread_can_be_started(tmp_path: Path) -> None:
     code = (
