@@ -380,8 +380,7 @@ class PlacedRun final : public Traversal {
     for (size_t k = 0; k < further.size(); ++k) copy_output(further[k], ops(from).further[k], ops(to).further[k]);
   }
 
-  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. A later op may have rewritten an
-  // earlier one's, so they come in the order of ops.
+  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. Each has one writer (check_apart).
   void gather_results() const noexcept {
     if (!couriers_) return;
     const int32_t workspace = plan_->graph().workspace();
@@ -443,6 +442,24 @@ class PlacedRun final : public Traversal {
   std::optional<Couriers> couriers_;  // last: its threads use the rest
 };
 
+// A copy carries a whole box, and may come when others have read of it what they need. So nothing may lie where it goes but the box.
+// Throws std::invalid_argument where ops write two values in the same bytes.
+void check_apart(const Graph& graph) {
+  std::vector<int32_t> written(graph.further);
+  for (const Op& op : graph.ops) written.push_back(op.output);
+  std::erase_if(written, [&](int32_t value) { return graph.values[value].bytes == 0; });
+  const auto place = [&](int32_t value) { return std::pair(graph.values[value].buffer, graph.values[value].offset); };
+  std::ranges::sort(written, {}, place);
+  for (size_t i = 1; i < written.size(); ++i) {
+    const Value &before = graph.values[written[i - 1]], &after = graph.values[written[i]];
+    if (before.buffer == after.buffer && after.offset < before.offset + before.bytes) {
+      throw std::invalid_argument("values " + std::to_string(written[i - 1]) + " and " + std::to_string(written[i]) +
+                                  " share memory, and a late copy of one would spoil the other; with more than one memory run "
+                                  "the graph that `apart` gives");
+    }
+  }
+}
+
 }  // namespace
 
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
@@ -463,6 +480,7 @@ Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* co
     throw std::invalid_argument(
         "with more than one memory a policy must say where tiles run; take one that places, such as Dmda");
   }
+  if (machine.num_memories() > 1) check_apart(plan->graph());
   return PlacedRun(std::move(plan), operands, results, graph, machine, kinds, policy, place).run();
 }
 

@@ -31,8 +31,9 @@ struct LaneKind {
 // take the time that they take. Times count from the moment in which the lanes start, when the roots are queued.
 //
 // The first memory is the caller's. Every other is an arena of its own, and copies keep to the pace of the links; with more than
-// one memory all begin as NaN, so that a copy that is missing shows in the results. `place` may be called by many threads at
-// once; without it there must be one memory. `kinds` has an entry for each resource.
+// one memory all begin as NaN, so that a copy that is missing shows in the results, and no two values that ops write may share
+// bytes. `place` may be called by many threads at once; without it there must be one memory. `kinds` has an entry for each
+// resource.
 //
 // Throws std::invalid_argument where something does not fit, RunError where a tile fails, std::system_error where there are no
 // threads, and what `place` throws; no thread is left then.

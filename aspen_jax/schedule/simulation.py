@@ -86,7 +86,9 @@ def run(
             policy, graph, machine, estimated(graph, machine) if costs is None else costs
         )
         with _naming(policy):
-            results, ran = graph.plan.run_placed(operands, tiles, machine.virtual, nanoseconds, place, order, lanes)
+            # A copy may come late. It must not find newer bytes where it goes.
+            plan = graph.plan if len(machine.memories) == 1 else graph.apart.plan
+            results, ran = plan.run_placed(operands, tiles, machine.virtual, nanoseconds, place, order, lanes)
     rows, copies, price = ran
     start = rows[:, 1].min(initial=np.iinfo(np.int64).max) if len(rows) else 0
     rows[:, 1:] -= start
