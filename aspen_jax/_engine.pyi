@@ -321,6 +321,7 @@ def simulate(
             and a tile: likewise, asked when the tile is ready; or the address of a compiled one (engine/place.h). "earliest
             finish": where the tile is expected to end first.
         order: the name of one of the engine's policies (engine/policy.h), such as "shallow first", or a compiled one's address.
+            "exact": of what is ready, the tile of the lowest level goes first, and of one level that of the lowest number.
 
     Returns:
         int64 [T, 3]: lane, begin and end of each tile. int64 [copies, 5]: tile, memory from, memory to, begin and end of each.

@@ -108,7 +108,7 @@ void Couriers::carry(Link& link) {
     }
     for (Link& other : links_) other.has_work.notify_one();
     lock.unlock();
-    for (const uint32_t tile : complete) run_.arrived(tile);
+    if (!complete.empty()) run_.arrived(complete);
     lock.lock();
   }
 }

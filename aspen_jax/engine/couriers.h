@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <queue>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Couriers {
   struct Run {
     std::function<int64_t()> now;
     std::function<void(uint32_t tile, int from, int to)> copy;
-    std::function<void(uint32_t tile)> arrived;  // all that a tile reads is where it asked for it
+    std::function<void(std::span<const uint32_t> tiles)> arrived;  // all that they read is where they asked for it
   };
 
   // Throws std::system_error where a thread cannot be started.

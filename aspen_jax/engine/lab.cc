@@ -47,7 +47,8 @@ nb::object rows_of(size_t count, const Fill& fill) {
 // By its name, or by the address of one that a policy has compiled.
 const Policy& order_of(const nb::object& order) {
   if (nb::isinstance<nb::int_>(order)) return *reinterpret_cast<const Policy*>(nb::cast<uintptr_t>(order));
-  return policy_called(nb::cast<std::string>(order));
+  const auto name = nb::cast<std::string>(order);
+  return name == "exact" ? kExact : policy_called(name);
 }
 
 VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,

@@ -22,7 +22,7 @@
 #include "couriers.h"
 #include "float_mode.h"
 #include "parking.h"
-#include "ready_pool.h"
+#include "ready_tiles.h"
 #include "run_state.h"
 #include "spin.h"
 
@@ -110,12 +110,14 @@ void copy_box(const TensorView& tensor, const int32_t* box, const std::byte* fro
   }
 }
 
-// Lanes that share a Ready Pool, which has a row for each.
+// Lanes that share what is ready.
 struct Domain {
-  ReadyPool pool;
+  Domain(const Policy& policy, int lane, int lanes, Traversal& traversal, std::span<const int32_t> levels)
+      : ready(policy, lanes, traversal, levels), first_lane(lane), num_lanes(lanes) {}
+
+  ReadyTiles ready;
+  const int first_lane, num_lanes;
   Parking parking;
-  int first_lane;
-  int num_lanes;
   std::atomic<unsigned> next_row{0};  // for the next tile that comes from outside
 };
 
@@ -150,15 +152,13 @@ class PlacedRun final : public Traversal {
     }
     const int num_domains = place ? machine.num_resources() : 1;
     for (int i = 0; i < num_domains; ++i) {
-      Domain& domain = *domains_.emplace_back(std::make_unique<Domain>());
-      domain.first_lane = place ? machine.first_lane(i) : 0;
-      domain.num_lanes = place ? machine.lanes(i) : machine.num_lanes();
-      domain.pool.ensure_rows(domain.num_lanes);
+      const int first_lane = place ? machine.first_lane(i) : 0, num_lanes = place ? machine.lanes(i) : machine.num_lanes();
+      domains_.push_back(std::make_unique<Domain>(policy, first_lane, num_lanes, *this, graph.depths()));
     }
     if (machine.num_memories() > 1) {
       couriers_.emplace(graph, machine,
                         Couriers::Run{[this] { return now(); }, [this](uint32_t tile, int from, int to) { copy(tile, from, to); },
-                                      [this](uint32_t tile) { enter(tile, kNowhere); }});
+                                      [this](std::span<const uint32_t> tiles) { arrived(tiles); }});
     }
   }
 
@@ -200,11 +200,7 @@ class PlacedRun final : public Traversal {
         run.push(*run.domains_[0], lane, batch);
         return;
       }
-      Node* next = batch.first;
-      for (int i = 0; i < batch.size; ++i) {
-        Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
-        run.admit(run.tile_of(node), run.tiles_[tile].end, lane);
-      }
+      run.admit(batch, run.tiles_[tile].end, lane);
     }
   };
 
@@ -223,7 +219,9 @@ class PlacedRun final : public Traversal {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ready_.wait();
     if (place_) {
-      for (const int32_t root : graph_.roots()) admit(static_cast<uint32_t>(root), 0, kNowhere);
+      Batch roots;
+      for (const int32_t root : graph_.roots()) roots.add(&node(static_cast<uint32_t>(root)));
+      admit(roots, 0, kNowhere);
     } else {
       Domain& all_lanes = *domains_[0];
       spread_roots(*this, graph_.roots(), static_cast<size_t>(all_lanes.num_lanes), 0,
@@ -275,20 +273,20 @@ class PlacedRun final : public Traversal {
   // A head of a path; null when the run is over.
   Node* next(Domain& domain, int row) noexcept {
     while (!is_over()) {
-      if (Node* const node = domain.pool.pop(row, policy())) return node;
+      if (Node* const node = domain.ready.pop(row)) return node;
       domain.parking.start_search();
       Node* node = nullptr;
       for (const auto until = Clock::now() + kSearchTime; node == nullptr && !is_over() && Clock::now() < until;) {
-        for (int i = 0; i < 16 && !domain.pool.has_work(); ++i) pause_core();
-        node = domain.pool.pop(row, policy());
+        for (int i = 0; i < 16 && !domain.ready.has_work(); ++i) pause_core();
+        node = domain.ready.pop(row);
       }
       const bool last = domain.parking.stop_search();
       if (node != nullptr) {
-        if (last && domain.pool.has_work()) domain.parking.wake(1);
+        if (last && domain.ready.has_work()) domain.parking.wake(1);
         return node;
       }
       const uint32_t ticket = domain.parking.prepare();
-      if (domain.pool.has_work() || is_over()) {
+      if (domain.ready.has_work() || is_over()) {
         domain.parking.cancel();
       } else {
         domain.parking.park(ticket);
@@ -329,26 +327,63 @@ class PlacedRun final : public Traversal {
     return resource = 0;
   }
 
-  // A tile that has become ready goes to its resource, behind copies of what it reads.
-  void admit(uint32_t tile, int64_t now, int lane) noexcept {
-    const int resource = resource_of(tile, now);
-    if (couriers_ && !has_failed()) {
-      try {
-        if (!couriers_->fetch(tile, machine_.memory(resource), now)) return;
-      } catch (...) {
-        fail(std::current_exception());
-      }
+  // Tiles that have become ready go to their resources, behind copies of what they read.
+  void admit(const Batch& batch, int64_t now, int lane) noexcept {
+    Batch there;
+    Node* next = batch.first;
+    for (int i = 0; i < batch.size; ++i) {
+      Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
+      if (has_all_it_reads(tile_of(node), now)) there.add(node);
     }
-    enter(tile, lane);
+    enter(there, lane);
   }
 
-  // Into the row of the lane that made it ready, or into the next one of its resource where that was another's.
-  void enter(uint32_t tile, int lane) noexcept {
-    const int resource = resources_[tile];
-    Domain& domain = *domains_[static_cast<size_t>(resource)];
+  // Otherwise it is `arrived` when the copies that this asks for have come.
+  bool has_all_it_reads(uint32_t tile, int64_t now) noexcept {
+    const int resource = resource_of(tile, now);
+    if (!couriers_ || has_failed()) return true;
+    try {
+      return couriers_->fetch(tile, machine_.memory(resource), now);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    return true;
+  }
+
+  void arrived(std::span<const uint32_t> tiles) noexcept {
     Batch batch;
-    batch.add(&node(tile));
-    if (lane != kNowhere && machine_.resource(lane) == resource) {
+    for (const uint32_t tile : tiles) batch.add(&node(tile));
+    enter(batch, kNowhere);
+  }
+
+  // Each into the row of the lane that made it ready, or into the next one of its resource where that was another's. Where the
+  // order is exact, those of one resource enter at once: no lane takes up one of them before it sees the others.
+  void enter(Batch batch, int lane) noexcept {
+    const int own = lane == kNowhere ? kNowhere : machine_.resource(lane);
+    while (batch.size > 0) {
+      const int resource = policy().is_exact ? resources_[tile_of(batch.first)] : own;
+      Batch together, others;
+      Node* next = batch.first;
+      for (int i = 0; i < batch.size; ++i) {
+        Node* const node = std::exchange(next, next->next);
+        if (resources_[tile_of(node)] == resource) {
+          together.add(node);
+        } else if (policy().is_exact) {
+          others.add(node);
+        } else {
+          Batch alone;
+          alone.add(node);
+          push_to(resources_[tile_of(node)], kNowhere, alone);
+        }
+      }
+      if (together.size > 0) push_to(resource, resource == own ? lane : kNowhere, together);
+      batch = others;
+    }
+  }
+
+  void push_to(int resource, int lane, const Batch& batch) noexcept {
+    Domain& domain = *domains_[static_cast<size_t>(resource)];
+    if (lane != kNowhere) {
       push(domain, lane - domain.first_lane, batch);
     } else {
       const unsigned turn = domain.next_row.fetch_add(1, std::memory_order_relaxed);
@@ -357,7 +392,7 @@ class PlacedRun final : public Traversal {
   }
 
   void push(Domain& domain, int row, const Batch& batch) noexcept {
-    domain.pool.row(policy().row_of(row)).push(batch);
+    domain.ready.push(row, batch);
     domain.parking.wake(batch.size);
   }
 
@@ -380,7 +415,8 @@ class PlacedRun final : public Traversal {
     for (size_t k = 0; k < further.size(); ++k) copy_output(further[k], ops(from).further[k], ops(to).further[k]);
   }
 
-  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. Each has one writer (check_apart).
+  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. Each has one writer
+  // (check_apart).
   void gather_results() const noexcept {
     if (!couriers_) return;
     const int32_t workspace = plan_->graph().workspace();
@@ -442,8 +478,8 @@ class PlacedRun final : public Traversal {
   std::optional<Couriers> couriers_;  // last: its threads use the rest
 };
 
-// A copy carries a whole box, and may come when others have read of it what they need. So nothing may lie where it goes but the box.
-// Throws std::invalid_argument where ops write two values in the same bytes.
+// A copy carries a whole box, and may come when others have read of it what they need. So nothing may lie where it goes but the
+// box. Throws std::invalid_argument where ops write two values in the same bytes.
 void check_apart(const Graph& graph) {
   std::vector<int32_t> written(graph.further);
   for (const Op& op : graph.ops) written.push_back(op.output);

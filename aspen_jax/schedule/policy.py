@@ -24,6 +24,9 @@ Order = Literal[
     "deep first",
 ]
 
+EXACT = "exact"
+"""The engine's order of a plan's priorities: it takes them as they are, with no Ready Pool and no child that a lane keeps."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -31,8 +34,8 @@ class Plan:
 
     Attributes:
         place: int array [tiles], the number of each tile's resource; None: whoever is idle takes what is ready.
-        priority: float array [tiles]: of the tiles that are ready, those with the largest number go first. The Ready Pool knows
-            63 levels, so near numbers may be equal to it. None: shallow tiles first.
+        priority: float array [tiles]: of the tiles that are ready on a resource, the one with the largest number goes first. Of
+            equal ones the tile of the lowest number does. None: the policy's `order`.
     """
 
     place: np.ndarray | None = None
@@ -40,7 +43,7 @@ class Plan:
 
     @property
     def levels(self) -> np.ndarray | None:
-        """Levels of the Ready Pool by priority: equal priorities are one level, the largest is level 0."""
+        """Levels by priority: equal priorities are one level, the largest is level 0."""
         if self.priority is None:
             return None
         return np.unique(-self.priority, return_inverse=True)[1].reshape(-1)

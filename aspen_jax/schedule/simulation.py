@@ -15,7 +15,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.schedule.costs import Costs, check_fit, estimated
 from aspen_jax.schedule.machine import Cpu, Fake, Machine
 from aspen_jax.schedule.policies import ReadyPool
-from aspen_jax.schedule.policy import Policy, checked_plan, virtual_graph
+from aspen_jax.schedule.policy import EXACT, Policy, checked_plan, virtual_graph
 from aspen_jax.schedule.result import Schedule
 
 
@@ -128,7 +128,7 @@ def _decisions(
         place = policy.native
     elif policy.places:
         place = policy.place
-    order = policy.order if plan.priority is None else "shallow first"
+    order = policy.order if plan.priority is None else EXACT
     return virtual_graph(graph, machine, plan.levels), costs.virtual, place, order
 
 
