@@ -37,6 +37,9 @@ class Couriers {
   // std::invalid_argument where no link leads there.
   bool fetch(uint32_t tile, int memory, int64_t now);
 
+  // The run has failed: copies under way need not keep to the pace of their links.
+  void hurry() noexcept;
+
   // When all tiles have run: what was copied, in the order in which it arrived.
   std::vector<Copy>& copies() { return carried_; }
 
@@ -63,7 +66,8 @@ class Couriers {
   std::vector<uint32_t> num_missing_;           // of each tile that waits
   std::vector<Copy> carried_;
   std::vector<Link> links_;
-  bool is_over_ = false;
+  bool is_over_ = false, is_hurried_ = false;
+  std::condition_variable hurried_;
   std::vector<std::thread> threads_;
 };
 

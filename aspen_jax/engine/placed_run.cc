@@ -34,6 +34,9 @@ using Clock = std::chrono::steady_clock;
 // As in the runtime: longer than the gaps between the tiles of a run.
 constexpr auto kSearchTime = std::chrono::microseconds(30);
 
+// For lanes to come back from what they are in, when the caller has been interrupted.
+constexpr auto kPatience = std::chrono::milliseconds(300);
+
 // All bits set are NaN in every format of floats.
 constexpr int kPoison = 0xFF;
 
@@ -125,13 +128,14 @@ class PlacedRun final : public Traversal {
  public:
   PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
             const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds, const Policy& policy,
-            const PlaceTile& place)
+            const PlaceTile& place, const Attendant& attendant)
       : Traversal(graph.tiles(), graph.children().data(), graph.depths().size()),
         plan_(std::move(plan)),
         graph_(graph),
         machine_(machine),
         kinds_(kinds),
         place_(place),
+        attendant_(attendant),
         resources_(place ? graph.num_tiles() : 0, kNowhere),
         rewrites_(plan_->graph().ops.size()),
         tiles_(graph.num_tiles()),
@@ -162,8 +166,9 @@ class PlacedRun final : public Traversal {
     }
   }
 
-  Simulation run() && {
-    if (tiles_.empty()) return {};
+  // False where a lane was given up: then the run must never end.
+  bool run() {
+    if (tiles_.empty()) return true;
     std::vector<std::thread> threads;
     try {
       start(threads);
@@ -172,7 +177,16 @@ class PlacedRun final : public Traversal {
       ready_.count_down(machine_.num_lanes() - static_cast<std::ptrdiff_t>(threads.size()));
       end();
     }
-    for (std::thread& thread : threads) thread.join();
+    const bool all_come_back = attend();
+    for (std::thread& thread : threads) all_come_back ? thread.join() : thread.detach();
+    return all_come_back;
+  }
+
+  [[noreturn]] void rethrow() const { std::rethrow_exception(interrupted_); }
+
+  // When it has run.
+  Simulation result() {
+    if (interrupted_) std::rethrow_exception(interrupted_);
     if (error_) std::rethrow_exception(error_);
     gather_results();
     return {std::move(tiles_), couriers_ ? std::move(couriers_->copies()) : std::vector<Copy>()};
@@ -204,7 +218,24 @@ class PlacedRun final : public Traversal {
     }
   };
 
-  // Starts the lanes, queues the roots, and lets the lanes go.
+  // Until the run is over, or lanes that should end do not.
+  bool attend() {
+    if (!attendant_.attend) return true;
+    std::optional<Clock::time_point> until;
+    while (!is_over()) {
+      try {
+        attendant_.attend();
+      } catch (...) {
+        interrupted_ = std::current_exception();
+        fail(interrupted_);
+        if (!until) until = Clock::now() + kPatience;
+      }
+      if (until && Clock::now() > *until && attendant_.is_lost()) return is_over();
+    }
+    return true;
+  }
+
+  // Starts the lanes.
   void start(std::vector<std::thread>& threads) {
     // Signals are for the threads of the application, whose handlers know nothing of ours.
     sigset_t all, before;
@@ -217,6 +248,10 @@ class PlacedRun final : public Traversal {
       throw;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // By one lane, when all are there. Not by the calling thread, which an interrupt must reach wherever `place` is.
+  void queue_roots() noexcept {
     ready_.wait();
     if (place_) {
       Batch roots;
@@ -243,6 +278,7 @@ class PlacedRun final : public Traversal {
     }
     Domain& domain = *domains_[place_ ? static_cast<size_t>(resource) : 0];
     ready_.count_down();
+    if (lane == 0) queue_roots();
     // Not asleep: lanes should begin together.
     for (Backoff backoff; !may_go_.load(std::memory_order_acquire) && !is_over();) backoff.wait();
     while (Node* head = next(domain, lane - domain.first_lane)) {
@@ -304,10 +340,10 @@ class PlacedRun final : public Traversal {
     const int repeat = rewrites_[planned.op] ? 1 : kind.repeat;
     const int64_t begin = now();
     const char* message = nullptr;
-    for (int i = 0; i < repeat && message == nullptr; ++i) message = op.run(args);
+    for (int i = 0; i < repeat && message == nullptr && !has_failed(); ++i) message = op.run(args);
     int64_t end = now();
     if (repeat < kind.repeat) {
-      for (const int64_t until = begin + kind.repeat * (end - begin); end < until; end = now()) pause_core();
+      for (const int64_t until = begin + kind.repeat * (end - begin); end < until && !has_failed(); end = now()) pause_core();
     }
     tiles_[tile] = {tile, lane, begin, end};
     if (message != nullptr) fail_with([&] { return plan_->describe_tile(tile) + " failed: " + message; });
@@ -437,7 +473,9 @@ class PlacedRun final : public Traversal {
   // The first failure is the one reported; the tiles left are walked through without being executed.
   void fail(std::exception_ptr error) noexcept {
     // Relaxed will do: the threads are joined before the error is read.
-    if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
+    if (has_failed_.exchange(true, std::memory_order_relaxed)) return;
+    error_ = std::move(error);
+    if (couriers_) couriers_->hurry();
   }
 
   template <typename Describe>
@@ -455,6 +493,7 @@ class PlacedRun final : public Traversal {
     // seq_cst, before the parked are woken: see parking.h, where the end counts as work.
     is_over_.store(true, std::memory_order_seq_cst);
     for (const auto& domain : domains_) domain->parking.wake_all();
+    if (attendant_.over) attendant_.over();
   }
 
   const std::shared_ptr<const Plan> plan_;
@@ -462,12 +501,14 @@ class PlacedRun final : public Traversal {
   const VirtualMachine& machine_;
   const std::span<const LaneKind> kinds_;
   const PlaceTile& place_;
+  const Attendant& attendant_;
   std::vector<std::unique_ptr<Memory>> memories_;
   std::vector<std::unique_ptr<Domain>> domains_;
   std::vector<int> resources_;  // of each tile that was placed
   std::vector<bool> rewrites_;  // of each op, whether it works in the memory of what it reads
   std::vector<Placed> tiles_;   // by number; each is written by the lane that runs it
   std::exception_ptr error_;
+  std::exception_ptr interrupted_;  // of the calling thread
   Clock::time_point begin_;
   // Written by all lanes at the end of each path, so it has a cache line of its own.
   alignas(64) std::atomic<int64_t> tiles_left_;
@@ -500,7 +541,7 @@ void check_apart(const Graph& graph) {
 
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
-                      const Policy& policy, const PlaceTile& place) {
+                      const Policy& policy, const PlaceTile& place, const Attendant& attendant) {
   if (operands.size() != plan->num_operands() || results.size() != plan->num_results() ||
       graph.num_tiles() != plan->num_tiles()) {
     throw std::invalid_argument("the call or the lab's graph is of another graph than the plan");
@@ -517,7 +558,10 @@ Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* co
         "with more than one memory a policy must say where tiles run; take one that places, such as Dmda");
   }
   if (machine.num_memories() > 1) check_apart(plan->graph());
-  return PlacedRun(std::move(plan), operands, results, graph, machine, kinds, policy, place).run();
+  auto run = std::make_unique<PlacedRun>(std::move(plan), operands, results, graph, machine, kinds, policy, place, attendant);
+  if (run->run()) return run->result();
+  attendant.given_up();
+  run.release()->rethrow();
 }
 
 }  // namespace aspen
