@@ -138,7 +138,7 @@ def test_networks_forward_and_backward(name):
 
     for what in (function, jax.grad(loss)):
         graph = aspen(what, strict=True).graph(params, *inputs)
-        for seed in range(2):
+        for seed in range(2 if what is function else 1):
             assert wrong_results(graph, [params, *inputs], seed, (0, 2_000), (1e10, 1e12)) == 0, seed
 
 
