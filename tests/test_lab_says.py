@@ -177,6 +177,11 @@ def with_own_place():
     return policy
 
 
+def with_unrelated_classes():
+    mixin = type("Mixin", (sched.Policy,), {"place": lambda self, view, tile: 0})
+    return type("Mine", (mixin, sched.Dmda), {})()
+
+
 PLACES, PRIORITIES = lambda n: sched.Plan(np.zeros(n, int)), lambda n: sched.Plan(None, np.arange(n))
 
 
@@ -184,6 +189,7 @@ PLACES, PRIORITIES = lambda n: sched.Plan(np.zeros(n, int)), lambda n: sched.Pla
     ("policy", "message"),
     [
         (own(native="earliest finish", place=lambda self, view, tile: 0), "Mine has a `place` and native = 'earliest finish'"),
+        (with_unrelated_classes(), "Mine has a `place` and native = 'earliest finish'"),
         (with_own_native(), "Mine has a `place` and native = 'earliest finish'"),
         (with_plan(PLACES, place=lambda self, view, tile: 0), "Mine: its plan gives places, and `place` or `native`"),
         (with_plan(PLACES, native="earliest finish"), "Mine: its plan gives places, and `place` or `native`"),

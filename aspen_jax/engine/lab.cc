@@ -264,13 +264,18 @@ constexpr auto kLook = std::chrono::milliseconds(50);
 class LabRun {
  public:
   LabRun(std::shared_ptr<const Plan> plan, nb::object held, nb::args lab)
-      : plan_(std::move(plan)), held_(std::move(held)), lab_(std::move(lab)), policy_(order_of(lab_[4])) {
+      : plan_(std::move(plan)),
+        held_(std::move(held)),
+        lab_(std::move(lab)),
+        tiles_(nb::cast<const VirtualGraph&>(nb::object(lab_[0]))),
+        machine_(nb::cast<const VirtualMachine&>(nb::object(lab_[1]))),
+        policy_(order_of(lab_[4])) {
     for (auto& [repeat, cores] : nb::cast<std::vector<std::pair<int, std::vector<int>>>>(lab_[5])) {
       kinds_.push_back({repeat, std::move(cores)});
     }
     const nb::object graph = lab_[0], machine = lab_[1], place = lab_[3];
     const auto nanoseconds = nb::cast<Array<int64_t>>(lab_[2]);
-    check_times(tiles(), machine_of_lab(), span_of(nanoseconds));
+    check_times(tiles_, machine_, span_of(nanoseconds));
     where_ = placing(graph, machine, nanoseconds, place);
     is_python_ = nb::isinstance<nb::callable>(place);
     if (!place.is_none() && !nb::isinstance<Array<int32_t>>(place)) {
@@ -284,17 +289,13 @@ class LabRun {
 
   Simulation run(std::span<const void* const> operands, std::span<void* const> results) {
     const nb::gil_scoped_release release;
-    return run_placed(plan_, operands, results, tiles(), machine_of_lab(), kinds_, policy_, in_turn_ ? in_turn_ : where_,
-                      attendant_);
+    return run_placed(plan_, operands, results, tiles_, machine_, kinds_, policy_, in_turn_ ? in_turn_ : where_, attendant_);
   }
 
   int64_t price_ns() const { return price_ns_.load(); }
   bool is_given_up() const { return is_given_up_; }
 
  private:
-  const VirtualGraph& tiles() const { return nb::cast<const VirtualGraph&>(nb::object(lab_[0])); }
-  const VirtualMachine& machine_of_lab() const { return nb::cast<const VirtualMachine&>(nb::object(lab_[1])); }
-
   // Policies that decide during the run do so one tile at a time; what that takes, with the wait for others, is their price.
   // Those of Python do so in the calling thread, which an exception of a signal can end.
   int place_in_turn(uint32_t tile, int64_t now) {
@@ -327,6 +328,8 @@ class LabRun {
   const std::shared_ptr<const Plan> plan_;
   const nb::object held_;
   const nb::args lab_;
+  const VirtualGraph& tiles_;
+  const VirtualMachine& machine_;
   const Policy& policy_;
   std::vector<LaneKind> kinds_;
   PlaceTile where_, in_turn_;

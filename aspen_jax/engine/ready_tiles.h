@@ -22,6 +22,9 @@ class TileHeap {
   // The level of each tile; they must outlive the heap.
   TileHeap(Traversal& traversal, std::span<const int32_t> levels) : traversal_(traversal), levels_(levels) {}
 
+  // Room for all tiles, so that a push allocates nothing.
+  void reserve() { keys_.reserve(levels_.size()); }
+
   void push(const Batch& batch) {
     const std::lock_guard lock(mutex_);
     const Node* node = batch.first;
@@ -61,7 +64,7 @@ class ReadyTiles {
  public:
   ReadyTiles(const Policy& policy, int rows, Traversal& traversal, std::span<const int32_t> levels)
       : policy_(policy), heap_(traversal, levels) {
-    if (!policy.is_exact) pool_.ensure_rows(rows);
+    policy.is_exact ? heap_.reserve() : pool_.ensure_rows(rows);
   }
 
   void push(int row, const Batch& batch) { policy_.is_exact ? heap_.push(batch) : pool_.row(policy_.row_of(row)).push(batch); }

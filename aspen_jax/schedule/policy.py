@@ -126,10 +126,11 @@ class Policy:
             return native
         if native is None:
             return place
-        if by_native is not by_place and isinstance(by_native, type):
-            if isinstance(by_place, type) and issubclass(by_native, by_place):
+        if isinstance(by_native, type) and by_native is not by_place:
+            if not isinstance(by_place, type) or issubclass(by_place, by_native):
+                return place
+            if issubclass(by_native, by_place):
                 return native
-            return place
         raise InputError(
             f"{self.name} has a `place` and native = {native!r}, and nothing says which of them counts; "
             "delete one of them, or set native = None"
