@@ -145,6 +145,7 @@ class Plan:
         place: Any,
         order: str | int,
         lanes: Sequence[tuple[int, Sequence[int]]],
+        held: Any,
         /,
     ) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray, int]]:
         """Run the graph as a machine of the lab would (engine/placed_run.h).
@@ -157,6 +158,10 @@ class Plan:
             place: as `simulate` takes it; not None where there is more than one memory.
             order: as `simulate` takes it.
             lanes: of each resource how often it runs a tile, and the cores that it may use, all if there are none.
+            held: lives as long as the run, as what a compiled function belongs to.
+
+        Functions of Python are called in the calling thread. What a signal's handler raises there ends the run. A lane that is in
+        a compiled function then, and does not come back, is given up: the run's memory stays held.
 
         Returns:
             The results; and as `simulate` gives them the rows of tiles and copies, in nanoseconds since the lanes began, with
@@ -164,7 +169,7 @@ class Plan:
 
         Raises:
             InputError: something does not fit.
-            EngineError: a tile failed. What a function in `place` raises is raised here.
+            EngineError: a tile failed, or a compiled function said so. What a function in `place` raises is raised here.
         """
 
     @property
@@ -321,6 +326,7 @@ def simulate(
             and a tile: likewise, asked when the tile is ready; or the address of a compiled one (engine/place.h). "earliest
             finish": where the tile is expected to end first.
         order: the name of one of the engine's policies (engine/policy.h), such as "shallow first", or a compiled one's address.
+            "exact": of what is ready, the tile of the lowest level goes first, and of one level that of the lowest number.
 
     Returns:
         int64 [T, 3]: lane, begin and end of each tile. int64 [copies, 5]: tile, memory from, memory to, begin and end of each.

@@ -261,7 +261,7 @@ def place(
                 holders.give(offset, offset + op.output.nbytes, op.output)
         for value in filter(writing.__contains__, op.further if op.in_place else op.outputs):
             small = value.nbytes < _SMALLEST_REUSED
-            for offset in [free.size] if small else free.offers(_aligned(value.nbytes)):
+            for offset in [free.size] if small else free.offers(aligned(value.nbytes)):
                 claims = writing[value].moved(offset)
                 writes: list[_Meeting] = []
                 uses: list[_Meeting] = []
@@ -275,12 +275,12 @@ def place(
                 raise AssertionError("untouched space needs no edges")
             after_writes += writes
             after_reads += uses
-            free.take(offset, offset + _aligned(value.nbytes))
+            free.take(offset, offset + aligned(value.nbytes))
             holders.give(offset, offset + value.nbytes, value)
             offsets[value] = offset
         if reuse:
             for value in (value for value in dying[index] if value.nbytes >= _SMALLEST_REUSED):
-                free.give_back(offsets[value], offsets[value] + _aligned(value.nbytes), index)
+                free.give_back(offsets[value], offsets[value] + aligned(value.nbytes), index)
     return Memory(offsets, free.size, *_missing_order(after_writes, after_reads, data))
 
 
@@ -304,5 +304,6 @@ def _unique_pairs(meetings: list[_Meeting], size: int) -> tuple[np.ndarray, np.n
     return keys // max(size, 1), keys % max(size, 1)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """The next number of bytes at which a value may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -42,8 +42,17 @@ void Couriers::stop() noexcept {
     is_over_ = true;
   }
   for (Link& link : links_) link.has_work.notify_one();
+  hurried_.notify_all();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
+}
+
+void Couriers::hurry() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    is_hurried_ = true;
+  }
+  hurried_.notify_all();
 }
 
 void Couriers::computed(uint32_t tile, int memory, int64_t now) {
@@ -97,9 +106,10 @@ void Couriers::carry(Link& link) {
     run_.copy(copy.tile, copy.from, copy.to);
     // The bytes are there sooner than the link would bring them. A courier that is late is not so for the next copy too: when
     // each should end was computed when it was asked for.
-    std::this_thread::sleep_for(std::chrono::nanoseconds(copy.end - run_.now()));
-    copy.end = run_.now();
+    const std::chrono::nanoseconds left(copy.end - run_.now());
     lock.lock();
+    hurried_.wait_for(lock, left, [&] { return is_hurried_ || is_over_; });
+    copy.end = run_.now();
     carried_.push_back(copy);
     is_there_[index(copy.tile, copy.to)] = true;
     std::vector<uint32_t> complete;
@@ -108,7 +118,7 @@ void Couriers::carry(Link& link) {
     }
     for (Link& other : links_) other.has_work.notify_one();
     lock.unlock();
-    for (const uint32_t tile : complete) run_.arrived(tile);
+    if (!complete.empty()) run_.arrived(complete);
     lock.lock();
   }
 }

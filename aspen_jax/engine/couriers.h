@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <queue>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Couriers {
   struct Run {
     std::function<int64_t()> now;
     std::function<void(uint32_t tile, int from, int to)> copy;
-    std::function<void(uint32_t tile)> arrived;  // all that a tile reads is where it asked for it
+    std::function<void(std::span<const uint32_t> tiles)> arrived;  // all that they read is where they asked for it
   };
 
   // Throws std::system_error where a thread cannot be started.
@@ -35,6 +36,9 @@ class Couriers {
   // True if all that a tile reads is there. Otherwise asks for copies of the rest; `arrived` follows. Throws
   // std::invalid_argument where no link leads there.
   bool fetch(uint32_t tile, int memory, int64_t now);
+
+  // The run has failed: copies under way need not keep to the pace of their links.
+  void hurry() noexcept;
 
   // When all tiles have run: what was copied, in the order in which it arrived.
   std::vector<Copy>& copies() { return carried_; }
@@ -62,7 +66,8 @@ class Couriers {
   std::vector<uint32_t> num_missing_;           // of each tile that waits
   std::vector<Copy> carried_;
   std::vector<Link> links_;
-  bool is_over_ = false;
+  bool is_over_ = false, is_hurried_ = false;
+  std::condition_variable hurried_;
   std::vector<std::thread> threads_;
 };
 

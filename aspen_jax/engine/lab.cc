@@ -7,15 +7,20 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "addresses.h"
+#include "desk.h"
 #include "expectation.h"
 #include "place.h"
 #include "placed_run.h"
@@ -44,10 +49,34 @@ nb::object rows_of(size_t count, const Fill& fill) {
   return nb::cast(nb::ndarray<nb::numpy, Row>(data, {count, kColumns}, owner));
 }
 
+// The number itself. An address that was found good is not looked up again. Throws std::invalid_argument for what cannot be one.
+template <typename Check>
+uintptr_t checked_address(const nb::object& number, const char* what, const Check& is_good) {
+  static std::set<uintptr_t> good;  // under the GIL, as all that comes here
+  const nb::object in_range = nb::module_::import_("operator").attr("and_")(number, nb::int_(~uintptr_t{0}));
+  if (in_range.equal(number)) {
+    const auto address = nb::cast<uintptr_t>(number);
+    if (good.contains(address) || is_good(address)) {
+      good.insert(address);
+      return address;
+    }
+  }
+  throw std::invalid_argument(std::string(nb::str(number).c_str()) + " is not the address of " + what +
+                              "; give what Compiled or NativePolicy gives, or the address of a C function");
+}
+
 // By its name, or by the address of one that a policy has compiled.
 const Policy& order_of(const nb::object& order) {
-  if (nb::isinstance<nb::int_>(order)) return *reinterpret_cast<const Policy*>(nb::cast<uintptr_t>(order));
-  return policy_called(nb::cast<std::string>(order));
+  if (nb::isinstance<nb::int_>(order)) {
+    return *reinterpret_cast<const Policy*>(checked_address(order, "an order (engine/policy.h)", [](uintptr_t address) {
+      if (address % alignof(Policy) != 0 || !is_data(address, sizeof(Policy))) return false;
+      const auto is_function = [](auto* function) { return is_code(reinterpret_cast<uintptr_t>(function)); };
+      const auto& policy = *reinterpret_cast<const Policy*>(address);
+      return is_function(policy.column) && is_function(policy.victim) && (policy.prefer == nullptr || is_function(policy.prefer));
+    }));
+  }
+  const auto name = nb::cast<std::string>(order);
+  return name == "exact" ? kExact : policy_called(name);
 }
 
 VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,
@@ -95,6 +124,19 @@ class View {
   int64_t now_ = 0;
 };
 
+// What a function of Python answered for a tile.
+int answered(const nb::object& answer, uint32_t tile) {
+  if (PyIndex_Check(answer.ptr()) && !PyBool_Check(answer.ptr())) {
+    const Py_ssize_t number = PyNumber_AsSsize_t(answer.ptr(), nullptr);
+    if (number == -1 && PyErr_Occurred()) throw nb::python_error();
+    constexpr Py_ssize_t kMost = std::numeric_limits<int>::max();
+    return static_cast<int>(std::clamp(number, -kMost, kMost));
+  }
+  throw nb::type_error(("`place` answered " + std::string(nb::repr(answer).c_str()) + " for tile " + std::to_string(tile) +
+                        "; it must answer the number of a resource, such as 0")
+                           .c_str());
+}
+
 // A policy's places as the engine asks for them: none, an array, the earliest finish, a function of Python, or the address of one
 // that was compiled.
 PlaceTile placing(const nb::object& graph, const nb::object& machine, const Array<int64_t>& nanoseconds,
@@ -117,19 +159,24 @@ PlaceTile placing(const nb::object& graph, const nb::object& machine, const Arra
     return [view, seen, place](uint32_t tile, int64_t now) {
       const nb::gil_scoped_acquire acquire;
       view->advance(now);
-      const int resource = nb::cast<int>(place(seen, tile));
+      const int resource = answered(place(seen, tile), tile);
       if (resource >= 0 && resource < view->num_resources()) view->assign(tile, resource);
       return resource;
     };
   }
   if (nb::isinstance<nb::int_>(place)) {
-    const auto compiled = reinterpret_cast<CompiledPlace>(nb::cast<uintptr_t>(place));
+    const auto compiled =
+        reinterpret_cast<CompiledPlace>(checked_address(place, "a function that places tiles (engine/place.h)", is_code));
     const auto view = std::make_shared<View>(graph, machine, nanoseconds);
     return [view, compiled, ends = std::vector<int64_t>(static_cast<size_t>(view->num_resources()))](uint32_t tile,
                                                                                                      int64_t now) mutable {
       view->advance(now);
       view->earliest_finishes(tile, ends);
       const int resource = compiled(tile, now, ends.data(), view->num_resources());
+      if (resource == kRaised) {
+        throw RunError("the compiled function that places tiles raised an exception at tile " + std::to_string(tile) +
+                       "; call the function itself with this number to see it");
+      }
       if (resource >= 0 && resource < view->num_resources()) view->assign(tile, resource);
       return resource;
     };
@@ -208,36 +255,110 @@ void define_lab(nb::module_& module) {
              nb::arg("order"));
 }
 
-nb::tuple run_in_lab(const std::shared_ptr<const Plan>& plan, std::span<const void* const> operands,
-                     std::span<void* const> results, nb::args lab) {
-  const nb::object graph = lab[0], machine = lab[1], place = lab[3];
-  const auto& tiles = nb::cast<const VirtualGraph&>(graph);
-  const auto& resources = nb::cast<const VirtualMachine&>(machine);
-  const auto nanoseconds = nb::cast<Array<int64_t>>(lab[2]);
-  const Policy& policy = order_of(lab[4]);
-  std::vector<LaneKind> kinds;
-  for (auto& [repeat, cores] : nb::cast<std::vector<std::pair<int, std::vector<int>>>>(lab[5])) {
-    kinds.push_back({repeat, std::move(cores)});
+namespace {
+
+// How often the calling thread looks for signals.
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+// A run of the lab with all that it reads, so that it can be left to itself with a lane that does not come back.
+class LabRun {
+ public:
+  LabRun(std::shared_ptr<const Plan> plan, nb::object held, nb::args lab)
+      : plan_(std::move(plan)),
+        held_(std::move(held)),
+        lab_(std::move(lab)),
+        tiles_(nb::cast<const VirtualGraph&>(nb::object(lab_[0]))),
+        machine_(nb::cast<const VirtualMachine&>(nb::object(lab_[1]))),
+        policy_(order_of(lab_[4])) {
+    for (auto& [repeat, cores] : nb::cast<std::vector<std::pair<int, std::vector<int>>>>(lab_[5])) {
+      kinds_.push_back({repeat, std::move(cores)});
+    }
+    const nb::object graph = lab_[0], machine = lab_[1], place = lab_[3];
+    const auto nanoseconds = nb::cast<Array<int64_t>>(lab_[2]);
+    check_times(tiles_, machine_, span_of(nanoseconds));
+    where_ = placing(graph, machine, nanoseconds, place);
+    is_python_ = nb::isinstance<nb::callable>(place);
+    if (!place.is_none() && !nb::isinstance<Array<int32_t>>(place)) {
+      in_turn_ = [this](uint32_t tile, int64_t now) { return place_in_turn(tile, now); };
+    }
+    attendant_.attend = [this] { attend(); };
+    attendant_.over = [this] { desk_.close(); };
+    attendant_.is_lost = [this] { return !is_python_ && is_placing_.load(std::memory_order_relaxed); };
+    attendant_.given_up = [this] { is_given_up_ = true; };
   }
-  check_times(tiles, resources, span_of(nanoseconds));
-  const PlaceTile where = placing(graph, machine, nanoseconds, place);
-  // Policies that decide during the run do so one tile at a time; what that takes, with the wait for others, is their price.
-  std::mutex turn;
-  std::atomic<int64_t> price_ns{0};
-  const PlaceTile in_turn = [&](uint32_t tile, int64_t now) {
-    const auto begin = std::chrono::steady_clock::now();
-    const std::lock_guard lock(turn);
-    const int resource = where(tile, now);
-    price_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
-    return resource;
-  };
-  const bool decides = !place.is_none() && !nb::isinstance<Array<int32_t>>(place);
-  Simulation real;
-  {
+
+  Simulation run(std::span<const void* const> operands, std::span<void* const> results) {
     const nb::gil_scoped_release release;
-    real = run_placed(plan, operands, results, tiles, resources, kinds, policy, decides ? in_turn : where);
+    return run_placed(plan_, operands, results, tiles_, machine_, kinds_, policy_, in_turn_ ? in_turn_ : where_, attendant_);
   }
-  return nb::make_tuple(rows_of_tiles(real.tiles), rows_of_copies(real.copies), price_ns.load());
+
+  int64_t price_ns() const { return price_ns_.load(); }
+  bool is_given_up() const { return is_given_up_; }
+
+ private:
+  // Policies that decide during the run do so one tile at a time; what that takes, with the wait for others, is their price.
+  // Those of Python do so in the calling thread, which an exception of a signal can end.
+  int place_in_turn(uint32_t tile, int64_t now) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::lock_guard lock(turn_);
+    if (has_ended_.load(std::memory_order_relaxed)) throw RunError("the run has ended");
+    try {
+      is_placing_.store(true, std::memory_order_relaxed);
+      const int resource = is_python_ ? desk_.ask([&] { return where_(tile, now); }) : where_(tile, now);
+      is_placing_.store(false, std::memory_order_relaxed);
+      price_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+      return resource;
+    } catch (...) {
+      is_placing_.store(false, std::memory_order_relaxed);
+      has_ended_.store(true, std::memory_order_relaxed);
+      throw;
+    }
+  }
+
+  void attend() {
+    desk_.serve(kLook);
+    if (std::chrono::steady_clock::now() < next_look_) return;
+    next_look_ = std::chrono::steady_clock::now() + kLook;
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() == 0) return;
+    has_ended_.store(true, std::memory_order_relaxed);
+    throw nb::python_error();
+  }
+
+  const std::shared_ptr<const Plan> plan_;
+  const nb::object held_;
+  const nb::args lab_;
+  const VirtualGraph& tiles_;
+  const VirtualMachine& machine_;
+  const Policy& policy_;
+  std::vector<LaneKind> kinds_;
+  PlaceTile where_, in_turn_;
+  Attendant attendant_;
+  Desk desk_;
+  bool is_python_ = false, is_given_up_ = false;
+  std::mutex turn_;
+  std::atomic<bool> is_placing_{false}, has_ended_{false};
+  std::atomic<int64_t> price_ns_{0};
+  std::chrono::steady_clock::time_point next_look_;
+};
+
+}  // namespace
+
+nb::tuple run_in_lab(const std::shared_ptr<const Plan>& plan, std::span<const void* const> operands,
+                     std::span<void* const> results, nb::object held, nb::args lab) {
+  auto run = std::make_unique<LabRun>(plan, std::move(held), std::move(lab));
+  try {
+    const Simulation real = run->run(operands, results);
+    return nb::make_tuple(rows_of_tiles(real.tiles), rows_of_copies(real.copies), run->price_ns());
+  } catch (nb::python_error& error) {
+    if (run->is_given_up()) {
+      run.release();
+      nb::set_leak_warnings(false);  // what it holds is meant to stay
+      error.value().attr("add_note")(
+          "a lane of the run is still in the policy's compiled function; it was given up, and the memory of the run stays held");
+    }
+    throw;
+  }
 }
 
 }  // namespace aspen

@@ -205,10 +205,13 @@ class PyPlan {
   const std::shared_ptr<const Plan>& shared() const { return plan_; }
 
   nb::tuple run_placed(nb::sequence arrays, nb::args lab) const {
-    nb::tuple ran;
-    const nb::list results =
-        with_arrays(arrays, [&](const auto& given, const auto& taken) { ran = run_in_lab(plan_, given, taken, lab); });
-    return nb::make_tuple(results, ran);
+    const nb::sequence held = required(arrays);
+    const Operands operands = operands_of(held);
+    const nb::list taken = new_results();
+    std::vector<void*> results;
+    for (const nb::handle array : taken) results.push_back(data_of(array));
+    const nb::tuple ran = run_in_lab(plan_, operands.data, results, nb::make_tuple(held, taken), lab);
+    return nb::make_tuple(taken, ran);
   }
 
  private:

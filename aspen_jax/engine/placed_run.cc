@@ -22,7 +22,7 @@
 #include "couriers.h"
 #include "float_mode.h"
 #include "parking.h"
-#include "ready_pool.h"
+#include "ready_tiles.h"
 #include "run_state.h"
 #include "spin.h"
 
@@ -33,6 +33,9 @@ using Clock = std::chrono::steady_clock;
 
 // As in the runtime: longer than the gaps between the tiles of a run.
 constexpr auto kSearchTime = std::chrono::microseconds(30);
+
+// For lanes to come back from what they are in, when the caller has been interrupted.
+constexpr auto kPatience = std::chrono::milliseconds(300);
 
 // All bits set are NaN in every format of floats.
 constexpr int kPoison = 0xFF;
@@ -110,12 +113,14 @@ void copy_box(const TensorView& tensor, const int32_t* box, const std::byte* fro
   }
 }
 
-// Lanes that share a Ready Pool, which has a row for each.
+// Lanes that share what is ready.
 struct Domain {
-  ReadyPool pool;
+  Domain(const Policy& policy, int lane, int lanes, Traversal& traversal, std::span<const int32_t> levels)
+      : ready(policy, lanes, traversal, levels), first_lane(lane), num_lanes(lanes) {}
+
+  ReadyTiles ready;
+  const int first_lane, num_lanes;
   Parking parking;
-  int first_lane;
-  int num_lanes;
   std::atomic<unsigned> next_row{0};  // for the next tile that comes from outside
 };
 
@@ -123,13 +128,14 @@ class PlacedRun final : public Traversal {
  public:
   PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
             const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds, const Policy& policy,
-            const PlaceTile& place)
+            const PlaceTile& place, const Attendant& attendant)
       : Traversal(graph.tiles(), graph.children().data(), graph.depths().size()),
         plan_(std::move(plan)),
         graph_(graph),
         machine_(machine),
         kinds_(kinds),
         place_(place),
+        attendant_(attendant),
         resources_(place ? graph.num_tiles() : 0, kNowhere),
         rewrites_(plan_->graph().ops.size()),
         tiles_(graph.num_tiles()),
@@ -150,20 +156,19 @@ class PlacedRun final : public Traversal {
     }
     const int num_domains = place ? machine.num_resources() : 1;
     for (int i = 0; i < num_domains; ++i) {
-      Domain& domain = *domains_.emplace_back(std::make_unique<Domain>());
-      domain.first_lane = place ? machine.first_lane(i) : 0;
-      domain.num_lanes = place ? machine.lanes(i) : machine.num_lanes();
-      domain.pool.ensure_rows(domain.num_lanes);
+      const int first_lane = place ? machine.first_lane(i) : 0, num_lanes = place ? machine.lanes(i) : machine.num_lanes();
+      domains_.push_back(std::make_unique<Domain>(policy, first_lane, num_lanes, *this, graph.depths()));
     }
     if (machine.num_memories() > 1) {
       couriers_.emplace(graph, machine,
                         Couriers::Run{[this] { return now(); }, [this](uint32_t tile, int from, int to) { copy(tile, from, to); },
-                                      [this](uint32_t tile) { enter(tile, kNowhere); }});
+                                      [this](std::span<const uint32_t> tiles) { arrived(tiles); }});
     }
   }
 
-  Simulation run() && {
-    if (tiles_.empty()) return {};
+  // False where a lane was given up: then the run must never end.
+  bool run() {
+    if (tiles_.empty()) return true;
     std::vector<std::thread> threads;
     try {
       start(threads);
@@ -172,7 +177,16 @@ class PlacedRun final : public Traversal {
       ready_.count_down(machine_.num_lanes() - static_cast<std::ptrdiff_t>(threads.size()));
       end();
     }
-    for (std::thread& thread : threads) thread.join();
+    const bool all_come_back = attend();
+    for (std::thread& thread : threads) all_come_back ? thread.join() : thread.detach();
+    return all_come_back;
+  }
+
+  [[noreturn]] void rethrow() const { std::rethrow_exception(interrupted_); }
+
+  // When it has run.
+  Simulation result() {
+    if (interrupted_) std::rethrow_exception(interrupted_);
     if (error_) std::rethrow_exception(error_);
     gather_results();
     return {std::move(tiles_), couriers_ ? std::move(couriers_->copies()) : std::vector<Copy>()};
@@ -200,15 +214,28 @@ class PlacedRun final : public Traversal {
         run.push(*run.domains_[0], lane, batch);
         return;
       }
-      Node* next = batch.first;
-      for (int i = 0; i < batch.size; ++i) {
-        Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
-        run.admit(run.tile_of(node), run.tiles_[tile].end, lane);
-      }
+      run.admit(batch, run.tiles_[tile].end, lane);
     }
   };
 
-  // Starts the lanes, queues the roots, and lets the lanes go.
+  // Until the run is over, or lanes that should end do not.
+  bool attend() {
+    if (!attendant_.attend) return true;
+    std::optional<Clock::time_point> until;
+    while (!is_over()) {
+      try {
+        attendant_.attend();
+      } catch (...) {
+        interrupted_ = std::current_exception();
+        fail(interrupted_);
+        if (!until) until = Clock::now() + kPatience;
+      }
+      if (until && Clock::now() > *until && attendant_.is_lost()) return is_over();
+    }
+    return true;
+  }
+
+  // Starts the lanes.
   void start(std::vector<std::thread>& threads) {
     // Signals are for the threads of the application, whose handlers know nothing of ours.
     sigset_t all, before;
@@ -221,9 +248,15 @@ class PlacedRun final : public Traversal {
       throw;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // By one lane, when all are there. Not by the calling thread, which an interrupt must reach wherever `place` is.
+  void queue_roots() noexcept {
     ready_.wait();
     if (place_) {
-      for (const int32_t root : graph_.roots()) admit(static_cast<uint32_t>(root), 0, kNowhere);
+      Batch roots;
+      for (const int32_t root : graph_.roots()) roots.add(&node(static_cast<uint32_t>(root)));
+      admit(roots, 0, kNowhere);
     } else {
       Domain& all_lanes = *domains_[0];
       spread_roots(*this, graph_.roots(), static_cast<size_t>(all_lanes.num_lanes), 0,
@@ -245,6 +278,7 @@ class PlacedRun final : public Traversal {
     }
     Domain& domain = *domains_[place_ ? static_cast<size_t>(resource) : 0];
     ready_.count_down();
+    if (lane == 0) queue_roots();
     // Not asleep: lanes should begin together.
     for (Backoff backoff; !may_go_.load(std::memory_order_acquire) && !is_over();) backoff.wait();
     while (Node* head = next(domain, lane - domain.first_lane)) {
@@ -275,20 +309,20 @@ class PlacedRun final : public Traversal {
   // A head of a path; null when the run is over.
   Node* next(Domain& domain, int row) noexcept {
     while (!is_over()) {
-      if (Node* const node = domain.pool.pop(row, policy())) return node;
+      if (Node* const node = domain.ready.pop(row)) return node;
       domain.parking.start_search();
       Node* node = nullptr;
       for (const auto until = Clock::now() + kSearchTime; node == nullptr && !is_over() && Clock::now() < until;) {
-        for (int i = 0; i < 16 && !domain.pool.has_work(); ++i) pause_core();
-        node = domain.pool.pop(row, policy());
+        for (int i = 0; i < 16 && !domain.ready.has_work(); ++i) pause_core();
+        node = domain.ready.pop(row);
       }
       const bool last = domain.parking.stop_search();
       if (node != nullptr) {
-        if (last && domain.pool.has_work()) domain.parking.wake(1);
+        if (last && domain.ready.has_work()) domain.parking.wake(1);
         return node;
       }
       const uint32_t ticket = domain.parking.prepare();
-      if (domain.pool.has_work() || is_over()) {
+      if (domain.ready.has_work() || is_over()) {
         domain.parking.cancel();
       } else {
         domain.parking.park(ticket);
@@ -306,10 +340,10 @@ class PlacedRun final : public Traversal {
     const int repeat = rewrites_[planned.op] ? 1 : kind.repeat;
     const int64_t begin = now();
     const char* message = nullptr;
-    for (int i = 0; i < repeat && message == nullptr; ++i) message = op.run(args);
+    for (int i = 0; i < repeat && message == nullptr && !has_failed(); ++i) message = op.run(args);
     int64_t end = now();
     if (repeat < kind.repeat) {
-      for (const int64_t until = begin + kind.repeat * (end - begin); end < until; end = now()) pause_core();
+      for (const int64_t until = begin + kind.repeat * (end - begin); end < until && !has_failed(); end = now()) pause_core();
     }
     tiles_[tile] = {tile, lane, begin, end};
     if (message != nullptr) fail_with([&] { return plan_->describe_tile(tile) + " failed: " + message; });
@@ -329,26 +363,63 @@ class PlacedRun final : public Traversal {
     return resource = 0;
   }
 
-  // A tile that has become ready goes to its resource, behind copies of what it reads.
-  void admit(uint32_t tile, int64_t now, int lane) noexcept {
-    const int resource = resource_of(tile, now);
-    if (couriers_ && !has_failed()) {
-      try {
-        if (!couriers_->fetch(tile, machine_.memory(resource), now)) return;
-      } catch (...) {
-        fail(std::current_exception());
-      }
+  // Tiles that have become ready go to their resources, behind copies of what they read.
+  void admit(const Batch& batch, int64_t now, int lane) noexcept {
+    Batch there;
+    Node* next = batch.first;
+    for (int i = 0; i < batch.size; ++i) {
+      Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
+      if (has_all_it_reads(tile_of(node), now)) there.add(node);
     }
-    enter(tile, lane);
+    enter(there, lane);
   }
 
-  // Into the row of the lane that made it ready, or into the next one of its resource where that was another's.
-  void enter(uint32_t tile, int lane) noexcept {
-    const int resource = resources_[tile];
-    Domain& domain = *domains_[static_cast<size_t>(resource)];
+  // Otherwise it is `arrived` when the copies that this asks for have come.
+  bool has_all_it_reads(uint32_t tile, int64_t now) noexcept {
+    const int resource = resource_of(tile, now);
+    if (!couriers_ || has_failed()) return true;
+    try {
+      return couriers_->fetch(tile, machine_.memory(resource), now);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    return true;
+  }
+
+  void arrived(std::span<const uint32_t> tiles) noexcept {
     Batch batch;
-    batch.add(&node(tile));
-    if (lane != kNowhere && machine_.resource(lane) == resource) {
+    for (const uint32_t tile : tiles) batch.add(&node(tile));
+    enter(batch, kNowhere);
+  }
+
+  // Each into the row of the lane that made it ready, or into the next one of its resource where that was another's. Where the
+  // order is exact, those of one resource enter at once: no lane takes up one of them before it sees the others.
+  void enter(Batch batch, int lane) noexcept {
+    const int own = lane == kNowhere ? kNowhere : machine_.resource(lane);
+    while (batch.size > 0) {
+      const int resource = policy().is_exact ? resources_[tile_of(batch.first)] : own;
+      Batch together, others;
+      Node* next = batch.first;
+      for (int i = 0; i < batch.size; ++i) {
+        Node* const node = std::exchange(next, next->next);
+        if (resources_[tile_of(node)] == resource) {
+          together.add(node);
+        } else if (policy().is_exact) {
+          others.add(node);
+        } else {
+          Batch alone;
+          alone.add(node);
+          push_to(resources_[tile_of(node)], kNowhere, alone);
+        }
+      }
+      if (together.size > 0) push_to(resource, resource == own ? lane : kNowhere, together);
+      batch = others;
+    }
+  }
+
+  void push_to(int resource, int lane, const Batch& batch) noexcept {
+    Domain& domain = *domains_[static_cast<size_t>(resource)];
+    if (lane != kNowhere) {
       push(domain, lane - domain.first_lane, batch);
     } else {
       const unsigned turn = domain.next_row.fetch_add(1, std::memory_order_relaxed);
@@ -357,7 +428,7 @@ class PlacedRun final : public Traversal {
   }
 
   void push(Domain& domain, int row, const Batch& batch) noexcept {
-    domain.pool.row(policy().row_of(row)).push(batch);
+    domain.ready.push(row, batch);
     domain.parking.wake(batch.size);
   }
 
@@ -380,8 +451,8 @@ class PlacedRun final : public Traversal {
     for (size_t k = 0; k < further.size(); ++k) copy_output(further[k], ops(from).further[k], ops(to).further[k]);
   }
 
-  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. A later op may have rewritten an
-  // earlier one's, so they come in the order of ops.
+  // Results that were computed elsewhere, into the caller's memory, when the clock has stopped. Each has one writer
+  // (check_apart).
   void gather_results() const noexcept {
     if (!couriers_) return;
     const int32_t workspace = plan_->graph().workspace();
@@ -402,7 +473,9 @@ class PlacedRun final : public Traversal {
   // The first failure is the one reported; the tiles left are walked through without being executed.
   void fail(std::exception_ptr error) noexcept {
     // Relaxed will do: the threads are joined before the error is read.
-    if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
+    if (has_failed_.exchange(true, std::memory_order_relaxed)) return;
+    error_ = std::move(error);
+    if (couriers_) couriers_->hurry();
   }
 
   template <typename Describe>
@@ -420,6 +493,7 @@ class PlacedRun final : public Traversal {
     // seq_cst, before the parked are woken: see parking.h, where the end counts as work.
     is_over_.store(true, std::memory_order_seq_cst);
     for (const auto& domain : domains_) domain->parking.wake_all();
+    if (attendant_.over) attendant_.over();
   }
 
   const std::shared_ptr<const Plan> plan_;
@@ -427,12 +501,14 @@ class PlacedRun final : public Traversal {
   const VirtualMachine& machine_;
   const std::span<const LaneKind> kinds_;
   const PlaceTile& place_;
+  const Attendant& attendant_;
   std::vector<std::unique_ptr<Memory>> memories_;
   std::vector<std::unique_ptr<Domain>> domains_;
   std::vector<int> resources_;  // of each tile that was placed
   std::vector<bool> rewrites_;  // of each op, whether it works in the memory of what it reads
   std::vector<Placed> tiles_;   // by number; each is written by the lane that runs it
   std::exception_ptr error_;
+  std::exception_ptr interrupted_;  // of the calling thread
   Clock::time_point begin_;
   // Written by all lanes at the end of each path, so it has a cache line of its own.
   alignas(64) std::atomic<int64_t> tiles_left_;
@@ -443,11 +519,29 @@ class PlacedRun final : public Traversal {
   std::optional<Couriers> couriers_;  // last: its threads use the rest
 };
 
+// A copy carries a whole box, and may come when others have read of it what they need. So nothing may lie where it goes but the
+// box. Throws std::invalid_argument where ops write two values in the same bytes.
+void check_apart(const Graph& graph) {
+  std::vector<int32_t> written(graph.further);
+  for (const Op& op : graph.ops) written.push_back(op.output);
+  std::erase_if(written, [&](int32_t value) { return graph.values[value].bytes == 0; });
+  const auto place = [&](int32_t value) { return std::pair(graph.values[value].buffer, graph.values[value].offset); };
+  std::ranges::sort(written, {}, place);
+  for (size_t i = 1; i < written.size(); ++i) {
+    const Value &before = graph.values[written[i - 1]], &after = graph.values[written[i]];
+    if (before.buffer == after.buffer && after.offset < before.offset + before.bytes) {
+      throw std::invalid_argument("values " + std::to_string(written[i - 1]) + " and " + std::to_string(written[i]) +
+                                  " share memory, and a late copy of one would spoil the other; with more than one memory run "
+                                  "the graph that `apart` gives");
+    }
+  }
+}
+
 }  // namespace
 
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
-                      const Policy& policy, const PlaceTile& place) {
+                      const Policy& policy, const PlaceTile& place, const Attendant& attendant) {
   if (operands.size() != plan->num_operands() || results.size() != plan->num_results() ||
       graph.num_tiles() != plan->num_tiles()) {
     throw std::invalid_argument("the call or the lab's graph is of another graph than the plan");
@@ -463,7 +557,11 @@ Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* co
     throw std::invalid_argument(
         "with more than one memory a policy must say where tiles run; take one that places, such as Dmda");
   }
-  return PlacedRun(std::move(plan), operands, results, graph, machine, kinds, policy, place).run();
+  if (machine.num_memories() > 1) check_apart(plan->graph());
+  auto run = std::make_unique<PlacedRun>(std::move(plan), operands, results, graph, machine, kinds, policy, place, attendant);
+  if (run->run()) return run->result();
+  attendant.given_up();
+  run.release()->rethrow();
 }
 
 }  // namespace aspen

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -27,17 +28,26 @@ struct LaneKind {
   std::vector<int> cores;  // on which they may be; empty: all
 };
 
+// What the calling thread does while lanes are at work. All may be left out.
+struct Attendant {
+  std::function<void()> attend;    // called again and again; it may wait. What it throws ends the run
+  std::function<void()> over;      // called by a lane when the run is over, so that nobody need wait
+  std::function<bool()> is_lost;   // when `attend` has thrown: whether a lane will not come back
+  std::function<void()> given_up;  // a lane was lost. All that the run was given must outlive the process
+};
+
 // What graph.run does, as a machine of the lab would: the same Algorithm 1, Ready Pools and places as in `simulate`, but tiles
 // take the time that they take. Times count from the moment in which the lanes start, when the roots are queued.
 //
 // The first memory is the caller's. Every other is an arena of its own, and copies keep to the pace of the links; with more than
-// one memory all begin as NaN, so that a copy that is missing shows in the results. `place` may be called by many threads at
-// once; without it there must be one memory. `kinds` has an entry for each resource.
+// one memory all begin as NaN, so that a copy that is missing shows in the results, and no two values that ops write may share
+// bytes. `place` may be called by many threads at once; without it there must be one memory. `kinds` has an entry for each
+// resource.
 //
 // Throws std::invalid_argument where something does not fit, RunError where a tile fails, std::system_error where there are no
-// threads, and what `place` throws; no thread is left then.
+// threads, and what `place` or the attendant throws; no thread is left then unless a lane was given up.
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
-                      const Policy& policy = kShallowFirst, const PlaceTile& place = {});
+                      const Policy& policy = kShallowFirst, const PlaceTile& place = {}, const Attendant& attendant = {});
 
 }  // namespace aspen

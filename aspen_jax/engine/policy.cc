@@ -36,6 +36,7 @@ const Policy kChildCacheOf16 = {shallow_first, next_in_circle, nullptr, 16};
 const Policy kImportantFirst = {shallow_first, next_in_circle, has_more_children};
 const Policy kDeepFirst = {deep_first, next_in_circle, nullptr};
 const Policy kAllThroughPool = {shallow_first, next_in_circle, nullptr, 0};
+const Policy kExact = {shallow_first, next_in_circle, nullptr, 0, false, true};
 const Policy kFirstReadyFirst = {same_column, next_in_circle, nullptr};
 const Policy kSingleQueue = {same_column, next_in_circle, nullptr, 1, true};
 

@@ -27,6 +27,10 @@ struct Policy {
   // All DSEs push to one row and pop from it, in place of a row each.
   bool has_one_row = false;
 
+  // Of the lab: ready tiles wait in one heap, by depth and then by number, in place of rows and columns. The lanes of a resource
+  // share it, or all lanes where tiles are not placed.
+  bool is_exact = false;
+
   int row_of(int self) const { return has_one_row ? 0 : self; }
 };
 
@@ -43,6 +47,9 @@ extern const Policy kImportantFirst;
 
 // Deep tiles first, so that the first results come early: for runs whose results are sent on as they come.
 extern const Policy kDeepFirst;
+
+// Of the lab: the lowest depth first, and no child is kept. The workers of a process would take it as all through the pool.
+extern const Policy kExact;
 
 // To measure what the paper's gives: all children through the Ready Pool, tiles in the order in which they became ready, and a
 // single queue for all.

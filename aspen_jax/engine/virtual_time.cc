@@ -10,17 +10,19 @@
 #include <utility>
 
 #include "algorithm1.h"
-#include "ready_pool.h"
+#include "ready_tiles.h"
 #include "runtime.h"
 
 namespace aspen {
 namespace {
 
-// Lanes that share a Ready Pool, which has a row for each.
+// Lanes that share what is ready.
 struct Domain {
-  ReadyPool pool;
-  int first_lane;
-  int num_lanes;
+  Domain(const Policy& policy, int lane, int lanes, Traversal& traversal, std::span<const int32_t> levels)
+      : ready(policy, lanes, traversal, levels), first_lane(lane), num_lanes(lanes) {}
+
+  ReadyTiles ready;
+  const int first_lane, num_lanes;
   int next_row = 0;  // for the next tile that comes from outside
   int64_t num_queued = 0;
 };
@@ -41,10 +43,8 @@ class VirtualRun final : public Traversal {
     restart(policy, graph.parents(), [&](size_t op) { return graph.depths()[op]; }, graph.max_depth());
     const int num_domains = place ? machine.num_resources() : 1;
     for (int i = 0; i < num_domains; ++i) {
-      auto& domain = *domains_.emplace_back(std::make_unique<Domain>());
-      domain.first_lane = place ? machine.first_lane(i) : 0;
-      domain.num_lanes = place ? machine.lanes(i) : machine.num_lanes();
-      domain.pool.ensure_rows(domain.num_lanes);
+      const int first_lane = place ? machine.first_lane(i) : 0, num_lanes = place ? machine.lanes(i) : machine.num_lanes();
+      domains_.push_back(std::make_unique<Domain>(policy, first_lane, num_lanes, *this, graph.depths()));
     }
     placed_.reserve(graph.num_tiles());
   }
@@ -58,7 +58,8 @@ class VirtualRun final : public Traversal {
                    [&](int row, const Batch& batch) { push(all, row, batch); });
     }
     for (int64_t now = 0;;) {
-      take_up(now);
+      // By an exact order a lane chooses among all that is ready at the moment, whatever happens first in it.
+      if (!policy().is_exact || events_.empty() || std::get<0>(events_.top()) > now) take_up(now);
       if (events_.empty()) break;
       const auto [then, order, lane, tile] = events_.top();
       events_.pop();
@@ -145,7 +146,7 @@ class VirtualRun final : public Traversal {
   }
 
   void push(Domain& domain, int row, const Batch& batch) {
-    domain.pool.row(policy().row_of(row)).push(batch);
+    domain.ready.push(row, batch);
     domain.num_queued += batch.size;
   }
 
@@ -164,7 +165,7 @@ class VirtualRun final : public Traversal {
       for (int row = 0; domain->num_queued > 0 && row < domain->num_lanes; ++row) {
         const int lane = domain->first_lane + row;
         if (!is_idle_[static_cast<size_t>(lane)]) continue;
-        const Node* const node = domain->pool.pop(row, policy());
+        const Node* const node = domain->ready.pop(row);
         if (node == nullptr) throw std::logic_error("a policy's victims leave out a row that holds tiles");
         is_idle_[static_cast<size_t>(lane)] = false;
         --domain->num_queued;

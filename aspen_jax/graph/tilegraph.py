@@ -133,6 +133,16 @@ class TileGraph:
 
         return carries_data(self)
 
+    @functools.cached_property
+    def apart(self) -> TileGraph:
+        """The same ops, tiles and edges, with memory of its own for each value that an op writes.
+
+        The scheduling lab runs this where there is more than one memory.
+        """
+        from aspen_jax.apu.apart import apart
+
+        return apart(self)
+
     def upward_rank(self, costs: Any) -> np.ndarray:
         """For each tile the longest path from its begin to the end of the graph, float64 [T].
 

@@ -19,6 +19,9 @@ from aspen_jax.schedule.policy import Policy, View
 _LARGEST = 1 << 26
 """Bytes of a compiled policy."""
 
+_RAISED = -(2**31)
+"""What a compiled function answers where it raised an exception (engine/place.h)."""
+
 Decide = Callable[[int, int, Any, int], int]
 """Of (tile, now, earliest_finish, num_resources): the number of a resource. `earliest_finish` is indexed by resource."""
 
@@ -48,14 +51,23 @@ class Compiled(Policy):
 
     def __init__(self, decide: Decide):
         self.decide = decide
-        self.native = None
         try:
-            from numba import cfunc  # pyright: ignore[reportMissingImports] - optional
+            from numba import cfunc, njit  # pyright: ignore[reportMissingImports] - optional
             from numba.core.errors import NumbaError  # pyright: ignore[reportMissingImports]
         except ImportError:
+            self.place = self._place_in_python
             return
         try:
-            self._compiled = cfunc("int32(int64, int64, CPointer(int64), int64)")(decide)
+            inner = njit(decide)
+
+            def guarded(tile: int, now: int, earliest_finish: Any, num_resources: int) -> int:
+                # numba prints an exception that leaves a cfunc, and answers 0.
+                try:
+                    return inner(tile, now, earliest_finish, num_resources)
+                except Exception:
+                    return _RAISED
+
+            self._compiled = cfunc("int32(int64, int64, CPointer(int64), int64)")(guarded)
         except NumbaError as error:
             raise InputError(f"numba cannot compile {self.name}: {error}") from None
         self.native = self._compiled.address
@@ -65,7 +77,7 @@ class Compiled(Policy):
         """The function's name."""
         return getattr(self.decide, "__name__", "Compiled")
 
-    def place(self, view: View, tile: int) -> int:
+    def _place_in_python(self, view: View, tile: int) -> int:
         return self.decide(tile, view.now, view.earliest_finish(tile), view.num_resources)
 
 
@@ -73,7 +85,7 @@ class NativePolicy(Policy):
     """Places each ready tile by `aspen_place` of a C++ file, which this machine's compiler compiles.
 
     The file includes "aspen_jax/engine/place.h", which says what the function is given. What was compiled is kept on disk, by
-    the contents of the file.
+    the contents of the file and of all that it includes.
 
     Args:
         path: the C++ file.
@@ -107,15 +119,26 @@ def _address(library: ctypes.CDLL, symbol: str) -> int | None:
 
 
 def _compiled(source: Path) -> Path:
-    """The shared library of a C++ file, compiled once for its contents, the engine's headers and the compiler."""
+    """The shared library of a C++ file, compiled once for the compiler and for what it makes of the file before it compiles."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise InputError("a policy in C++ needs a compiler, and none was found: install g++ 12 or newer, or set CXX")
-    package = Path(__file__).parent.parent
-    key = hashlib.sha256(source.read_bytes())
-    for header in ("place.h", "policy.h"):
-        key.update((package / "engine" / header).read_bytes())
-    key.update(compiler.encode())
+    source.read_bytes()  # an error of the operating system says more than the compiler's
+    command = [*compiler.split(), "-std=c++20"]
+
+    def run(*options: str) -> str:
+        try:
+            found = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise InputError(f"the compiler {compiler} cannot be run: {error}; set CXX to another") from None
+        if found.returncode != 0:
+            raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
+        return found.stdout
+
+    text = run("-E", f"-I{Path(__file__).parent.parent.parent}", str(source))
+    # Lines that begin with # only say where the others come from.
+    said = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))
+    key = hashlib.sha256("\0".join([compiler, run("--version"), said]).encode())
     library = disk_cache.cache_folder() / "policies" / f"{key.hexdigest()[:32]}.so"
     try:
         disk_cache.read(library, _LARGEST, ours=True)
@@ -123,10 +146,8 @@ def _compiled(source: Path) -> Path:
     except OSError:
         pass  # not there, or not to be trusted as code
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "policy.so"
-        options = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-I{package.parent}", str(source), "-o", str(output)]
-        found = subprocess.run([*compiler.split(), *options], capture_output=True, text=True, check=False)
-        if found.returncode != 0:
-            raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
+        whole, output = Path(folder) / "policy.ii", Path(folder) / "policy.so"
+        whole.write_text(text)
+        run("-O2", "-shared", "-fPIC", str(whole), "-o", str(output))
         disk_cache.write(library, output.read_bytes())
     return library

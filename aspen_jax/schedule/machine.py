@@ -83,6 +83,10 @@ class Fake:
 Resource = Cpu | Gpu | Fake
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class Link:
     """A way from one memory to another; it carries one copy at a time.
@@ -119,11 +123,20 @@ class Machine:
     def __init__(self, resources: Sequence[Resource], links: Sequence[Link] = ()):
         object.__setattr__(self, "resources", tuple(resources))
         object.__setattr__(self, "links", tuple(links))
+        for kinds, given in ((Resource, self.resources), (Link, self.links)):
+            for item in given:
+                if not isinstance(item, kinds):
+                    what = f"the class {item.__name__} itself" if isinstance(item, type) else repr(item)
+                    raise InputError(f"a machine has resources, as sched.Cpu(2), and links; {what} is none")
         names = [resource.name for resource in self.resources]
         if len(set(names)) < len(names):
             raise InputError(f"two resources of a machine have one name, of {', '.join(names)}; give each its own")
         for resource in self.resources:
-            if isinstance(resource, Fake) and not (isinstance(resource.repeat, int) and 1 <= resource.repeat <= 1_000_000):
+            for what, cores_or_lanes in (("lanes", [resource.lanes]), ("cores", getattr(resource, "cores", ()))):
+                for number in cores_or_lanes:
+                    if not _is_whole(number):
+                        raise InputError(f"{resource.name} has {what} of {number!r}; give whole numbers")
+            if isinstance(resource, Fake) and not (_is_whole(resource.repeat) and 1 <= resource.repeat <= 1_000_000):
                 raise InputError(f"{resource.name} runs a tile {resource.repeat!r} times; give it a number from 1 to 1000000")
         for link in self.links:
             unknown = {link.source, link.target} - set(self.memories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -24,6 +25,11 @@ Order = Literal[
     "deep first",
 ]
 
+Place = str | int | Callable[["View", int], int]
+
+EXACT = "exact"
+"""The engine's order of a plan's priorities: it takes them as they are, with no Ready Pool and no child that a lane keeps."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -31,8 +37,8 @@ class Plan:
 
     Attributes:
         place: int array [tiles], the number of each tile's resource; None: whoever is idle takes what is ready.
-        priority: float array [tiles]: of the tiles that are ready, those with the largest number go first. The Ready Pool knows
-            63 levels, so near numbers may be equal to it. None: shallow tiles first.
+        priority: float array [tiles]: of the tiles that are ready on a resource, the one with the largest number goes first. Of
+            equal ones the tile of the lowest number does. None: the policy's `order`.
     """
 
     place: np.ndarray | None = None
@@ -40,7 +46,7 @@ class Plan:
 
     @property
     def levels(self) -> np.ndarray | None:
-        """Levels of the Ready Pool by priority: equal priorities are one level, the largest is level 0."""
+        """Levels by priority: equal priorities are one level, the largest is level 0."""
         if self.priority is None:
             return None
         return np.unique(-self.priority, return_inverse=True)[1].reshape(-1)
@@ -67,7 +73,8 @@ class View(Protocol):
 class Policy:
     """Decides who runs which tile. Write `plan` or `place`.
 
-    `plan` runs once, before the run, with numpy arrays. `place` is called for each tile when it becomes ready.
+    `plan` runs once, before the run, with numpy arrays. `place` is called for each tile when it becomes ready. A policy may have
+    both where the plan gives priorities alone. What it says twice is an error: places and `place`, priorities and `order`.
     """
 
     order: Order | int = "shallow first"
@@ -76,7 +83,8 @@ class Policy:
 
     native: str | int | None = None
     """A way to place tiles without Python, instead of `place`: "earliest finish", which the engine's clock knows by itself, or
-    the address of a compiled function (engine/place.h)."""
+    the address of a compiled function (engine/place.h). A class that derives from one with `native` may write `place`, which
+    counts then, and the other way round."""
 
     @property
     def name(self) -> str:
@@ -103,9 +111,35 @@ class Policy:
         raise NotImplementedError
 
     @property
-    def places(self) -> bool:
-        """Whether this policy has a `place` of its own."""
-        return type(self).place is not Policy.place
+    def placing(self) -> Place | None:
+        """How this policy places tiles when they become ready: its `native` or its `place`; None: it does not.
+
+        Raises:
+            InputError: it has both, and neither is that of a class derived from the other's; or `native` is nothing of the kind.
+        """
+        native, place, by_native, by_place = self.native, self.place, self._who_says("native"), self._who_says("place")
+        if native is not None and (isinstance(native, bool) or not isinstance(native, str | int)):
+            raise InputError(
+                f"{self.name}: native is {native!r}; it must be 'earliest finish', the address of a compiled function, or None"
+            )
+        if by_place is Policy:
+            return native
+        if native is None:
+            return place
+        if isinstance(by_native, type) and by_native is not by_place:
+            if not isinstance(by_place, type) or issubclass(by_place, by_native):
+                return place
+            if issubclass(by_native, by_place):
+                return native
+        raise InputError(
+            f"{self.name} has a `place` and native = {native!r}, and nothing says which of them counts; "
+            "delete one of them, or set native = None"
+        )
+
+    def _who_says(self, name: str) -> object:
+        """What an attribute comes from: this policy itself, or one of its classes."""
+        holders = (self, *type(self).__mro__)
+        return next(holder for holder in holders if name in getattr(holder, "__dict__", ()))
 
 
 class State:
@@ -165,7 +199,8 @@ def checked_plan(policy: Policy, graph: TileGraph, machine: Machine, costs: Cost
     """What a policy plans, once it is known to fit.
 
     Raises:
-        InputError: the arrays have other shapes, name unknown resources, or hold priorities that are no numbers.
+        InputError: the arrays have other shapes, name unknown resources, or hold priorities that are no numbers; or what they say
+            the policy says in another way too.
     """
     plan = policy.plan(graph, machine, costs)
     if not isinstance(plan, Plan):
@@ -188,6 +223,16 @@ def checked_plan(policy: Policy, graph: TileGraph, machine: Machine, costs: Cost
         priority = _array(policy, "priority", priority, graph.num_tiles).astype(np.float64)
         if np.isnan(priority).any():
             raise InputError(f"{policy.name}: the priority of tile {np.flatnonzero(np.isnan(priority))[0]} is NaN")
+    if place is not None and policy.placing is not None:
+        raise InputError(
+            f"{policy.name}: its plan gives places, and `place` or `native` would give others; "
+            "return a Plan without places, or delete the other"
+        )
+    if priority is not None and policy._who_says("order") is not Policy:
+        raise InputError(
+            f"{policy.name}: its plan gives priorities, and its order {policy.order!r} is another; "
+            "return a Plan without priorities, or delete the order"
+        )
     return Plan(place, priority)
 
 

@@ -10,7 +10,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.schedule.costs import Costs
 from aspen_jax.schedule.machine import Machine
 from aspen_jax.schedule.policies import Dmda, Heft, Shares, Static
-from aspen_jax.schedule.policy import Plan, Policy, virtual_graph
+from aspen_jax.schedule.policy import EXACT, Plan, Policy, virtual_graph
 from aspen_jax.schedule.simulation import simulate
 
 
@@ -37,6 +37,7 @@ class Search(Policy):
         spans = [simulate(graph, machine, costs, Static(start.place, start.priority)).makespan for start in starts]
         best = int(np.argmin(spans))
         place, span = places[best // 2].astype(np.int32), spans[best]
+        order = Policy.order if starts[best].priority is None else EXACT
         tiles, times = virtual_graph(graph, machine, starts[best].levels), costs.virtual
         usable = np.isfinite(costs.ns)
         of_ops = [graph.tiles_of(op)[0] for op in range(graph.num_ops)]
@@ -49,7 +50,7 @@ class Search(Policy):
             moved = moved[first : last + 1]
             resource = random.integers(len(machine.resources))
             tried[moved[usable[moved, resource]]] = resource
-            rows, _ = _engine.simulate(tiles, machine.virtual, times, tried, "shallow first")
+            rows, _ = _engine.simulate(tiles, machine.virtual, times, tried, order)
             took = rows[:, 2].max() - rows[:, 1].min()
             if took <= span:
                 place, span = tried, took

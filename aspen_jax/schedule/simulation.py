@@ -15,7 +15,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.schedule.costs import Costs, check_fit, estimated
 from aspen_jax.schedule.machine import Cpu, Fake, Machine
 from aspen_jax.schedule.policies import ReadyPool
-from aspen_jax.schedule.policy import Policy, checked_plan, virtual_graph
+from aspen_jax.schedule.policy import EXACT, Policy, checked_plan, virtual_graph
 from aspen_jax.schedule.result import Schedule
 
 
@@ -36,6 +36,7 @@ def simulate(graph: TileGraph, machine: Machine, costs: Costs, policy: Policy | 
         EngineError: the policy raised an exception, which is the cause of this one.
     """
     policy = ReadyPool() if policy is None else policy
+    _check_kinds(graph=graph, machine=machine, policy=policy, costs=costs)
     check_fit(graph, machine, costs)
     with _blaming(policy):
         tiles, nanoseconds, place, order = _decisions(policy, graph, machine, costs)
@@ -58,7 +59,9 @@ def run(
 
     The same Algorithm 1 and Ready Pool as in `simulate`, on threads of its own, one for each lane. They live as long as the run;
     the workers of the process have no part in it. A tile is placed when it becomes ready, one at a time, and
-    `Schedule.place_ns` says what that cost.
+    `Schedule.place_ns` says what that cost. The calling thread calls a `place` of Python, so Ctrl-C ends a run in any state.
+
+    Over several memories the graph has memory of its own for each value (`TileGraph.apart`), so it takes more than `graph.run`.
 
     Args:
         graph: what is run.
@@ -77,6 +80,7 @@ def run(
     """
     machine = Machine.here() if machine is None else machine
     policy = ReadyPool() if policy is None else policy
+    _check_kinds(graph=graph, machine=machine, policy=policy, **({} if costs is None else {"costs": costs}))
     lanes = _lanes(machine)
     if costs is not None:
         check_fit(graph, machine, costs)
@@ -86,7 +90,9 @@ def run(
             policy, graph, machine, estimated(graph, machine) if costs is None else costs
         )
         with _naming(policy):
-            results, ran = graph.plan.run_placed(operands, tiles, machine.virtual, nanoseconds, place, order, lanes)
+            # A copy may come late. It must not find newer bytes where it goes.
+            plan = graph.plan if len(machine.memories) == 1 else graph.apart.plan
+            results, ran = plan.run_placed(operands, tiles, machine.virtual, nanoseconds, place, order, lanes, policy)
     rows, copies, price = ran
     start = rows[:, 1].min(initial=np.iinfo(np.int64).max) if len(rows) else 0
     rows[:, 1:] -= start
@@ -121,13 +127,28 @@ def _decisions(
 ) -> tuple[_engine.VirtualGraph, np.ndarray, Any, str | int]:
     """What the engine asks: the graph with the policy's levels, the costs, who places tiles, in which order lanes take them."""
     plan = checked_plan(policy, graph, machine, costs)
-    place: Any = plan.place
-    if policy.native is not None:
-        place = policy.native
-    elif policy.places:
-        place = policy.place
-    order = policy.order if plan.priority is None else "shallow first"
+    place = policy.placing if plan.place is None else plan.place
+    order = policy.order if plan.priority is None else EXACT
+    if isinstance(order, bool) or not isinstance(order, str | int):
+        raise InputError(f"{policy.name}: order is {order!r}; it must be the name of one, or the address of a compiled one")
     return virtual_graph(graph, machine, plan.levels), costs.virtual, place, order
+
+
+def _check_kinds(**given: object) -> None:
+    """That each argument is what its name says.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name, argument in given.items():
+        kind = {"graph": TileGraph, "machine": Machine, "policy": Policy, "costs": Costs}[name]
+        if isinstance(argument, kind):
+            continue
+        if isinstance(argument, type) and issubclass(argument, kind):
+            raise InputError(f"the {name} is the class {argument.__name__} itself; make one of it, as {argument.__name__}(...)")
+        if name == "graph" and callable(getattr(argument, "graph", None)):
+            raise InputError("what is run is a function; give the graph of its arguments, as f.graph(x)")
+        raise InputError(f"the {name} is of type {type(argument).__name__}; it must be a {kind.__name__}")
 
 
 def _lanes(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:

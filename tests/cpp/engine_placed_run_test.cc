@@ -2,9 +2,11 @@
 // behind.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -12,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "aspen_jax/engine/desk.h"
 #include "aspen_jax/engine/placed_run.h"
 #include "dag.h"
 #include "virtual_graph.h"
@@ -338,6 +341,112 @@ TEST(a_tile_is_run_as_often_as_its_resource_says) {
   const std::vector<LaneKind> kinds{{1, {0}}, {5, {}}};
   run_placed(plan, operands, results, graph, machine, kinds, kShallowFirst, [](uint32_t tile, int64_t) { return tile < 4; });
   CHECK_EQ(num_times.load(), 6 + 4 * 5);
+}
+
+TEST(by_an_exact_order_the_lowest_level_goes_first_and_no_child_is_kept) {
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 20 * kScale; ++i) {
+    const Dag dag = random_dag(random, 2 + i % 30, 6, 3);
+    const auto plan = recorded_plan(dag, 1);
+    const Graph& graph = plan->graph();
+    std::vector<int64_t> counts, ops, levels;
+    for (size_t tile = 0; tile < dag.size(); ++tile) {
+      counts.push_back(static_cast<int64_t>(graph.children_of(tile).size()));
+      ops.push_back(graph.tile_ops[tile]);
+      levels.push_back(static_cast<int64_t>(random() % 200));
+    }
+    const VirtualGraph by_level(counts, std::vector<int64_t>(graph.children.begin(), graph.children.end()), ops, levels);
+    Recording recording(dag);
+    std::vector<int64_t> result;
+    const auto tiles = run_on(plan, &recording, result, by_level, lanes(1), {}, kExact).tiles;
+    // The oracle: of all that is ready, the least by level and number.
+    std::vector<size_t> order(dag.size());
+    for (size_t tile = 0; tile < dag.size(); ++tile) order[tile] = tile;
+    std::ranges::sort(order, {}, [&](size_t tile) { return std::pair(tiles[tile].begin, tiles[tile].end); });
+    std::vector<bool> is_done(dag.size());
+    for (const size_t tile : order) {
+      for (size_t other = 0; other < dag.size(); ++other) {
+        const bool is_ready = !is_done[other] && std::ranges::all_of(dag.parents[other], [&](int32_t parent) {
+          return is_done[static_cast<size_t>(parent)];
+        });
+        if (is_ready) CHECK(std::pair(levels[tile], tile) <= std::pair(levels[other], other));
+      }
+      is_done[tile] = true;
+    }
+    // Others take part: every tile once, after its parents.
+    const VirtualMachine many = one_memory({2, 3, 1});
+    std::vector<int> places(dag.size());
+    for (int& place : places) place = static_cast<int>(random() % 3);
+    Recording again(dag);
+    check_order(dag, many, run_on(plan, &again, result, by_level, many, at_random(places), kExact).tiles);
+  }
+}
+
+TEST(values_that_share_memory_are_refused_where_there_are_several) {
+  GraphBuilder builder;
+  const int64_t context = builder.operand(DType::kU8, {1});
+  const int64_t first = builder.workspace(DType::kI64, {4}), second = builder.workspace(DType::kI64, {4});
+  const int64_t last = builder.result(DType::kI64, {4});
+  builder.values[static_cast<size_t>(second)].offset = 0;  // where `first` lies
+  int64_t depth = 0;
+  for (const int64_t output : {first, second, last}) {
+    builder.op("op", "reading", {builder.whole(context)}, output, {0}, depth);
+    builder.tile(depth, {0}, {4}, 1);
+    if (depth > 0) builder.edge(depth - 1, depth);
+    ++depth;
+  }
+  const Kernel kKernels[] = {{"reading", prepare_reading}};
+  const auto plan = make_plan(builder.encode(), kKernels);
+  std::vector<int64_t> result;
+  CHECK_THROWS(run_on(plan, nullptr, result, virtual_graph(plan->graph()), three_memories(), [](uint32_t, int64_t) { return 0; }),
+               "share memory, and a late copy");
+}
+
+TEST(the_calling_thread_is_asked_and_may_end_the_run) {
+  const Dag dag = stencil_dag(4, 30);
+  const auto plan = recorded_plan(dag, 1);
+  const VirtualGraph graph = virtual_graph(plan->graph());
+  std::atomic<int> num_asked{0}, num_over{0};
+  const auto caller = std::this_thread::get_id();
+  for (const int most : {1'000'000, 20, 0}) {
+    Desk desk;
+    Recording recording(dag);
+    const VirtualMachine machine = one_memory({2, 2});
+    int64_t numbers[64];
+    const void* operands[] = {&recording};
+    void* results[] = {numbers};
+    Attendant attendant;
+    attendant.attend = [&] {
+      desk.serve(std::chrono::milliseconds(1));
+      if (num_asked >= most) throw std::runtime_error("enough");
+    };
+    attendant.over = [&] {
+      desk.close();
+      ++num_over;
+    };
+    attendant.is_lost = [] { return false; };
+    std::mutex turn;
+    num_asked = num_over = 0;
+    const PlaceTile place = [&](uint32_t tile, int64_t) {
+      const std::lock_guard lock(turn);
+      return desk.ask([&] {
+        CHECK(std::this_thread::get_id() == caller);
+        ++num_asked;
+        return static_cast<int>(tile % 2);
+      });
+    };
+    const auto run = [&] {
+      run_placed(plan, operands, results, graph, machine, plain(machine), kShallowFirst, place, attendant);
+    };
+    if (most > 1000) {
+      run();
+      CHECK_EQ(num_asked.load(), static_cast<int>(dag.size()));
+    } else {
+      CHECK_THROWS(run(), "enough");
+      CHECK(num_asked.load() < static_cast<int>(dag.size()));
+    }
+    CHECK_EQ(num_over.load(), 1);
+  }
 }
 
 TEST(what_does_not_fit_is_refused) {
