@@ -13,6 +13,7 @@
 
 #include "arena.h"
 #include "ffi_buffers.h"
+#include "ffi_completion.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
@@ -91,45 +92,41 @@ ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GraphBytes graph) {
   }
 }
 
-ffi::Future failed(ffi::Error error) {
-  ffi::Promise promise;
-  ffi::Future future(promise);
-  promise.SetError(std::move(error));
-  return future;
-}
-
-ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
+Started execute(const XLA_FFI_Api* api, CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
   try {
     Buffers buffers;
-    if (auto wrong = buffers.take_all(*state, args, rets)) {
-      return failed(ffi::Error::InvalidArgument("aspen_run: " + *wrong));
+    if (const auto wrong = buffers.take_all(*state, args, rets)) {
+      return for_xla(api, error_of(ffi::ErrorCode::kInvalidArgument, *wrong));
     }
-    ffi::Promise promise;
-    ffi::Future future(promise);
-    runtime().submit(state->plan, buffers.operands, buffers.results, [promise](const std::string& error) mutable {
-      if (error.empty()) return promise.SetAvailable();
-      promise.SetError(ffi::Error::Internal("aspen_run: " + error));
-    });
-    return future;
+    Completion completion(api);
+    if (XLA_FFI_Error* const error = completion.open()) return error;
+    runtime().submit(state->plan, buffers.operands, buffers.results, completion);
+    return completion.future();
   } catch (...) {
-    return failed(current_error());
+    return for_xla(api, current_error());
   }
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate, ffi::Ffi::BindInstantiate().Attr<GraphBytes>("graph"));
-XLA_FFI_DEFINE_HANDLER(
-    kExecute, execute,
-    ffi::Ffi::BindExecute().Ctx<ffi::State<CallState>>().RemainingArgs().RemainingRets().Attr<GraphBytes>("graph"));
+XLA_FFI_DEFINE_HANDLER(kExecute, execute,
+                       ffi::Ffi::BindExecute()
+                           .Ctx<const XLA_FFI_Api*>()
+                           .Ctx<ffi::State<CallState>>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<GraphBytes>("graph"));
 
 XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start != nullptr && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
     if (XLA_FFI_Error* error = register_type<CallState>(frame->api, "aspen_run_state")) return error;
   }
-  return kInstantiate(frame);
+  return guarded<kInstantiate>(frame);
 }
 
 }  // namespace
 
-FfiHandlers ffi_handlers() { return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(kExecute)}; }
+FfiHandlers ffi_handlers() {
+  return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(&guarded<kExecute>)};
+}
 
 }  // namespace aspen
