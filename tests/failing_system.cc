@@ -22,8 +22,7 @@ struct Range {
 // Where libraries lie: the one that memory is refused to, and those that ask on behalf of others.
 Range victim, standard_library, own;
 std::atomic<bool> is_on{false}, refuses_threads{false};
-std::atomic<int64_t> requests{0};
-int64_t first_refused = 0, num_refused = 0;
+std::atomic<int64_t> requests{0}, first_refused{0}, num_refused{0};
 thread_local bool is_looking = false;
 
 Range range_of(const char* part) {

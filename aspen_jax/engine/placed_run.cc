@@ -286,6 +286,7 @@ class PlacedRun final : public Traversal {
       }
       return node;
     }
+    Node* take() const noexcept { return domain.pool.pop(row, run.policy()); }
     bool has_work() const noexcept { return domain.pool.has_work(); }
     bool is_over() const noexcept { return run.is_over(); }
     void before_sleep() const noexcept {}

@@ -152,6 +152,7 @@ class Runtime::Impl {
     std::optional<int> waiting = std::nullopt;  // a worker that waits for its core
 
     Node* look() noexcept { return impl.look(self, waiting); }
+    Node* take() const noexcept { return impl.pool_.pop(self, *impl.policy_.load(std::memory_order_acquire)); }
     bool has_work() const noexcept { return impl.pool_.has_work(); }
     bool is_over() const noexcept { return self >= impl.target_.load(std::memory_order_seq_cst); }
     void before_sleep() const noexcept {
@@ -330,7 +331,7 @@ Node* Runtime::Impl::look(int self, std::optional<int>& waiting) noexcept {
 bool Runtime::Impl::leave(int self) noexcept {
   const std::lock_guard lock(mutex);
   // Whether we stay or not, we may have been woken for more work than we take: see parking.h.
-  if (pool_.has_work()) parking_.wake(1);
+  if (pool_.has_work()) parking_.hand_on();
   if (self < target_.load(std::memory_order_relaxed)) return false;
   placement_.leave(self);
   alive_[self] = false;

@@ -45,8 +45,9 @@ struct Worker {
 
   Worker* look() noexcept {
     if (looks++ == 0 && first_look) return first_look() ? this : nullptr;
-    return work.take() ? this : nullptr;
+    return take();
   }
+  Worker* take() noexcept { return work.take() ? this : nullptr; }
   bool has_work() const noexcept { return work.count.load(std::memory_order_seq_cst) > 0; }
   static bool is_over() noexcept { return false; }
   void before_sleep() noexcept { is_about_to_sleep.store(true); }
@@ -134,6 +135,7 @@ TEST(workers_that_come_and_go_take_up_all_work) {
       }
       return nullptr;
     }
+    Taker* take() noexcept { return work.take() ? this : nullptr; }
     bool has_work() const noexcept { return work.count.load(std::memory_order_seq_cst) > 0; }
     bool is_over() const noexcept { return over.load(std::memory_order_seq_cst); }
     static void before_sleep() noexcept {}
