@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <future>
 #include <memory>
 #include <new>
 #include <span>
@@ -14,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "aspen_jax/engine/failure.h"
+#include "aspen_jax/engine/outcome.h"
 #include "aspen_jax/engine/runtime.h"
 #include "model.h"
 #include "safetensors.h"
@@ -53,6 +54,8 @@ aspen_status guarded(const Act& act) noexcept {
     return failed(ASPEN_IO_ERROR, error.what());
   } catch (const std::invalid_argument& error) {
     return failed(ASPEN_INVALID_ARGUMENT, error.what());
+  } catch (const OutOfMemory& error) {
+    return failed(ASPEN_OUT_OF_MEMORY, error.what());
   } catch (const std::bad_alloc&) {
     return failed(ASPEN_OUT_OF_MEMORY, "out of memory; use a smaller batch or a smaller model");
   } catch (const std::exception& error) {
@@ -131,7 +134,7 @@ Call checked_call(const Model& model, const void* const* inputs, void* const* ou
 
 void submit(const Model& model, const Call& call, Done done) {
   runtime().submit(model.plan(), call.operands, call.results,
-                   [memory = model.memory(), done = std::move(done)](const std::string& error) { done(error); });
+                   [memory = model.memory(), done = std::move(done)](const Failure& failure) { done(failure); });
 }
 
 }  // namespace
@@ -222,14 +225,15 @@ const void* aspen_weight(const aspen_graph* graph, size_t index) {
 }
 
 aspen_status aspen_run(const aspen_graph* graph, const void* const* inputs, void* const* outputs) {
-  return guarded([&] {
+  Failure failure;
+  const aspen_status status = guarded([&] {
     need(graph, "graph");
-    // Shared with the worker, which may still be inside set_value when this thread has gone on.
-    const auto outcome = std::make_shared<std::promise<std::string>>();
-    submit(graph->model, checked_call(graph->model, inputs, outputs),
-           [outcome](const std::string& error) { outcome->set_value(error); });
-    if (const std::string error = outcome->get_future().get(); !error.empty()) throw std::runtime_error(error);
+    const auto outcome = std::make_shared<Outcome>();
+    submit(graph->model, checked_call(graph->model, inputs, outputs), [outcome](const Failure& end) { outcome->set(end); });
+    failure = outcome->wait();
   });
+  if (status != ASPEN_OK || failure.empty()) return status;
+  return failed(failure.kind() == Failure::Kind::kOutOfMemory ? ASPEN_OUT_OF_MEMORY : ASPEN_FAILED, failure.text());
 }
 
 aspen_status aspen_start(const aspen_graph* graph, const void* const* inputs, void* const* outputs, aspen_done done,
@@ -238,6 +242,6 @@ aspen_status aspen_start(const aspen_graph* graph, const void* const* inputs, vo
     need(graph, "graph");
     if (done == nullptr) throw std::invalid_argument("done is NULL");
     submit(graph->model, checked_call(graph->model, inputs, outputs),
-           [done, context](const std::string& error) { done(context, error.empty() ? nullptr : error.c_str()); });
+           [done, context](const Failure& failure) { done(context, failure.empty() ? nullptr : failure.text().c_str()); });
   });
 }

@@ -9,7 +9,8 @@
  *     aspen_close(graph);
  *
  * Threads. Any thread may call any function. Functions that take a `const aspen_graph *` may run side by side on one graph. The
- * others may not run beside any on the same graph. All graphs share the workers of the process.
+ * others may not run beside any on the same graph. All graphs share the workers of the process. The child of a fork may call any
+ * function too; runs in flight stay with its parent.
  *
  * Errors. A function that can fail returns an aspen_status; where that is not ASPEN_OK it has changed nothing. aspen_last_error
  * says in words what was wrong. No C++ exception leaves a function. A callback must not throw one.

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "aspen_jax/engine/made_once.h"
+
 namespace aspen::cuda {
 namespace {
 
@@ -25,8 +27,8 @@ int type_of(int32_t type) { return type == kFloat32 ? kTypeFloat32 : type == kBF
 }  // namespace
 
 const Cublas& Cublas::get() {
-  static const Cublas library = load();  // tried again after an exception
-  return library;
+  static constinit MadeOnce<Cublas> library;
+  return library.get(load);
 }
 
 void Cublas::check(CublasStatus status, const char* call) { check_status(status, call, "cuBLAS"); }

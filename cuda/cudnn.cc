@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "aspen_jax/engine/made_once.h"
+
 namespace aspen::cuda {
 namespace {
 
@@ -41,8 +43,8 @@ Cudnn load() {
 }  // namespace
 
 const Cudnn& Cudnn::get() {
-  static const Cudnn library = load();  // tried again after an exception
-  return library;
+  static constinit MadeOnce<Cudnn> library;
+  return library.get(load);
 }
 
 void Cudnn::check(CudnnStatus status, const char* call) { check_status(status, call, "cuDNN"); }

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "aspen_jax/engine/made_once.h"
+
 namespace aspen::cuda {
 namespace {
 
@@ -64,8 +66,8 @@ const char* remedy(Result result) {
 }  // namespace
 
 const Driver& Driver::get() {
-  static const Driver driver = load();  // tried again after an exception
-  return driver;
+  static constinit MadeOnce<Driver> driver;
+  return driver.get(load);
 }
 
 const char* Driver::name_of(Result result) const noexcept {

@@ -84,7 +84,7 @@ ffi::Error execute(Stream stream, CudaCallState* state, ffi::RemainingArgs args,
   try {
     std::vector<void*> buffers;
     if (auto wrong = take_all(buffers, state->executable.graph(), args, rets)) {
-      return ffi::Error::InvalidArgument("aspen_run: " + *wrong);
+      return error_of(ffi::ErrorCode::kInvalidArgument, *wrong);
     }
     std::vector<DevicePointer> addresses;
     for (void* const buffer : buffers) addresses.push_back(reinterpret_cast<DevicePointer>(buffer));
@@ -129,13 +129,14 @@ XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start != nullptr && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
     if (XLA_FFI_Error* error = register_type<CudaCallState>(frame->api, "aspen_run_cuda_state")) return error;
   }
-  return kInstantiate(frame);
+  return guarded<kInstantiate>(frame);
 }
 
 }  // namespace
 
 FfiHandlers ffi_handlers() {
-  return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(kInitialize), reinterpret_cast<void*>(kExecute)};
+  return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(&guarded<kInitialize>),
+          reinterpret_cast<void*>(&guarded<kExecute>)};
 }
 
 }  // namespace aspen::cuda

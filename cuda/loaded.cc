@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "aspen_jax/engine/failure.h"
 #include "executable.h"
 
 namespace aspen::cuda {
@@ -45,16 +46,16 @@ class StreamLauncher final : public Launcher {
   }
   Result failure() const { return failure_; }
   // Of a library; empty where it has not failed.
-  const std::string& failure_of_library() const { return failure_of_library_; }
+  const std::string& failure_of_library() const { return failure_of_library_.text(); }
 
  private:
   const char* give_to_library(uint32_t stream, uint32_t launch) noexcept {
     try {
       loaded_.give_to_library(at(stream), launch, addresses_);
       return nullptr;
-    } catch (const std::exception& error) {
-      failure_of_library_ = error.what();
-      return failure_of_library_.c_str();
+    } catch (...) {
+      failure_of_library_ = Failure::of_exception();
+      return failure_of_library().c_str();
     }
   }
 
@@ -69,7 +70,7 @@ class StreamLauncher final : public Launcher {
   const Stream stream_;
   const std::span<const DevicePointer> addresses_;
   Result failure_ = kSuccess;
-  std::string failure_of_library_;
+  Failure failure_of_library_;
 };
 
 Loaded::Loaded(const Driver& driver, const Executable& executable, Context context)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import aspen_jax
 from aspen_jax import _engine
@@ -106,6 +110,20 @@ def test_sources_without_their_engine_say_what_to_do(tmp_path: Path) -> None:
     message = result.stderr.splitlines()[-1]
     assert message.startswith(f"ImportError: {sources} is source code without its compiled engine: start Python as `python -P`, ")
     assert message.endswith("or run `pip install -e .` to use this one")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("readelf") is None, reason="needs ELF and readelf")
+@pytest.mark.parametrize("name", [Path(str(_engine.__file__)).name, "lib/libaspen.so", "bin/aspen-run"])
+def test_what_reads_files_of_strangers_is_hardened(name: str) -> None:
+    files = [file for folder in aspen_jax.__path__ for file in Path(folder).glob(name)]
+    if not files:
+        pytest.skip("this build has no C library: pip install . brings it")
+    for file in files:
+        command = ["readelf", "-Wdl", "--dyn-syms", str(file)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "GNU_RELRO" in said
+        assert re.search(r"BIND_NOW|Flags:.*\bNOW\b", said), f"pointers that the loader fills into {file} can be written"
+        assert "__stack_chk_fail" in said, f"return addresses of {file} have no guard"
 
 
 def test_python_and_the_engine_agree_on_block_opcodes() -> None:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -45,12 +44,16 @@ ArrivingRun::ArrivingRun(size_t num_pieces, Run run) : run_(std::move(run)), pro
 
 bool ArrivingRun::is_of_this_process() const noexcept { return getpid() == process_; }
 
+void ArrivingRun::check_process() const {
+  if (!is_of_this_process()) throw std::invalid_argument("the run belongs to the process that this one was forked from");
+}
+
 void ArrivingRun::arrived(size_t piece) {
   if (piece >= pieces_.size()) {
     throw std::invalid_argument("there is no piece " + std::to_string(piece) + "; the run waits for " +
                                 std::to_string(pieces_.size()));
   }
-  if (!is_of_this_process()) throw std::invalid_argument("the run belongs to the process that this one was forked from");
+  check_process();
   Piece was = Piece::kMissing;
   // Relaxed: it only decides who counts the piece. The bytes are published by the counters (is_last_parent_of_shared), and by
   // the row of the Ready Pool into which the tile goes.
@@ -61,7 +64,7 @@ void ArrivingRun::arrived(size_t piece) {
   run_.arrive(piece);
 }
 
-void ArrivingRun::cancel(const std::string& why) noexcept {
+void ArrivingRun::cancel(std::string_view why) noexcept {
   if (!is_of_this_process() || cancelled_.exchange(true, std::memory_order_relaxed)) return;
   // First take all that is missing, so that the run cannot end before it is told why. Only this call sets kCancelled.
   bool is_missing = false;
@@ -88,13 +91,9 @@ void EndedTiles::on_tile(const TileEvent& event) noexcept {
   changed_.notify_all();
 }
 
-void EndedTiles::close(const std::string& error) noexcept {
+void EndedTiles::close(const Failure& failure) noexcept {
   const std::lock_guard lock(mutex_);
-  try {
-    error_ = error;
-  } catch (const std::bad_alloc&) {
-    error_ = "out of memory";  // short enough to need none
-  }
+  failure_ = failure;
   changed_.notify_all();
 }
 
@@ -111,7 +110,7 @@ void EndedTiles::wait(std::unique_lock<std::mutex>& lock, std::optional<double> 
 
 std::vector<int32_t> EndedTiles::take(std::optional<double> seconds) {
   std::unique_lock lock(mutex_);
-  wait(lock, seconds, [&] { return !ended_.empty() || error_; });
+  wait(lock, seconds, [&] { return !ended_.empty() || failure_; });
   std::vector<int32_t> result(ended_);
   ended_.clear();  // keeps its room
   return result;
@@ -119,8 +118,14 @@ std::vector<int32_t> EndedTiles::take(std::optional<double> seconds) {
 
 std::optional<std::string> EndedTiles::error(std::optional<double> seconds) {
   std::unique_lock lock(mutex_);
-  wait(lock, seconds, [&] { return error_.has_value(); });
-  return error_;
+  wait(lock, seconds, [&] { return failure_.has_value(); });
+  if (!failure_) return std::nullopt;
+  return failure_->text();
+}
+
+void EndedTiles::wait_for_end() noexcept {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_.has_value(); });
 }
 
 }  // namespace aspen

@@ -11,8 +11,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "failure.h"
 #include "observer.h"
 #include "plan.h"
 
@@ -54,7 +56,7 @@ class ArrivingRun {
   // only while a piece is missing.
   struct Run {
     std::function<void(size_t piece)> arrive;
-    std::function<void(const std::string& why)> fail;
+    std::function<void(std::string_view why)> fail;
   };
 
   ArrivingRun(size_t num_pieces, Run run);
@@ -64,10 +66,12 @@ class ArrivingRun {
   void arrived(size_t piece);
 
   // Ends the run with an error. Tiles that have begun still end; `done` follows. Does nothing if all pieces have arrived.
-  void cancel(const std::string& why) noexcept;
+  void cancel(std::string_view why) noexcept;
 
   // Not in a child of the process that began it, which has none of its workers.
   bool is_of_this_process() const noexcept;
+  // Throws std::invalid_argument there.
+  void check_process() const;
 
  private:
   enum class Piece : uint8_t { kMissing, kArrived, kCancelled };
@@ -87,7 +91,7 @@ class EndedTiles final : public Observer {
   void on_tile(const TileEvent& event) noexcept override;
 
   // After the last tile.
-  void close(const std::string& error) noexcept;
+  void close(const Failure& failure) noexcept;
 
   // Those that have ended since the last call, in that order. Waits until there is one, the run is over, or time has passed
   // (forever if none is given).
@@ -95,6 +99,9 @@ class EndedTiles final : public Observer {
 
   // Waits until the run is over; its error, or nothing if time has passed before.
   std::optional<std::string> error(std::optional<double> seconds);
+
+  // Waits until the run is over. Takes no memory.
+  void wait_for_end() noexcept;
 
  private:
   template <typename Is>
@@ -104,7 +111,7 @@ class EndedTiles final : public Observer {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int32_t> ended_;  // has room for all
-  std::optional<std::string> error_;
+  std::optional<Failure> failure_;
 };
 
 }  // namespace aspen

@@ -10,6 +10,12 @@
 #include <utility>
 
 namespace aspen {
+namespace {
+
+// More copies than a tile waits for: it goes on without them, and is not brought in a second time.
+constexpr uint32_t kNeverComplete = ~uint32_t{0};
+
+}  // namespace
 
 Couriers::Couriers(const VirtualGraph& graph, const VirtualMachine& machine, Run run)
     : graph_(graph),
@@ -71,6 +77,18 @@ bool Couriers::is_there(uint32_t tile, int memory) {
 
 bool Couriers::fetch(uint32_t tile, int memory, int64_t now) {
   const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    return ask(tile, memory, now);
+  } catch (...) {
+    failure_ = std::current_exception();
+    num_missing_[tile] = kNeverComplete;
+    throw;
+  }
+}
+
+// Under the lock.
+bool Couriers::ask(uint32_t tile, int memory, int64_t now) {
   const size_t num_before = transfers_.copies().size();
   if (transfers_.fetch(tile, memory, now) >= kNever) {
     throw std::invalid_argument("no link brings to memory " + std::to_string(memory) + " what tile " + std::to_string(tile) +
@@ -81,6 +99,8 @@ bool Couriers::fetch(uint32_t tile, int memory, int64_t now) {
     waiting_[index(read, memory)].push_back(tile);
     ++num_missing_[tile];
   }
+  // A courier that carries has no way to say that there is no memory.
+  if (const size_t asked = transfers_.copies().size(); carried_.capacity() < asked) carried_.reserve(2 * asked);
   for (size_t i = num_before; i < transfers_.copies().size(); ++i) {
     const Copy& copy = transfers_.copies()[i];
     Link& link = links_[machine_.link_index(copy.from, copy.to)];
@@ -112,10 +132,8 @@ void Couriers::carry(Link& link) {
     copy.end = run_.now();
     carried_.push_back(copy);
     is_there_[index(copy.tile, copy.to)] = true;
-    std::vector<uint32_t> complete;
-    for (const uint32_t tile : waiting_[index(copy.tile, copy.to)]) {
-      if (--num_missing_[tile] == 0) complete.push_back(tile);
-    }
+    std::vector<uint32_t> complete = std::exchange(waiting_[index(copy.tile, copy.to)], {});
+    std::erase_if(complete, [this](uint32_t tile) { return --num_missing_[tile] != 0; });
     for (Link& other : links_) other.has_work.notify_one();
     lock.unlock();
     if (!complete.empty()) run_.arrived(complete);

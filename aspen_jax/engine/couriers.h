@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <queue>
@@ -34,7 +35,8 @@ class Couriers {
   bool is_there(uint32_t tile, int memory);
 
   // True if all that a tile reads is there. Otherwise asks for copies of the rest; `arrived` follows. Throws
-  // std::invalid_argument where no link leads there.
+  // std::invalid_argument where no link leads there, and std::bad_alloc; `arrived` does not follow then, and each later call
+  // throws the same, for who asks next may rely on a copy that was not asked for.
   bool fetch(uint32_t tile, int memory, int64_t now);
 
   // The run has failed: copies under way need not keep to the pace of their links.
@@ -52,6 +54,7 @@ class Couriers {
   size_t index(uint32_t tile, int memory) const {
     return size_t{tile} * static_cast<size_t>(machine_.num_memories()) + static_cast<size_t>(memory);
   }
+  bool ask(uint32_t tile, int memory, int64_t now);
   void carry(Link& link);
   void stop() noexcept;
 
@@ -68,6 +71,7 @@ class Couriers {
   std::vector<Link> links_;
   bool is_over_ = false, is_hurried_ = false;
   std::condition_variable hurried_;
+  std::exception_ptr failure_;
   std::vector<std::thread> threads_;
 };
 

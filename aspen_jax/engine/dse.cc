@@ -1,6 +1,7 @@
 #include "dse.h"
 
 #include <chrono>
+#include <string>
 
 namespace aspen {
 namespace {
@@ -29,7 +30,8 @@ void ensure_scratch(RunState& run, const Dse& dse) noexcept {
   const size_t bytes = run.plan().scratch_bytes();
   if (bytes <= dse.scratch.size() || dse.scratch.grow(bytes)) [[likely]]
     return;
-  run.fail([&] { return "out of memory: a worker needs " + std::to_string(bytes) + " bytes of scratch; free some memory"; });
+  run.fail([&] { return "out of memory: a worker needs " + std::to_string(bytes) + " bytes of scratch; free some memory"; },
+           Failure::Kind::kOutOfMemory);
 }
 
 }  // namespace aspen

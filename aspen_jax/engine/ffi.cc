@@ -15,6 +15,7 @@
 
 #include "arena.h"
 #include "ffi_buffers.h"
+#include "ffi_completion.h"
 #include "float_mode.h"
 #include "plan.h"
 #include "plan_cache.h"
@@ -96,75 +97,74 @@ ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GraphBytes graph) {
   }
 }
 
-ffi::Future failed(ffi::Error error) {
-  ffi::Promise promise;
-  ffi::Future future(promise);
-  promise.SetError(std::move(error));
-  return future;
-}
-
-void settle(ffi::Promise& promise, const std::string& error) {
-  if (error.empty()) return promise.SetAvailable();
-  promise.SetError(ffi::Error::Internal("aspen_run: " + error));
-}
-
 // Returns at once. What is left of XLA's program then runs on the worker that ends the run. If another thread had to stand in for
 // that worker, because of a collective or much work, the next calls wait: XLA's program goes on in XLA's own thread, as it would
 // without us.
-void start(const CallState& state, const Buffers& buffers, ffi::Promise& promise) {
-  runtime().submit(state.plan, buffers.operands, buffers.results,
-                   [promise, waits = state.waits](const std::string& error) mutable {
-                     const XlaFloatMode mode;
-                     settle(promise, error);
-                     if (runtime().is_replaced()) waits->store(true, std::memory_order_relaxed);
-                   });
+void start(const CallState& state, const Buffers& buffers, const Completion& completion) {
+  runtime().submit(state.plan, buffers.operands, buffers.results, [completion, waits = state.waits](const Failure& failure) {
+    const XlaFloatMode mode;
+    completion(failure);
+    if (runtime().is_replaced()) waits->store(true, std::memory_order_relaxed);
+  });
 }
 
-void run(const CallState& state, const Buffers& buffers, ffi::Promise& promise) {
+// Returns at the end of the run. Nobody waits for the future yet, so the worker goes on at once.
+void run(const CallState& state, const Buffers& buffers, const Completion& completion) {
   struct {
-    std::mutex mutex;
-    std::condition_variable ended;
-    std::optional<std::string> error;
-  } run;
-  runtime().submit(state.plan, buffers.operands, buffers.results, [&run](const std::string& error) {
+    const Completion& completion;
+    std::mutex mutex = {};
+    std::condition_variable changed = {};
+    bool ended = false;
+  } run{completion};
+  runtime().submit(state.plan, buffers.operands, buffers.results, [&run](const Failure& failure) {
+    run.completion(failure);
     const std::lock_guard lock(run.mutex);  // held while notifying: `run` is gone once the waiting thread has it
-    run.error = error;
-    run.ended.notify_one();
+    run.ended = true;
+    run.changed.notify_one();
   });
   std::unique_lock lock(run.mutex);
-  run.ended.wait(lock, [&] { return run.error.has_value(); });
-  settle(promise, *run.error);
+  run.changed.wait(lock, [&] { return run.ended; });
 }
 
-ffi::Future execute(CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
+Started execute(const XLA_FFI_Api* api, CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
   try {
     Buffers buffers;
-    if (auto wrong = buffers.take_all(*state, args, rets)) {
-      return failed(ffi::Error::InvalidArgument("aspen_run: " + *wrong));
+    if (const auto wrong = buffers.take_all(*state, args, rets)) {
+      return for_xla(api, error_of(ffi::ErrorCode::kInvalidArgument, *wrong));
     }
-    ffi::Promise promise;
-    ffi::Future future(promise);
-    (state->waits->load(std::memory_order_relaxed) ? run : start)(*state, buffers, promise);
-    return future;
+    Completion completion(api);
+    if (XLA_FFI_Error* const error = completion.open()) return error;
+    try {
+      (state->waits->load(std::memory_order_relaxed) ? run : start)(*state, buffers, completion);
+    } catch (...) {
+      completion(Failure::of_exception());  // no memory for what is called at the end
+    }
+    return completion.future();
   } catch (...) {
-    return failed(current_error());
+    return for_xla(api, current_error());
   }
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate, ffi::Ffi::BindInstantiate().Attr<GraphBytes>("graph"));
-XLA_FFI_DEFINE_HANDLER(
-    kExecute, execute,
-    ffi::Ffi::BindExecute().Ctx<ffi::State<CallState>>().RemainingArgs().RemainingRets().Attr<GraphBytes>("graph"));
+XLA_FFI_DEFINE_HANDLER(kExecute, execute,
+                       ffi::Ffi::BindExecute()
+                           .Ctx<const XLA_FFI_Api*>()
+                           .Ctx<ffi::State<CallState>>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<GraphBytes>("graph"));
 
 XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start != nullptr && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
     if (XLA_FFI_Error* error = register_type<CallState>(frame->api, "aspen_run_state")) return error;
   }
-  return kInstantiate(frame);
+  return guarded<kInstantiate>(frame);
 }
 
 }  // namespace
 
-FfiHandlers ffi_handlers() { return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(kExecute)}; }
+FfiHandlers ffi_handlers() {
+  return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(&guarded<kExecute>)};
+}
 
 }  // namespace aspen

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "failure.h"
+#include "fork_safe_mutex.h"
 #include "graph.h"
 #include "signature.h"
 #include "xla/ffi/api/ffi.h"
@@ -77,29 +79,55 @@ inline size_t count_results(ffi::RemainingRets& rets, size_t expected) {
   return last.has_value() && last.value()->size_bytes() == 0 ? expected : rets.size();
 }
 
+// "aspen_run: " and a sentence. Short where there is no memory for more, so that it takes none.
+inline ffi::Error error_of(ffi::ErrorCode code, std::string_view text, std::string_view who = "aspen_run: ") noexcept {
+  try {
+    return {code, std::string(who).append(text)};
+  } catch (const std::bad_alloc&) {
+    return {ffi::ErrorCode::kResourceExhausted, "out of memory"};
+  }
+}
+
 // The error of an exception in flight: none may cross the border.
 inline ffi::Error current_error() noexcept {
   try {
     throw;
-  } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "aspen_run: out of memory; use a smaller batch or a smaller model");
   } catch (const GraphError& error) {
-    return ffi::Error::InvalidArgument(std::string("aspen_run cannot load its graph: ") + error.what());
+    return error_of(ffi::ErrorCode::kInvalidArgument, error.what(), "aspen_run cannot load its graph: ");
   } catch (const std::invalid_argument& error) {
-    return ffi::Error::InvalidArgument(std::string("aspen_run: ") + error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("aspen_run: ") + error.what());
+    return error_of(ffi::ErrorCode::kInvalidArgument, error.what());
+  } catch (...) {
+    const Failure failure = Failure::of_exception();
+    const bool is_memory = failure.kind() == Failure::Kind::kOutOfMemory;
+    return error_of(is_memory ? ffi::ErrorCode::kResourceExhausted : ffi::ErrorCode::kInternal, failure.text());
   }
 }
+
+inline XLA_FFI_Error* for_xla(const XLA_FFI_Api* api, const ffi::Error& error) noexcept {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, error.message().c_str(),
+                                    static_cast<XLA_FFI_Error_Code>(*error.errc())};
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+// A handler as XLA may call it. XLA's header makes arguments and results around ours, which takes memory.
+template <XLA_FFI_Handler* handler>
+XLA_FFI_Error* guarded(XLA_FFI_CallFrame* frame) noexcept {
+  try {
+    return handler(frame);
+  } catch (...) {
+    return for_xla(frame->api, current_error());
+  }
+}
+
+inline ForkSafeMutex type_mutex;
 
 // XLA asks each handler for its state's type when the target is registered, and refuses a type that it does not know. Python
 // cannot register the type in time: what is registered before JAX has a backend waits, and targets go before types. So the
 // first question registers it. Each platform's XLA numbers types by itself, so a state type is for one platform.
 template <class State>
 XLA_FFI_Error* register_type(const XLA_FFI_Api* api, const char* name) {
-  static constinit std::mutex mutex;
+  const std::lock_guard lock(type_mutex);
   static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<State>();
-  const std::lock_guard lock(mutex);
   if (State::id.type_id != 0) return nullptr;
   return ffi::Ffi::RegisterTypeId(api, name, &State::id, &info);
 }

@@ -9,13 +9,13 @@
 
 #include <cstring>
 #include <exception>
-#include <future>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -26,6 +26,7 @@
 #include "cuda/python.h"
 #include "ffi.h"
 #include "lab.h"
+#include "outcome.h"
 #include "placed_run.h"
 #include "plan.h"
 #include "plan_cache.h"
@@ -58,6 +59,10 @@ void translate(const std::exception_ptr& pointer, void*) {
     set_python_error("EngineError", error.what());
   } catch (const std::invalid_argument& error) {
     set_python_error("InputError", error.what());
+  } catch (const OutOfMemory& error) {
+    set_python_error("EngineError", error.what());
+  } catch (const std::system_error&) {
+    set_python_error("EngineError", "the system refuses a thread; end some, or raise the limit on threads (ulimit -u)");
   } catch (const std::bad_alloc&) {
     set_python_error("EngineError", "out of memory; use a smaller batch or a smaller model");
   }
@@ -256,13 +261,11 @@ class PyPlan {
                     std::shared_ptr<Observer> observer, std::optional<int64_t> run_key,
                     const Continued* continued = nullptr) const {
     const nb::gil_scoped_release release;
-    // Shared with the worker, which may still be inside set_value when this thread has gone on.
-    const auto outcome = std::make_shared<std::promise<std::string>>();
+    const auto outcome = std::make_shared<Outcome>();
     runtime().submit(
-        plan_, operands, results, [outcome](const std::string& error) { outcome->set_value(error); }, std::move(observer),
-        run_key, continued);
-    const std::string error = outcome->get_future().get();
-    if (!error.empty()) throw RunError(error);
+        plan_, operands, results, [outcome](const Failure& failure) { outcome->set(failure); }, std::move(observer), run_key,
+        continued);
+    if (const Failure failure = outcome->wait(); !failure.empty()) throw RunError(failure.text());
   }
 
   std::shared_ptr<const Plan> plan_;

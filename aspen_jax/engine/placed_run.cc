@@ -306,29 +306,32 @@ class PlacedRun final : public Traversal {
 #endif
   }
 
-  // A head of a path; null when the run is over.
-  Node* next(Domain& domain, int row) noexcept {
-    while (!is_over()) {
-      if (Node* const node = domain.ready.pop(row)) return node;
-      domain.parking.start_search();
+  // A lane that looks for work (parking.h).
+  struct Seeker {
+    const PlacedRun& run;
+    Domain& domain;
+    int row;
+
+    Node* look() noexcept {
       Node* node = nullptr;
       for (const auto until = Clock::now() + kSearchTime; node == nullptr && !is_over() && Clock::now() < until;) {
-        for (int i = 0; i < 16 && !domain.ready.has_work(); ++i) pause_core();
+        for (int i = 0; i < 16 && !has_work(); ++i) pause_core();
         node = domain.ready.pop(row);
       }
-      const bool last = domain.parking.stop_search();
-      if (node != nullptr) {
-        if (last && domain.ready.has_work()) domain.parking.wake(1);
-        return node;
-      }
-      const uint32_t ticket = domain.parking.prepare();
-      if (domain.ready.has_work() || is_over()) {
-        domain.parking.cancel();
-      } else {
-        domain.parking.park(ticket);
-      }
+      return node;
     }
-    return nullptr;
+    Node* take() const noexcept { return domain.ready.pop(row); }
+    bool has_work() const noexcept { return domain.ready.has_work(); }
+    bool is_over() const noexcept { return run.is_over(); }
+    void before_sleep() const noexcept {}
+    void after_sleep() const noexcept {}
+  };
+
+  // A head of a path; null when the run is over.
+  Node* next(Domain& domain, int row) noexcept {
+    if (is_over()) return nullptr;
+    if (Node* const node = domain.ready.pop(row)) return node;
+    return domain.parking.seek(Seeker{*this, domain, row});
   }
 
   void execute(uint32_t tile, int lane, const LaneKind& kind, Arena& scratch) noexcept {

@@ -8,16 +8,23 @@
 #include <string_view>
 #include <utility>
 
+#include "cpu/cache.h"
 #include "cpu/target.h"
+#include "fork_safe_mutex.h"
 #include "registry.h"
 
 namespace aspen {
 namespace {
 
+// All that is made once for the process is made under the lock, also inside cpu/, so that a fork waits for it.
+ForkSafeMutex kernels_mutex;
+
 const KernelRegistry& kernels_of_this_machine() {
+  const std::lock_guard lock(kernels_mutex);
   static const KernelRegistry registry = [] {
     KernelRegistry kernels;
     kernels.add(cpu::kernels(cpu::chosen_target()));
+    cpu::l2_cache_bytes();
     return kernels;
   }();
   return registry;
@@ -52,7 +59,7 @@ class PlanCache {
   }
 
  private:
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   std::map<std::string, std::weak_ptr<const Plan>, std::less<>> plans_;
 };
 
@@ -63,7 +70,12 @@ class TrustedGraphs {
     const std::lock_guard lock(mutex_);
     const auto [entry, is_new] = graphs_.emplace(bytes);
     if (!is_new) return;
-    in_order_.push_back(entry);
+    try {
+      in_order_.push_back(entry);
+    } catch (...) {
+      graphs_.erase(entry);
+      throw;
+    }
     total_bytes_ += bytes.size();
     for (; total_bytes_ > kMostBytes; in_order_.pop_front()) {
       total_bytes_ -= in_order_.front()->size();
@@ -80,21 +92,15 @@ class TrustedGraphs {
   static constexpr size_t kMostBytes = size_t{32} << 20;
   using Graphs = std::set<std::string, std::less<>>;  // the bytes themselves, as for plans
 
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   Graphs graphs_;
   std::deque<Graphs::iterator> in_order_;
   size_t total_bytes_ = 0;
 };
 
-TrustedGraphs& trusted_graphs() {
-  static TrustedGraphs graphs;
-  return graphs;
-}
-
-PlanCache& plan_cache() {
-  static PlanCache cache;
-  return cache;
-}
+// Made when the library is loaded, before anybody can fork, and never destroyed: a thread may parse while the process exits.
+TrustedGraphs& trusted_graphs = *std::make_unique<TrustedGraphs>().release();
+PlanCache& plan_cache = *std::make_unique<PlanCache>().release();
 
 std::string_view key_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
@@ -102,13 +108,13 @@ std::string_view key_of(std::span<const std::byte> bytes) { return {reinterpret_
 
 std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes) {
   const std::string_view key = key_of(bytes);
-  if (auto plan = plan_cache().find(key)) return plan;
-  const bool trusted = trusted_graphs().contains(key);
-  return plan_cache().enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine(), trusted));
+  if (auto plan = plan_cache.find(key)) return plan;
+  const bool trusted = trusted_graphs.contains(key);
+  return plan_cache.enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine(), trusted));
 }
 
-PlanInUse plan_in_use(const Plan* plan) { return plan_cache().in_use(plan); }
+PlanInUse plan_in_use(const Plan* plan) { return plan_cache.in_use(plan); }
 
-void trust(std::span<const std::byte> bytes) { trusted_graphs().add(key_of(bytes)); }
+void trust(std::span<const std::byte> bytes) { trusted_graphs.add(key_of(bytes)); }
 
 }  // namespace aspen

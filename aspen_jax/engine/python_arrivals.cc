@@ -22,7 +22,12 @@ PyArrivingRun::~PyArrivingRun() {
   // A fork has none of the workers that would end the run, and none of them reads the arrays there.
   if (!run_->is_of_this_process()) return;
   run_->cancel("the run was given up");
-  ended_->error(std::nullopt);
+  ended_->wait_for_end();
+}
+
+EndedTiles& PyArrivingRun::ended() const {
+  run_->check_process();
+  return *ended_;
 }
 
 PyArrivals make_arrivals(std::shared_ptr<const Plan> plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted) {
@@ -44,7 +49,7 @@ std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<c
   try {
     const nb::gil_scoped_release release;
     run = runtime().start(
-        arrivals.arrivals, operands, results, [ended](const std::string& error) { ended->close(error); }, ended, run_key,
+        arrivals.arrivals, operands, results, [ended](const Failure& failure) { ended->close(failure); }, ended, run_key,
         &policy);
   } catch (const std::runtime_error& error) {
     throw RunError(error.what());

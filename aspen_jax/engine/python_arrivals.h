@@ -31,7 +31,8 @@ class PyArrivingRun {
   ~PyArrivingRun();
 
   ArrivingRun& run() const { return *run_; }
-  EndedTiles& ended() const { return *ended_; }
+  // Throws std::invalid_argument in a fork: nobody there would end the tiles.
+  EndedTiles& ended() const;
 
   nanobind::object held;
 

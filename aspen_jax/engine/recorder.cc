@@ -2,10 +2,19 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <new>
 #include <utility>
 
+#include "fork_safe_mutex.h"
+
 namespace aspen {
+namespace {
+
+// Guards the plans of all recorders, which are looked up seldom.
+ForkSafeMutex mutex;
+
+}  // namespace
 
 void Recorder::on_tile(const TileEvent& event) noexcept {
   const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
@@ -38,7 +47,7 @@ std::vector<int64_t> Recorder::rows() const {
 }
 
 std::vector<std::string> Recorder::graphs() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   std::vector<std::string> result;
   for (const Known& known : plans_) result.push_back(known.in_use.bytes);
   return result;
@@ -49,7 +58,7 @@ const Recorder::Known* Recorder::known_plan(const Plan* plan) noexcept {
   std::atomic<const Known*>& slot = last_[std::hash<const Plan*>{}(plan) / alignof(Plan) % last_.size()];
   const Known* const last = slot.load(std::memory_order_acquire);  // pairs with the release below
   if (last != nullptr && last->in_use.plan.get() == plan) return last;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   for (const Known& known : plans_) {
     if (known.in_use.plan.get() != plan) continue;
     slot.store(&known, std::memory_order_release);

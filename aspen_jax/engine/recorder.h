@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -64,7 +63,7 @@ class Recorder final : public Observer {
   std::atomic<size_t> next_ = 0;
   std::atomic<int64_t> first_left_out_ns_ = 0;
   std::array<std::atomic<const Known*>, 64> last_{};
-  mutable std::mutex mutex_;
+  // Under a lock of the process (recorder.cc).
   std::deque<Known> plans_;  // of which none moves when others come
 };
 

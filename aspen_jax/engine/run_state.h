@@ -6,14 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <new>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "arena.h"
 #include "arrivals.h"
+#include "failure.h"
 #include "kernel.h"
 #include "observer.h"
 #include "plan.h"
@@ -43,7 +42,7 @@ class RunState final : public Traversal {
   // What a run brings along.
   struct Call {
     std::shared_ptr<const Plan> plan;
-    std::function<void(const std::string&)> done;
+    std::function<void(const Failure&)> done;
     std::shared_ptr<Observer> observer;
     const Policy* policy = nullptr;
     uint64_t id = 0;
@@ -72,15 +71,10 @@ class RunState final : public Traversal {
   // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
   // being executed.
   template <typename Describe>
-  void fail(const Describe& describe) noexcept {
+  void fail(const Describe& describe, Failure::Kind kind = Failure::Kind::kFailed) noexcept {
     // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the
     // message is read after the last `finish`.
-    if (failed_.exchange(true, std::memory_order_relaxed)) return;
-    try {
-      error_ = describe();
-    } catch (const std::bad_alloc&) {
-      error_ = "out of memory";  // short enough to need none
-    }
+    if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = Failure(kind, describe);
   }
 
   // Counts tiles, and pieces that have arrived, as walked through; true for the one caller who counted the last.
@@ -91,9 +85,9 @@ class RunState final : public Traversal {
 
   RunState* next_waiting = nullptr;  // for a slot: Runtime::Impl::admit
 
-  // After the last tile: what the run brought along, and its error.
+  // After the last tile: what the run brought along, and whether it failed.
   Call take_call() { return std::move(call_); }
-  std::string take_error() { return std::exchange(error_, {}); }
+  Failure take_failure() noexcept { return std::exchange(failure_, {}); }
 
  private:
   const Plan& plan_;
@@ -102,7 +96,7 @@ class RunState final : public Traversal {
   std::vector<void*> further_;
   Arena workspace_;
   Call call_;
-  std::string error_;
+  Failure failure_;
   // Written by all workers at the end of each path, so it has a cache line of its own.
   alignas(64) std::atomic<int64_t> tiles_left_{0};
   alignas(64) std::atomic<bool> failed_{false};

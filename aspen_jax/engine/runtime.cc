@@ -20,6 +20,7 @@
 
 #include "dse.h"
 #include "float_mode.h"
+#include "fork_safe_mutex.h"
 #include "parking.h"
 #include "placement.h"
 #include "places.h"
@@ -39,6 +40,9 @@ constexpr auto kSearchTime = std::chrono::microseconds(30);
 constexpr auto kLookTime = std::chrono::microseconds(15);
 // While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
 constexpr auto kWatchTime = std::chrono::microseconds(300);
+// Threads that the system refused are asked for again after so long: what it costs to be refused is then no more than a part in
+// thousands.
+constexpr auto kAskAgainTime = std::chrono::milliseconds(100);
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
 // Threads without a place that are kept for the next time. More than devices that anybody gives a process; one takes a stack.
@@ -83,10 +87,10 @@ thread_local Away away;
 // Gives the run's state back before anybody hears of the end, so that the next run finds it.
 void complete(RunState* run) noexcept {
   const auto call = run->take_call();
-  const std::string error = run->take_error();
+  const Failure failure = run->take_failure();
   RunStateCache& states = call.states == nullptr ? call.plan->run_states() : *call.states;
   states.keep(std::unique_ptr<RunState>(run));
-  call.done(error);
+  call.done(failure);
 }
 
 void check_counts(const Plan& plan, size_t num_operands, size_t num_results) {
@@ -100,9 +104,9 @@ std::unique_ptr<RunState> take_state(const Plan& plan, RunStateCache& states) {
   try {
     return states.take(plan);
   } catch (const std::bad_alloc&) {
-    throw std::runtime_error("out of memory: a run needs a workspace of " + std::to_string(plan.graph().workspace_bytes) +
-                             " bytes and counters for " + std::to_string(plan.num_tiles()) +
-                             " tiles; free some memory or run fewer at once");
+    throw OutOfMemory("out of memory: a run needs a workspace of " + std::to_string(plan.graph().workspace_bytes) +
+                      " bytes and counters for " + std::to_string(plan.num_tiles()) +
+                      " tiles; free some memory or run fewer at once");
   }
 }
 
@@ -120,7 +124,7 @@ class Runtime::Impl {
 
   int num_workers() {
     if (const int count = configured_.load(std::memory_order_relaxed)) return count;
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     return configured();
   }
 
@@ -129,7 +133,7 @@ class Runtime::Impl {
   void set_policy(const Policy& policy) { policy_.store(&policy, std::memory_order_release); }
 
   void set_observer(std::shared_ptr<Observer> observer) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     observed_.store(observer != nullptr, std::memory_order_relaxed);
     observer_.swap(observer);
   }
@@ -157,14 +161,31 @@ class Runtime::Impl {
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
+  // A worker that looks for work (parking.h).
+  struct Seeker {
+    Impl& impl;
+    int self;
+    std::optional<int> waiting = std::nullopt;  // a worker that waits for its core
+
+    Node* look() noexcept { return impl.look(self, waiting); }
+    Node* take() const noexcept { return impl.pool_.pop(self, *impl.policy_.load(std::memory_order_acquire)); }
+    bool has_work() const noexcept { return impl.pool_.has_work(); }
+    bool is_over() const noexcept { return self >= impl.target_.load(std::memory_order_seq_cst); }
+    void before_sleep() const noexcept {
+      if (waiting) impl.placement_.make_way(*waiting);
+    }
+    void after_sleep() const noexcept { impl.placement_.spread(self, impl.target_.load(std::memory_order_relaxed)); }
+  };
+
   int configured();
   bool ensure_workers();
   void start_workers();
   void start_worker(int self);
   void start_thread(int place);
+  void ask_later() noexcept;
   void serve(int place) noexcept;
   bool work(int self, Arena& scratch) noexcept;
-  Node* search(int self) noexcept;
+  Node* look(int self, std::optional<int>& waiting) noexcept;
   bool leave(int self) noexcept;
   std::unique_ptr<RunState> begin(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
                                   std::optional<int64_t> run_key);
@@ -178,13 +199,17 @@ class Runtime::Impl {
   bool someone_works() noexcept;
   bool call_stand_in() noexcept;
   int wait_for_place() noexcept;
-  std::optional<int> watch(std::unique_lock<std::mutex>& lock) noexcept;
+  std::optional<int> watch(std::unique_lock<ForkSafeMutex>& lock) noexcept;
   void spread(RunState& run) noexcept;
   void arrive(RunState& run, size_t piece) noexcept;
   static void run_alone(RunState* run) noexcept;
 
-  void handle_process_events();
+  void handle_exit();
   void stop() noexcept;
+  static void begin_anew() noexcept;
+
+  // Of the one runtime that there is.
+  static ForkSafeMutex mutex;
 
   ReadyPool pool_;
   Parking parking_;
@@ -199,18 +224,21 @@ class Runtime::Impl {
   std::atomic<bool> exiting_{false};
   std::atomic<bool> observed_{false};
 
-  std::mutex mutex_;  // guards what follows, and all changes of the number of workers
+  // Guarded by `mutex`, as are all changes of the number of workers.
   Places places_;
   enum class StandIn { kNone, kCalled, kWatching } stand_in_ = StandIn::kNone;
   int num_spare_ = 0;                        // threads without a place that wait for a call
   std::atomic<uint32_t> stand_in_calls_{0};  // what they wait for; only ever grows
   RunState* waiting_ = nullptr;              // for a slot of the pool; what is due first comes first
   int num_arriving_ = 0;                     // runs with a slot that wait for pieces
-  bool handles_process_events_ = false;
+  bool handles_exit_ = false;
+  Clock::time_point ask_again_{};  // for workers that were refused
   std::shared_ptr<Observer> observer_;
 
   friend class Runtime;
 };
+
+ForkSafeMutex Runtime::Impl::mutex(begin_anew);
 
 int Runtime::Impl::configured() {
   if (configured_.load(std::memory_order_relaxed) == 0) configured_.store(workers_by_default(), std::memory_order_relaxed);
@@ -219,27 +247,32 @@ int Runtime::Impl::configured() {
 
 void Runtime::Impl::set_num_workers(int count) {
   check_worker_count(count, "the number of workers");
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   configured_.store(count, std::memory_order_relaxed);
   if (places_.num_taken() == 0) return;
   start_workers();
 }
 
-// Whether there are any: a limit on threads may leave us without.
+// Whether there are any: a limit on threads may leave us without. Some are enough to finish every run, and those who are missing
+// are asked for again by a later run; where there are none, by the next.
 bool Runtime::Impl::ensure_workers() {
   // acquire, with the release in start_workers: the rows exist.
-  if (started_.load(std::memory_order_acquire)) return true;
-  const std::lock_guard lock(mutex_);
-  configured();
-  start_workers();
-  return started_.load(std::memory_order_relaxed);
+  if (started_.load(std::memory_order_acquire)) [[likely]]
+    return true;
+  const std::lock_guard lock(mutex);
+  const auto have_some = [this] { return places_.num_taken() > 0; };
+  const bool may_ask = !have_some() || Clock::now() >= ask_again_ || exiting_.load(std::memory_order_relaxed);
+  if (may_ask) {
+    configured();
+    start_workers();
+  }
+  return have_some();
 }
 
-// As many as configured: starts those who are missing, lets those who are too many go. Some are enough to finish every run; where
-// none can be started, the next run tries again.
+// As many as configured: starts those who are missing, lets those who are too many go.
 void Runtime::Impl::start_workers() {
   if (exiting_.load(std::memory_order_relaxed)) throw std::runtime_error("the process is exiting: no new run can be started");
-  handle_process_events();
+  handle_exit();
   const int count = configured_.load(std::memory_order_relaxed);
   started_.store(false, std::memory_order_relaxed);
   pool_.ensure_rows(count);
@@ -251,10 +284,14 @@ void Runtime::Impl::start_workers() {
       if (!places_.is_taken(self)) start_worker(self);
     }
   } catch (const std::system_error&) {
-    if (places_.num_taken() == 0) return;
+    return ask_later();
+  } catch (const std::bad_alloc&) {
+    return ask_later();
   }
   started_.store(true, std::memory_order_release);
 }
+
+void Runtime::Impl::ask_later() noexcept { ask_again_ = Clock::now() + kAskAgainTime; }
 
 void Runtime::Impl::start_worker(int self) {
   places_.take(self);
@@ -299,7 +336,7 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   for (;;) {
     if (company.leaving() && leave(self)) return false;
     Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
-    if (head == nullptr) head = search(self);
+    if (head == nullptr) head = parking_.seek(Seeker{*this, self});
     if (head == nullptr) continue;
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
@@ -308,11 +345,10 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   }
 }
 
-// Looks for work for a while, then sleeps until there may be some; null after a sleep.
-Node* Runtime::Impl::search(int self) noexcept {
+// For work, for a while. `waiting`: a worker that was seen to wait for its core, if that is why there is none.
+Node* Runtime::Impl::look(int self, std::optional<int>& waiting) noexcept {
   const Policy& policy = *policy_.load(std::memory_order_acquire);
   const auto leaving = [&] { return self >= target_.load(std::memory_order_seq_cst); };
-  parking_.start_search();
   Node* node = nullptr;
   const auto search_for = [&](Clock::duration time) {
     for (const auto end = Clock::now() + time; node == nullptr && !leaving() && Clock::now() < end;) {
@@ -321,36 +357,23 @@ Node* Runtime::Impl::search(int self) noexcept {
     }
   };
   search_for(kSearchTime);
-  std::optional<int> waiting;
+  waiting.reset();
   for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !leaving() && Clock::now() < end;) {
     const Placement::Look look = placement_.look(self, target_.load(std::memory_order_relaxed));
     if (look.empty()) break;
     search_for(kLookTime);
     if (node == nullptr) waiting = placement_.waiting(look);
   }
-  const bool last = parking_.stop_search();
-  if (node != nullptr) {
-    if (last && pool_.has_work()) parking_.wake(1);
-    return node;
-  }
-  if (waiting) placement_.make_way(*waiting);
-  const uint32_t ticket = parking_.prepare();
-  if (pool_.has_work() || leaving()) {
-    parking_.cancel();
-  } else {
-    parking_.park(ticket);
-    placement_.spread(self, target_.load(std::memory_order_relaxed));
-  }
-  return nullptr;
+  return node;
 }
 
 bool Runtime::Impl::leave(int self) noexcept {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
+  // Whether we stay or not, we may have been woken for more work than we take: see parking.h.
+  if (pool_.has_work()) parking_.hand_on();
   if (self < target_.load(std::memory_order_relaxed)) return false;
   placement_.leave(self);
   places_.give_up(self);
-  // We may have been woken for work that we now leave to others.
-  if (pool_.has_work()) parking_.wake(1);
   return true;
 }
 
@@ -358,7 +381,7 @@ std::unique_ptr<RunState> Runtime::Impl::begin(RunState::Call& call, std::span<c
                                                std::span<void* const> results, std::optional<int64_t> run_key) {
   const Plan& plan = *call.plan;
   if (call.observer == nullptr && observed_.load(std::memory_order_relaxed)) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     call.observer = observer_;
   }
   if (call.policy == nullptr) call.policy = policy_.load(std::memory_order_acquire);
@@ -396,7 +419,7 @@ std::shared_ptr<ArrivingRun> Runtime::Impl::start(RunState::Call& call, std::spa
   RunState& run = *owned;
   auto arriving = std::make_shared<ArrivingRun>(
       num_pieces, ArrivingRun::Run{.arrive = [this, &run](size_t piece) { arrive(run, piece); },
-                                   .fail = [&run](const std::string& why) { run.fail([&] { return why; }); }});
+                                   .fail = [&run](std::string_view why) { run.fail([&] { return std::string(why); }); }});
   admit(*owned.release());
   return arriving;
 }
@@ -415,7 +438,7 @@ int Runtime::Impl::enter(const RunState& run) noexcept {
 // Into the pool, or behind those who wait for a slot there and are due earlier.
 void Runtime::Impl::admit(RunState& run) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     const int slot = enter(run);
     if (slot == RunOrder::kNoSlot) {
       RunState** place = &waiting_;
@@ -433,7 +456,7 @@ void Runtime::Impl::admit(RunState& run) noexcept {
 void Runtime::Impl::end(RunState* run) noexcept {
   RunState* next = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     next = release_slot(*run);
   }
   if (next != nullptr) spread(*next);
@@ -444,7 +467,7 @@ void Runtime::Impl::end(RunState* run) noexcept {
 bool Runtime::Impl::end_at(int self, RunState* run) noexcept {
   RunState* next = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     next = release_slot(*run);
     away = {self, places_.go_away(self, now_ns())};
     if (!pool_.order().is_empty()) call_stand_in();
@@ -452,13 +475,13 @@ bool Runtime::Impl::end_at(int self, RunState* run) noexcept {
   if (next != nullptr) spread(*next);
   complete(run);
   const auto [place, holder] = std::exchange(away, {});
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   return places_.come_back(place, holder);
 }
 
 bool Runtime::Impl::is_replaced() noexcept {
   if (away.place == Places::kNone) return false;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   return !places_.has(away.place, away.holder);
 }
 
@@ -479,7 +502,7 @@ RunState* Runtime::Impl::release_slot(const RunState& run) noexcept {
 // Whether a new run will find a worker, or at least a thread that stands in.
 bool Runtime::Impl::someone_works() noexcept {
   if (!places_.some_away()) return true;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   return !places_.all_away() || call_stand_in();
 }
 
@@ -504,7 +527,7 @@ bool Runtime::Impl::call_stand_in() noexcept {
 // Of a thread that has none; kNone if the thread is to end.
 int Runtime::Impl::wait_for_place() noexcept {
   name_thread("aspen spare");
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex);
   for (;;) {
     if (exiting_.load(std::memory_order_relaxed)) return Places::kNone;
     if (stand_in_ == StandIn::kCalled) {
@@ -522,7 +545,7 @@ int Runtime::Impl::wait_for_place() noexcept {
 }
 
 // Waits until a place has been empty for long, or no run needs it.
-std::optional<int> Runtime::Impl::watch(std::unique_lock<std::mutex>& lock) noexcept {
+std::optional<int> Runtime::Impl::watch(std::unique_lock<ForkSafeMutex>& lock) noexcept {
   stand_in_ = StandIn::kWatching;
   std::optional<int> place;
   while (!place && places_.some_away() && !pool_.order().is_empty() && !exiting_.load(std::memory_order_relaxed)) {
@@ -589,32 +612,31 @@ void Runtime::Impl::spread(RunState& run) noexcept {
   parking_.wake(parts);
 }
 
-// Registered once: a forked child inherits the registrations.
-void Runtime::Impl::handle_process_events() {
-  if (std::exchange(handles_process_events_, true)) return;
-  std::atexit([] { runtime().impl_->stop(); });
-  pthread_atfork([] { runtime().impl_->mutex_.lock(); }, [] { runtime().impl_->mutex_.unlock(); },
-                 [] {
-                   // The child has none of our threads. What they were walking belongs to the parent.
-                   Impl& impl = *runtime().impl_;
-                   impl.places_.reset();
-                   impl.stand_in_ = StandIn::kNone;
-                   impl.num_spare_ = 0;
-                   impl.started_.store(false, std::memory_order_relaxed);
-                   impl.parking_.reset();
-                   impl.placement_.reset();
-                   impl.pool_.reset();
-                   impl.waiting_ = nullptr;
-                   impl.num_arriving_ = 0;
-                   impl.mutex_.unlock();
-                 });
+// Registered once: a forked child inherits the registration.
+void Runtime::Impl::handle_exit() {
+  if (!std::exchange(handles_exit_, true)) std::atexit([] { runtime().impl_->stop(); });
+}
+
+// The child of a fork has none of our threads, nor is it exiting. What they were walking belongs to the parent.
+void Runtime::Impl::begin_anew() noexcept {
+  Impl& impl = *runtime().impl_;
+  impl.places_.reset();
+  impl.stand_in_ = StandIn::kNone;
+  impl.num_spare_ = 0;
+  impl.started_.store(false, std::memory_order_relaxed);
+  impl.exiting_.store(false, std::memory_order_relaxed);
+  impl.parking_.reset();
+  impl.placement_.reset();
+  impl.pool_.reset();
+  impl.waiting_ = nullptr;
+  impl.num_arriving_ = 0;
 }
 
 // At exit: lets the workers finish their current tiles, for these may use what is destroyed next. Not longer than kExitTime: a
 // worker may be waiting for us in a `done` callback.
 void Runtime::Impl::stop() noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     exiting_.store(true, std::memory_order_relaxed);
     started_.store(false, std::memory_order_relaxed);
     target_.store(0, std::memory_order_seq_cst);
@@ -635,16 +657,11 @@ void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* con
     call.states = &continued->states;
     call.selection = continued->selection;
   }
-  std::string error;
   try {
     impl_->submit(call, operands, results, run_key);
-    return;
-  } catch (const std::bad_alloc&) {
-    error = "out of memory";  // short enough to need none
-  } catch (const std::exception& exception) {
-    error = exception.what();
+  } catch (...) {
+    call.done(Failure::of_exception());
   }
-  call.done(error);
 }
 
 std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arrivals, std::span<const void* const> operands,
@@ -665,5 +682,8 @@ Runtime& runtime() {
   static Runtime instance;
   return instance;
 }
+
+// When the library is loaded, before anybody can fork in the middle of it.
+[[maybe_unused]] static const Runtime& kMadeAtLoad = runtime();
 
 }  // namespace aspen

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "arrivals.h"
+#include "failure.h"
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
@@ -16,9 +17,9 @@
 
 namespace aspen {
 
-// Called exactly once for each run, from a worker or from inside `submit`; the error is empty if the run succeeded. Must not
+// Called exactly once for each run, from a worker or from inside `submit`; the failure is empty if the run succeeded. Must not
 // throw.
-using Done = std::function<void(const std::string& error)>;
+using Done = std::function<void(const Failure& failure)>;
 
 // Below this estimated cost a run is finished sooner on the caller's thread than a parked worker can be woken.
 inline constexpr int64_t kWakeUpNs = 30'000;

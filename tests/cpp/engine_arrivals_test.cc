@@ -109,7 +109,7 @@ TEST(deep_tiles_go_first_where_the_run_says_so) {
   for (const Policy* policy : {&kDeepFirst, &kAllThroughPool}) {
     Bytes bytes(dag, reads);
     const auto ended = std::make_shared<EndedTiles>(std::vector<uint8_t>(dag.size(), 1));
-    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const std::string& error) { ended->close(error); }, ended, policy);
+    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const Failure& failure) { ended->close(failure); }, ended, policy);
     CHECK_EQ(ended->error(std::nullopt).value(), "");
     const auto order = ended->take(std::nullopt);
     CHECK_EQ(order.size(), dag.size());
@@ -159,10 +159,10 @@ TEST(a_run_ends_with_its_last_piece_even_if_nobody_reads_it) {
   std::atomic<bool> is_done{false};
   const Arriving arriving(
       reads.arrivals(plan), &bytes,
-      [&](const std::string& error) {
-        CHECK_EQ(error, "");
+      [&](const Failure& failure) {
+        CHECK_EQ(failure.text(), "");
         is_done = true;
-        ended->close(error);
+        ended->close(failure);
       },
       ended);
   for (size_t seen = 0; seen < dag.size();) seen += ended->take(std::nullopt).size();
@@ -186,7 +186,7 @@ TEST(tiles_are_announced_before_the_last_piece_arrives) {
     std::vector<uint8_t> wanted(dag.size());
     wanted[4] = wanted[5] = 1;
     const auto ended = std::make_shared<EndedTiles>(wanted);
-    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const std::string& error) { ended->close(error); }, ended);
+    const Arriving arriving(reads.arrivals(plan), &bytes, [&](const Failure& failure) { ended->close(failure); }, ended);
     CHECK_EQ(ended->take(0.0).size(), 0u);
     CHECK(!ended->error(0.0).has_value());
     bytes.pieces[first] = 1;
@@ -298,7 +298,7 @@ TEST(a_tile_that_fails_is_not_announced_and_its_run_waits_for_the_pieces) {
   Reads reads{std::vector<std::vector<size_t>>(dag.size()), 1};
   reads.pieces[11] = {0};
   const auto ended = std::make_shared<EndedTiles>(std::vector<uint8_t>(dag.size(), 1));
-  const Arriving arriving(reads.arrivals(plan), nullptr, [&](const std::string& error) { ended->close(error); }, ended);
+  const Arriving arriving(reads.arrivals(plan), nullptr, [&](const Failure& failure) { ended->close(failure); }, ended);
   CHECK(!ended->error(0.01).has_value());
   arriving.run->arrived(0);
   CHECK(ended->error(std::nullopt).value().find("failed: no") != std::string::npos);
@@ -322,7 +322,7 @@ TEST(runs_that_wait_for_pieces_keep_no_other_run_from_the_pool) {
     runs.push_back(std::make_unique<Arriving>(arrivals, bytes.back().get(), [&, done = waiter.done()](const std::string& error) {
       if (!error.empty()) ++num_errors;
       ++num_done;
-      done("");
+      done({});
     }));
   }
   const Dag ordinary = stencil_dag(5, 8);

@@ -47,7 +47,7 @@ struct Device {
   Device(const Dag& dag, std::shared_ptr<const Plan> its_plan) : plan(std::move(its_plan)), recording(dag), run(*plan) {}
 
   void submit(Meeting& meeting, Waiter& waiter) {
-    run.submit(plan, &recording, [&, done = waiter.done()](const std::string& error) {
+    run.submit(plan, &recording, [&, done = waiter.done()](const Failure& error) {
       meeting.enter();
       done(error);
     });
@@ -85,7 +85,7 @@ TEST(the_end_of_a_run_may_start_another_run_and_wait_for_it) {
       Recording recording(dag);
       DagRun run(*plan);
       Waiter waiter;
-      run.submit(plan, &recording, [&, done = waiter.done()](const std::string& error) {
+      run.submit(plan, &recording, [&, done = waiter.done()](const Failure& error) {
         if (depth > 0) nested(depth - 1);
         done(error);
       });
@@ -106,7 +106,7 @@ TEST(a_run_knows_at_its_end_that_another_thread_stands_in) {
   Recording recording(dag);
   DagRun run(*plan);
   std::atomic<bool> before{true}, after{false};
-  run.submit(plan, &recording, [&, done = waiter.done()](const std::string& error) {
+  run.submit(plan, &recording, [&, done = waiter.done()](const Failure& error) {
     before = runtime().is_replaced();
     run_and_check(plan, dag);
     after = runtime().is_replaced();
@@ -145,7 +145,7 @@ TEST(a_child_forked_by_a_worker_that_is_away_has_workers_of_its_own) {
     Recording recording(dag);
     DagRun run(*plan);
     std::atomic<int> status{-1};
-    run.submit(plan, &recording, [&, done = waiter.done()](const std::string& error) {
+    run.submit(plan, &recording, [&, done = waiter.done()](const Failure& error) {
       const pid_t child = fork();
       CHECK(child >= 0);
       if (child == 0) {

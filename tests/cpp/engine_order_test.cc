@@ -180,7 +180,7 @@ TEST(a_stream_of_runs_delays_another_for_no_longer_than_the_keys_differ) {
             [this](const std::string& error) {
               CHECK_EQ(error, "");
               if (is_over.load()) {
-                last("");
+                last({});
               } else {
                 go();
               }

@@ -145,7 +145,7 @@ TEST(a_run_may_be_submitted_and_workers_changed_from_a_done_callback) {
         recording.check();
         runtime().set_num_workers(1 + left % 4);
         if (--left == 0) {
-          last("");
+          last({});
         } else {
           go();
         }

@@ -55,6 +55,17 @@ const char* sleep_a_tile(const TileArgs&) noexcept {
   return nullptr;
 }
 
+// Of children of a root: each waits until so many have begun, which takes a worker each. Ten seconds at most.
+constexpr int kMeeting = 4;
+std::atomic<int> num_begun{0};
+
+const char* meet(const TileArgs& args) noexcept {
+  if (static_cast<const FirstTask*>(args.state)->task == 0) return nullptr;
+  num_begun.fetch_add(1);
+  for (int i = 0; i < 10000 && num_begun.load() < kMeeting; ++i) std::this_thread::sleep_for(1ms);
+  return nullptr;
+}
+
 // Waits up to ten seconds for the number of threads.
 void expect_workers(int count) {
   for (int i = 0; i < 10000 && threads_named_aspen() != count; ++i) std::this_thread::sleep_for(1ms);
@@ -119,16 +130,15 @@ TEST(all_workers_take_part_in_a_run) {
     void on_tile(const TileEvent& event) noexcept override { workers.fetch_or(1u << event.worker); }
     std::atomic<unsigned> workers{0};
   };
-  static constexpr Kernel kSleepy[] = {{"sleepy", prepare_task<sleep_a_tile>}};
-  tile_time = 2ms;
-  runtime().set_num_workers(4);
+  static constexpr Kernel kMeets[] = {{"meets", prepare_task<meet>}};
+  runtime().set_num_workers(kMeeting);
   run_and_check(recorded_plan(stencil_dag(2, 2), kInPool), stencil_dag(2, 2));
-  expect_workers(4);
+  expect_workers(kMeeting);
   // One root, so that three of the four must be woken by pushes, and steal.
   Dag dag;
   dag.add(0, {});
   for (int i = 0; i < 40; ++i) dag.add(1, {0});
-  const auto plan = make_plan(encode_dag(dag, "sleepy", kInPool), kSleepy);
+  const auto plan = make_plan(encode_dag(dag, "meets", kInPool), kMeets);
   const auto seen = std::make_shared<Seen>();
   Waiter waiter;
   DagRun run(*plan);

@@ -1,0 +1,35 @@
+// Where a thread waits for the end of a run that it has submitted.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "failure.h"
+
+namespace aspen {
+
+// Made before the run begins: its end needs no memory. Shared with whoever ends the run, who may still be inside `set` when the
+// thread that waited has gone on.
+class Outcome {
+ public:
+  void set(const Failure& failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    failure_ = failure;
+    changed_.notify_one();
+  }
+
+  // For one thread, once.
+  Failure wait() noexcept {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return failure_.has_value(); });
+    return *failure_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace aspen
