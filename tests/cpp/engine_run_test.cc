@@ -289,7 +289,8 @@ TEST(running_out_of_memory_is_an_error_and_other_runs_go_on) {
     GraphBuilder builder;
     const int64_t in = builder.operand(DType::kU8, {1});
     builder.tile(builder.op("op", "recorded", {builder.whole(in)}, builder.result(DType::kI64, {1}), {0}), {0}, {1}, kInPool);
-    builder.workspace_bytes = int64_t{1} << 61;
+    const int64_t large = builder.workspace(DType::kI16, {1 << 30, 1 << 30});
+    builder.tile(builder.op("large", "recorded", {builder.whole(in)}, large, {1}), {0, 0}, {1 << 30, 1 << 30}, kInPool);
     const auto plan = make_plan(builder.encode(), kKernels);
     Waiter waiter;
     DagRun run(*plan);
