@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from pathlib import Path
 
 import platformdirs
+
+from aspen_jax.files import read_file
 
 CACHE_VARIABLE = "ASPEN_CACHE_DIR"
 
 
 def cache_folder() -> Path:
     """The folder named by ASPEN_CACHE_DIR, or else the user's cache directory; it need not exist."""
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("aspen_jax", appauthor=False))
+    named = os.environ.get(CACHE_VARIABLE)
+    # `~` as in a shell, which leaves it alone in quotes and in files of settings.
+    return Path(os.path.expanduser(named) if named else platformdirs.user_cache_dir("aspen_jax", appauthor=False))
 
 
 def read(file: Path, largest: int, *, ours: bool = False) -> bytes:
@@ -28,18 +31,7 @@ def read(file: Path, largest: int, *, ours: bool = False) -> bytes:
     Raises:
         OSError: it cannot be read, or is no such file.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as opened:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a regular file")
-        if ours and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise OSError("others can write it")
-        content = opened.read(largest + 1)  # it may grow meanwhile, so its size alone does not tell
-    if len(content) > largest:
-        raise OSError("it is too large")
-    return content
+    return read_file(file, largest, follow_links=False, ours=ours)
 
 
 def write(file: Path, content: bytes) -> None:

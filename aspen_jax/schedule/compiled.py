@@ -14,6 +14,7 @@ from typing import Any
 
 from aspen_jax.cache import disk_cache
 from aspen_jax.errors import InputError
+from aspen_jax.files import SMALL, read_file
 from aspen_jax.schedule.policy import Policy, View
 
 _LARGEST = 1 << 26
@@ -112,7 +113,7 @@ def _compiled(source: Path) -> Path:
     if compiler is None:
         raise InputError("a policy in C++ needs a compiler, and none was found: install g++ 12 or newer, or set CXX")
     package = Path(__file__).parent.parent
-    key = hashlib.sha256(source.read_bytes())
+    key = hashlib.sha256(read_file(source, SMALL))
     for header in ("place.h", "policy.h"):
         key.update((package / "engine" / header).read_bytes())
     key.update(compiler.encode())
