@@ -333,7 +333,7 @@ TEST(ops_that_are_wrong_are_refused) {
   refuse([](auto& g) { g.ops[0].output = 2; }, "op 'sum' and op 'flip' write the same value");
   refuse(
       [](auto& g) {
-        g.values.push_back({2, 0, DType::kI32, {24}});
+        g.values.push_back({2, 0, g.values[2].dtype, {24}});
         g.ops[0].output = 5;
       },
       "op 'sum' and op 'flip' write the same value");

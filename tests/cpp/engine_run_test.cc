@@ -282,7 +282,8 @@ TEST(calls_that_do_not_fit_the_graph_are_errors) {
 }
 
 TEST(running_out_of_memory_is_an_error_and_other_runs_go_on) {
-  static constexpr Kernel kKernels[] = {{"recorded", prepare_task<run_recorded>}};
+  static constexpr Kernel kKernels[] = {{"recorded", prepare_task<run_recorded>},
+                                        {"any", [](const OpSpec&) { return PreparedOp{nullptr, run_recorded}; }}};
   const Dag dag = stencil_dag(3, 3);
   Recording recording(dag);
   {
@@ -290,7 +291,7 @@ TEST(running_out_of_memory_is_an_error_and_other_runs_go_on) {
     const int64_t in = builder.operand(DType::kU8, {1});
     builder.tile(builder.op("op", "recorded", {builder.whole(in)}, builder.result(DType::kI64, {1}), {0}), {0}, {1}, kInPool);
     const int64_t large = builder.workspace(DType::kI16, {1 << 30, 1 << 30});
-    builder.tile(builder.op("large", "recorded", {builder.whole(in)}, large, {1}), {0, 0}, {1 << 30, 1 << 30}, kInPool);
+    builder.tile(builder.op("large", "any", {builder.whole(in)}, large), {0, 0}, {1 << 30, 1 << 30}, kInPool);
     const auto plan = make_plan(builder.encode(), kKernels);
     Waiter waiter;
     DagRun run(*plan);
