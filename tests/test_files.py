@@ -85,7 +85,7 @@ def test_the_command_line_refuses_it(no_file: Path, capsys: pytest.CaptureFixtur
 def test_a_measurement_file_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASPEN_CACHE_DIR", str(tmp_path))
     file = MeasurementFile("measured", {})
-    path = file.write({})
+    _, path = file.update({}, int, int)
     assert path is not None
     path.unlink()
     os.mkfifo(path)
