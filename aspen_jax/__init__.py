@@ -19,7 +19,7 @@ from aspen_jax.api.decorator import aspen
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.report.profile import profile
-from aspen_jax.runtime import CUSTOM_CALL_TARGET, num_workers, set_num_workers
+from aspen_jax.runtime import CUSTOM_CALL_TARGET, limits, num_workers, set_num_workers
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "TileGraph",
     "UnsupportedError",
     "aspen",
+    "limits",
     "num_workers",
     "profile",
     "set_num_workers",

@@ -68,6 +68,12 @@ def trust(graph: bytes) -> None:
     Its edges must be known to be right. Only results that ops of the graph read cost time without this.
     """
 
+def limits() -> tuple[int | None, int | None]:
+    """The most bytes of workspace and nanoseconds of `Plan.run` and `Plan.timeline`; None where there is no limit."""
+
+def set_limits(workspace: int | None, nanoseconds: int | None) -> None:
+    """Change them, for runs that begin from now on."""
+
 class Plan:
     """A graph that was checked and made ready to run on this machine's kernels.
 
@@ -84,7 +90,7 @@ class Plan:
     def run(self, operands: Sequence[Any], run_key: int | None = None) -> list[np.ndarray]:
         """Run the graph on arrays of exactly the shapes and dtypes it was made for.
 
-        Other threads of Python go on meanwhile; Ctrl-C takes effect when the run has ended.
+        Other threads of Python go on meanwhile. What a signal's handler raises, such as Ctrl-C's, ends the run at its next tile.
 
         Args:
             operands: the arrays.
@@ -93,7 +99,7 @@ class Plan:
 
         Raises:
             InputError: number, shapes or dtypes of the arrays are others.
-            EngineError: the run failed.
+            EngineError: the run failed, or needs more than the limits allow.
         """
 
     def timeline(self, operands: Sequence[Any]) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from aspen_jax.errors import AspenError, InputError
+from aspen_jax.files import SMALL, read_text
 
 Function = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODULE:FUNCTION")]
 Shapes = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="shape", metavar="DTYPE[DIMS]")]
@@ -32,10 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="aspen", description=_DESCRIPTION, args=argv)
     except AspenError as error:
-        print(f"aspen: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse(message: str) -> int:
+    """Says why the command is not done. It may quote a file, so what a terminal would obey is escaped."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in message)
+    print(f"aspen: {shown}", file=sys.stderr)
+    return 2
 
 
 def demo(rounds: int = 15, workers: int | None = None) -> int:
@@ -370,7 +379,7 @@ def _split_function(function: str, shape: Sequence[str], args: str | None) -> tu
 def _token(path: Path | None) -> str | None:
     """The token in a file, without white space around it."""
     try:
-        return None if path is None else path.read_text().strip()
+        return None if path is None else read_text(path, SMALL).strip()
     except (OSError, UnicodeError) as error:
         raise InputError(f"{str(path)!r} cannot be read: {error}; name a file with the token") from error
 

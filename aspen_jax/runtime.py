@@ -112,6 +112,80 @@ def set_num_workers(n: int) -> None:
     _engine.set_num_workers(count)
 
 
+class Limits:
+    """What runs of graphs may take, as `limits` has set it. As a context manager it brings back what held before.
+
+    Attributes:
+        workspace: bytes; None: any number.
+        nanoseconds: None: any number.
+    """
+
+    def __init__(self, workspace: int | None, nanoseconds: int | None):
+        self._before = _engine.limits()
+        self.workspace, self.nanoseconds = workspace, nanoseconds
+        _engine.set_limits(workspace, nanoseconds)
+
+    def __enter__(self) -> Limits:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _engine.set_limits(*self._before)
+
+    def __repr__(self) -> str:
+        return f"limits(workspace={self.workspace}, nanoseconds={self.nanoseconds})"
+
+
+class _AsBefore:
+    """The default of an argument that changes nothing."""
+
+    def __repr__(self) -> str:
+        return "AS_BEFORE"
+
+
+AS_BEFORE = _AsBefore()
+
+
+def limits(*, workspace: int | _AsBefore | None = AS_BEFORE, nanoseconds: int | _AsBefore | None = AS_BEFORE) -> Limits:
+    """Limit what runs of `TileGraph.run` and `TileGraph.timeline` may take, in the whole process.
+
+    Use it before you run a graph from somebody whom you do not trust. Calls of decorated functions have no limits. Runs that have
+    begun keep the limits that they began with.
+
+    Args:
+        workspace: the most bytes of memory that a run may need beside its inputs and results: its workspace, and the scratch of a
+            worker. A run that needs more is refused before it takes any. None: any number. Not given: as before.
+        nanoseconds: how long a run may take. A run that takes longer ends at its next tile. A tile that has begun is not stopped.
+            None: any number. Not given: as before.
+
+    Returns:
+        The limits that hold now. In a `with` statement they hold until its end, and then those from before.
+
+    Raises:
+        InputError: a limit is no integer of 0 or more.
+
+    Example:
+        >>> with aspen_jax.limits(workspace=1 << 30, nanoseconds=2 * 10**9):
+        ...     result = TileGraph.load("strangers.aspen").run(x)
+    """
+    before = _engine.limits()
+    return Limits(
+        before[0] if isinstance(workspace, _AsBefore) else _limit("workspace", workspace),
+        before[1] if isinstance(nanoseconds, _AsBefore) else _limit("nanoseconds", nanoseconds),
+    )
+
+
+def _limit(name: str, given: Any) -> int | None:
+    if given is None:
+        return None
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = -1
+    if isinstance(given, bool) or not 0 <= number < 2**63:
+        raise InputError(f"the limit {name} is {given!r}; pass an integer of 0 or more, or None for no limit")
+    return number
+
+
 PATIENCE = 1.0
 """Seconds after its arrival at which a run is due that has no deadline; so much earlier for each unit of priority."""
 

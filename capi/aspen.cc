@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "aspen_jax/engine/failure.h"
+#include "aspen_jax/engine/limits.h"
 #include "aspen_jax/engine/outcome.h"
 #include "aspen_jax/engine/runtime.h"
 #include "model.h"
@@ -27,6 +29,7 @@ struct aspen_graph {
 namespace aspen {
 namespace {
 
+static_assert(ASPEN_NO_LIMIT == Limits::kNone);
 static_assert(ASPEN_MAX_RANK == kMaxRank && ASPEN_FLOAT64 == static_cast<int>(DType::kF64));
 
 // An array, so that keeping an error needs no memory and nothing is destroyed at the thread's end.
@@ -133,8 +136,11 @@ Call checked_call(const Model& model, const void* const* inputs, void* const* ou
 }
 
 void submit(const Model& model, const Call& call, Done done) {
-  runtime().submit(model.plan(), call.operands, call.results,
-                   [memory = model.memory(), done = std::move(done)](const Failure& failure) { done(failure); });
+  auto watch = watch_by_limits(*model.plan());
+  runtime().submit(
+      model.plan(), call.operands, call.results,
+      [memory = model.memory(), done = std::move(done)](const Failure& failure) { done(failure); }, nullptr, std::nullopt,
+      nullptr, std::move(watch));
 }
 
 }  // namespace
@@ -162,6 +168,17 @@ aspen_status aspen_num_workers(int* count) {
 
 aspen_status aspen_set_num_workers(int count) {
   return guarded([&] { runtime().set_num_workers(count); });
+}
+
+aspen_status aspen_set_limits(int64_t workspace, int64_t nanoseconds) {
+  return guarded([&] { set_limits({workspace, nanoseconds}); });
+}
+
+aspen_status aspen_limits(int64_t* workspace, int64_t* nanoseconds) {
+  const Limits now = limits();
+  if (workspace != nullptr) *workspace = now.workspace;
+  if (nanoseconds != nullptr) *nanoseconds = now.nanoseconds;
+  return ASPEN_OK;
 }
 
 aspen_status aspen_open(const char* path, aspen_graph** graph) {

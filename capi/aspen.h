@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 /* Of this header. It grows by 1 where something is added, and nothing is taken away without another name of the library. */
-#define ASPEN_API_VERSION 1
+#define ASPEN_API_VERSION 2
 
 #define ASPEN_MAX_RANK 8
 
@@ -44,7 +44,7 @@ typedef enum aspen_status {
   ASPEN_BAD_FILE = 2,         /* damaged, not of this kind, or in need of a newer version */
   ASPEN_IO_ERROR = 3,         /* the system could not open or read a file */
   ASPEN_OUT_OF_MEMORY = 4,
-  ASPEN_FAILED = 5 /* a run, or anything else */
+  ASPEN_FAILED = 5 /* a run, one beyond the limits, or anything else */
 } aspen_status;
 
 /* The numbers are those of graph files. Elements are in the machine's byte order; a bool is a byte of 0 or 1. */
@@ -95,6 +95,21 @@ ASPEN_API aspen_status aspen_num_workers(int* count);
 
 /* At any time. Runs in flight go on. ASPEN_INVALID_ARGUMENT: `count` is not in 1 to 1024. */
 ASPEN_API aspen_status aspen_set_num_workers(int count);
+
+#define ASPEN_NO_LIMIT INT64_MAX
+
+/* Limits what runs of all graphs of the process may take, from their next run on; set it before you run a stranger's graph.
+ *
+ * workspace: the most bytes that a run may need beside its inputs and outputs. Where it needs more, aspen_run and aspen_start
+ *     fail at once.
+ * nanoseconds: how long a run may take. One that takes longer ends with an error at its next tile; a tile that has begun is not
+ *     stopped.
+ *
+ * ASPEN_NO_LIMIT lifts a limit, as at first. ASPEN_INVALID_ARGUMENT: one is below 0. */
+ASPEN_API aspen_status aspen_set_limits(int64_t workspace, int64_t nanoseconds);
+
+/* The limits that hold; each pointer may be NULL. */
+ASPEN_API aspen_status aspen_limits(int64_t* workspace, int64_t* nanoseconds);
 
 /* Loads what TileGraph.save wrote. `*graph` is the caller's, who ends it by aspen_close; NULL where this fails.
  * ASPEN_BAD_FILE, ASPEN_IO_ERROR, ASPEN_OUT_OF_MEMORY. */

@@ -1,4 +1,6 @@
 // The program aspen-run: loads a saved graph and its weights, runs and times it. All that it knows of graphs is aspen.h.
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -10,6 +12,7 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,6 +21,7 @@
 
 #include "aspen.h"
 #include "npy.h"
+#include "printable.h"
 
 namespace aspen {
 namespace {
@@ -158,17 +162,41 @@ std::string kind_of(const aspen_tensor& tensor) {
 }
 
 void print_row(const std::string& name, const std::string& kind, const std::string& source) {
-  std::printf("  %-32s %-24s %s\n", name.c_str(), kind.c_str(), source.c_str());
+  std::printf("  %-32s %-24s %s\n", printable(name).c_str(), kind.c_str(), printable(source).c_str());
 }
 
 struct CloseGraph {
   void operator()(aspen_graph* graph) const { aspen_close(graph); }
 };
 
-// A name may be a path inside a tree, and a file's name may not.
-std::string file_name(std::string name) {
-  std::ranges::replace(name, '/', '_');
-  return name;
+constexpr size_t kLongestName = 200;  // in bytes; file systems take 255
+
+// A file for each output, all different, in a folder that can be written. So a program that has run for an hour can keep what it
+// found.
+std::vector<std::string> output_files(const std::string& folder, const std::vector<aspen_tensor>& tensors) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string name = file_name(name_of(tensors[i], i));
+    names.push_back(name.size() > kLongestName ? std::to_string(i) : name);
+  }
+  if (std::set<std::string>(names.begin(), names.end()).size() < names.size()) {
+    for (size_t i = 0; i < names.size(); ++i) names[i] = std::to_string(i) + "." + names[i];
+  }
+  std::filesystem::create_directories(folder);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw std::runtime_error("'" + folder + "' cannot be written; name another folder");
+  std::vector<std::string> files;
+  for (const std::string& name : names) {
+    files.push_back(folder + "/" + name + ".npy");
+    const auto status = std::filesystem::status(files.back());
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+      throw std::runtime_error("'" + files.back() + "' exists and is no regular file; name another folder");
+    }
+    if (std::filesystem::exists(status) && ::access(files.back().c_str(), W_OK) != 0) {
+      throw std::runtime_error("'" + files.back() + "' exists and cannot be written; name another folder");
+    }
+  }
+  return files;
 }
 
 int run(const Options& options) {
@@ -219,6 +247,9 @@ int run(const Options& options) {
     print_row(name_of(tensors[i], i), kind_of(tensors[i]), "");
   }
 
+  std::vector<std::string> files;
+  if (options.output) files = output_files(*options.output, tensors);
+
   std::vector<double> times;
   for (int i = 0; i <= options.runs; ++i) {
     const auto begin = std::chrono::steady_clock::now();
@@ -230,12 +261,7 @@ int run(const Options& options) {
   const double median = (times[times.size() / 2] + times[(times.size() - 1) / 2]) / 2;
   std::printf("workers %d, runs %d: minimum %.4f ms, median %.4f ms\n", workers, options.runs, times.front(), median);
 
-  if (options.output) {
-    std::filesystem::create_directories(*options.output);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      write_npy(*options.output + "/" + file_name(name_of(tensors[i], i)) + ".npy", tensors[i], results[i].bytes());
-    }
-  }
+  for (size_t i = 0; i < files.size(); ++i) write_npy(files[i], tensors[i], results[i].bytes());
   return 0;
 }
 
@@ -257,7 +283,7 @@ int main(int argc, char** argv) {
     if (asks("--flags")) return print_flags();
     return run(parse(arguments));
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "aspen-run: %s\n", error.what());
+    std::fprintf(stderr, "aspen-run: %s\n", printable(error.what()).c_str());
     return 2;
   }
 }

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string_view>
+
+#include "source.h"
 
 namespace aspen {
 namespace {
 
 constexpr std::string_view kMagic("\x93NUMPY", 6);
+constexpr size_t kPrefix = 10;  // of a short header; a long one has two bytes more
 
 // NumPy knows no bfloat16: a file holds such elements as two bytes of nothing in particular.
 std::string_view descr(aspen_dtype dtype) {
@@ -38,27 +42,30 @@ std::string without_spaces(std::string text) {
 }  // namespace
 
 void read_npy(const std::string& path, const aspen_tensor& wanted, std::span<std::byte> bytes) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot open '" + path + "'");
+  const std::unique_ptr<Source> file = open_file(path);
+  const auto read = [&](size_t offset, void* to, size_t size) {
+    if (offset > file->size() || size > file->size() - offset) throw std::runtime_error("'" + path + "' is cut short");
+    file->read(offset, {static_cast<std::byte*>(to), size});
+  };
   unsigned char prefix[12] = {};
-  file.read(reinterpret_cast<char*>(prefix), 10);
-  const bool is_long = prefix[6] > 1;
-  if (is_long) file.read(reinterpret_cast<char*>(prefix) + 10, 2);
-  if (!file || std::string_view(reinterpret_cast<char*>(prefix), 6) != kMagic) {
-    throw std::runtime_error("'" + path + "' is no .npy file");
+  if (file->size() >= kPrefix) read(0, prefix, kPrefix);
+  if (std::string_view(reinterpret_cast<char*>(prefix), kMagic.size()) != kMagic) {
+    throw std::runtime_error("'" + path + "' is no .npy file; write one with numpy.save");
   }
+  const bool is_long = prefix[6] > 1;
+  if (is_long) read(kPrefix, prefix + kPrefix, 2);
   uint32_t size = prefix[8] | prefix[9] << 8;
   if (is_long) size |= static_cast<uint32_t>(prefix[10]) << 16 | static_cast<uint32_t>(prefix[11]) << 24;
+  const size_t begin = kPrefix + (is_long ? 2 : 0);
   std::string header(std::min<uint32_t>(size, 1 << 16), ' ');
-  file.read(header.data(), static_cast<std::streamsize>(header.size()));
+  read(begin, header.data(), header.size());
   // NumPy writes the three keys in this order.
-  if (!file || without_spaces(header) != without_spaces(header_of(wanted))) {
+  if (without_spaces(header) != without_spaces(header_of(wanted))) {
     const size_t end = std::min(header.find('}'), size_t{200});
     throw std::runtime_error("'" + path + "' holds " + header.substr(0, end) + "}, and the graph takes " + header_of(wanted) +
                              "; save it so, by numpy.ascontiguousarray");
   }
-  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!file) throw std::runtime_error("'" + path + "' is cut short");
+  read(begin + header.size(), bytes.data(), bytes.size());
 }
 
 void write_npy(const std::string& path, const aspen_tensor& tensor, std::span<const std::byte> bytes) {

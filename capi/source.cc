@@ -14,12 +14,12 @@ namespace {
 
 class File final : public Source {
  public:
-  explicit File(const std::string& path) : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit File(const std::string& path) : path_(path), descriptor_(::open(path.c_str(), kFlags)) {
     struct stat status;
     if (descriptor_ < 0) fail("open", errno);
     if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(descriptor_);
-      throw IoError("'" + path + "' is no regular file");
+      throw IoError("'" + path + "' is no regular file; name one, such as a copy of what a pipe or a device gives");
     }
     size_ = static_cast<size_t>(status.st_size);
   }
@@ -41,6 +41,9 @@ class File final : public Source {
   }
 
  private:
+  // Without O_NONBLOCK, opening a pipe would wait for a writer.
+  static constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+
   [[noreturn]] void fail(const char* what, int error) const {
     throw IoError(std::string("cannot ") + what + " '" + path_ + "': " + std::generic_category().message(error));
   }

@@ -23,7 +23,7 @@ class Source {
   virtual void read(size_t offset, std::span<std::byte> bytes) const = 0;
 };
 
-// Throws IoError.
+// A regular file, of the size that it has now. Throws IoError, for pipes, devices and folders too.
 std::unique_ptr<Source> open_file(const std::string& path);
 
 std::unique_ptr<Source> in_memory(std::span<const std::byte> bytes);

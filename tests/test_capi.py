@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -205,3 +206,58 @@ def test_weights_that_fit_no_input_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'x' is float32\[2, 7\] and the graph takes float32\[6, 7\]"):
         graph.save_weights(tmp_path / "w", x=X[:2])
     assert list(tmp_path.iterdir()) == []
+
+
+def stranger(folder: Path, names: tuple[str, ...]) -> Path:
+    """A graph of as many results, with these names."""
+    graph = aspen(lambda x: tuple(x + k for k in range(len(names)))).graph(X)
+    dataclasses.replace(graph, result_names=names, input_names=("x\x1b]0;title\x07",)).save(folder / "stranger.aspen")
+    return folder / "stranger.aspen"
+
+
+def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = stranger(tmp_path, ("a\x1b[31m", "b\r\n\x9b", "c\u202ed", "é"))
+    ran = run(tmp_path, path, "--runs", 1, "--output", "out")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert set(ran.stdout) <= {*map(chr, range(32, 127)), "\n", "é"}
+    for shown in (r"x\x1b]0;title\x07", r"a\x1b[31m", r"b\x0d\x0a\x9b", r"c\u202ed"):
+        assert shown in ran.stdout
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["a_[31m.npy", "b___.npy", "c_d.npy", "é.npy"]
+    ran = run(tmp_path, "\x1b[2J")
+    assert ran.stderr.startswith(r"aspen-run: cannot open '\x1b[2J'")
+
+
+@pytest.mark.parametrize("names", [("a/b", "a_b", "c"), ("a\x01", "a\x02"), ("x" * 300, "0"), ("y" * 300, "y" * 301)])
+def test_two_outputs_never_share_a_file(names: tuple[str, ...], tmp_path: Path) -> None:
+    ran = run(tmp_path, stranger(tmp_path, names), "--runs", 1, "--output", "out", "--input", "0=x.npy")
+    assert ran.returncode == 2  # there is no such input yet
+    np.save(tmp_path / "x.npy", X)
+    ran = run(tmp_path, stranger(tmp_path, names), "--runs", 1, "--output", "out", "--input", "0=x.npy")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    results = [np.load(file) for file in (tmp_path / "out").iterdir()]
+    assert sorted(float((result - X).mean().round()) for result in results) == list(range(len(names)))
+
+
+def test_outputs_that_cannot_be_written_are_found_before_the_runs(tmp_path: Path) -> None:
+    path = stranger(tmp_path, ("a", "b"))
+    (tmp_path / "file").touch()
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/b.npy")
+    for folder in ("file", "file/deeper", "/proc/nothing", "pipe"):
+        ran = run(tmp_path, path, "--output", folder)
+        assert ran.returncode == 2
+        assert folder in ran.stderr
+        assert "workers" not in ran.stdout
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero", "/proc/self/maps"])
+def test_no_file_is_waited_for(folder: Path, tmp_path: Path, kind: str) -> None:
+    named = Path(kind) if kind.startswith("/") else tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(named)
+    elif kind == "folder":
+        named.mkdir()
+    for arguments in ([named], ["model.aspen", "--weights", named], ["model.aspen", "--input", f"x={named}"]):
+        ran = run(folder, *arguments)
+        assert (ran.returncode, ran.stderr[:11]) == (2, "aspen-run: ")
+        assert "workers" not in ran.stdout

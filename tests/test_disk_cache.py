@@ -1,8 +1,13 @@
 """Files of the cache folder, where others can write it."""
 
+import fcntl
 import hashlib
 import os
 import secrets
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,8 @@ from aspen_jax.cache import disk_cache
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.cost import measured
 from aspen_jax.cuda import image
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +76,47 @@ def test_code_that_others_can_write_is_not_believed(folder, mode):
 @pytest.mark.parametrize("entry", [[[1], int("9" * 400)], [[2**31], 1]])
 def test_numbers_too_large_are_ignored_with_a_warning(entry):
     file = MeasurementFile("measured", {})
-    file.write({"a": entry})
+    file.update({"a": entry}, parse=lambda entry: entry, to_json=lambda entry: entry)
     with pytest.warns(RuntimeWarning, match="is ignored"):
         assert file.read(measured._measured) == {}
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(disk_cache.CACHE_VARIABLE, "~/kept")
+    assert disk_cache.cache_folder() == tmp_path / "kept"
+    monkeypatch.setenv(disk_cache.CACHE_VARIABLE, "~")
+    assert disk_cache.cache_folder() == tmp_path
+    monkeypatch.setenv(disk_cache.CACHE_VARIABLE, "~nobody-of-this-name/kept")
+    assert disk_cache.cache_folder() == Path("~nobody-of-this-name/kept")
+
+
+def put(number):
+    MeasurementFile("measured", {}).update({f"entry {number}": number}, int, int)
+
+
+def test_entries_that_threads_and_processes_put_at_once_are_all_kept(monkeypatch):
+    """Each waits after it has read, so that without a lock the last one would overwrite what the others wrote."""
+    monkeypatch.setattr("aspen_jax.cache.measurement_file.write", slow_write)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(put, range(8)))
+    code = "from tests.test_disk_cache import put\nfor number in range({0}, {0} + 10): put(number)"
+    processes = [subprocess.Popen([sys.executable, "-c", code.format(begin)], cwd=ROOT) for begin in (100, 200)]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    expected = {*range(8), *range(100, 110), *range(200, 210)}
+    assert set(MeasurementFile("measured", {}).read(int).values()) == expected
+
+
+def slow_write(file, content):
+    time.sleep(0.02)
+    disk_cache.write(file, content)
+
+
+def test_a_lock_that_is_never_given_back_is_waited_for_only_so_long(folder, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_PATIENCE", 0.1)
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    put(1)
+    os.close(descriptor)
+    put(2)
+    assert MeasurementFile("measured", {}).read(int) == {"entry 1": 1, "entry 2": 2}

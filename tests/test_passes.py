@@ -13,7 +13,7 @@ from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.ops import transposed
 from aspen_jax.ops.reference import evaluate
-from aspen_jax.passes import OPTIONAL, PASSES, STAGES, disabled_by_environment, run_passes
+from aspen_jax.passes import OPTIONAL, PASSES, STAGES, disabled_by_environment, fuse, run_passes
 from tests.random_functions import random_function
 from tests.tracing import traced
 
@@ -334,6 +334,32 @@ def test_epilogue_takes_bias_scale_residual_and_activation():
     assert kinds(result) == ["conv2d"]
     assert_same(program, result, inputs)
     assert kinds(run_passes(program, {"epilogue"})) == ["conv2d", "block"]
+
+
+@pytest.mark.parametrize("product", ["matmul", "conv2d"])
+def test_an_epilogue_goes_on_where_a_block_was_too_long(product):
+    """A chain of more instructions than a block has becomes several: the second reads what the first gives, not the sum."""
+
+    def function(x, w, r, s):
+        y = x @ w if product == "matmul" else lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)
+        for k in range(60):
+            y = jnp.maximum(y * (1 - 0.01 * k) + (r if k < 30 else s), -y)
+        return y
+
+    rng = np.random.default_rng(4)
+    shapes = ((40, 24), (24, 32), (40, 32), (40, 32))
+    if product == "conv2d":
+        shapes = ((1, 5, 8, 6), (3, 3, 6, 7), (1, 5, 8, 7), (1, 5, 8, 7))
+    program, inputs = traced(function, *(rng.standard_normal(shape, np.float32) for shape in shapes))
+    result = run_passes(program, {"winograd"})
+    assert kinds(result) == [product]
+    (op,) = result.ops
+    assert op.program is not None
+    assert len(op.program.instructions) > fuse.MAX_INSTRUCTIONS
+    assert kinds(run_passes(program, {"winograd", "epilogue"}))[:3] == [product, "block", "block"]
+    assert_same(program, result, inputs)
+    (expected,) = evaluate(program, *inputs)
+    np.testing.assert_allclose(apu.build(result, 2).run(*inputs)[0], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def test_an_exact_convolution_is_not_taken_for_one_of_less_precision():

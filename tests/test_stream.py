@@ -355,3 +355,20 @@ def test_any_choice_of_tiles_ends():
     for wrong in (b"", bytes(graph.num_tiles + 1)):
         with pytest.raises(InputError, match="one for each tile"):
             stream.run(operands, wrong)
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_another_sign_of_zero_is_a_change(mode, dtype, array, request):
+    """The reciprocals of the two zeros are the two infinities, so a stream that compares numbers gives the wrong one."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    zeros = np.zeros(600, dtype)
+    mixed = zeros.copy()
+    mixed[[3, 599]] = -0.0
+    stream = aspen(lambda x: 1 / x).stream(array(zeros))
+    for x in (mixed, zeros, -zeros, mixed, mixed):
+        got = np.asarray(stream(array(x)), np.float32)
+        np.testing.assert_array_equal(got, np.where(np.signbit(x.astype(np.float32)), -np.inf, np.inf))
+    assert stream.last.tiles_run == 0

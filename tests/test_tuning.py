@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -163,6 +164,25 @@ def test_entries_of_two_processes_are_joined(directory):
     measured.remember(WORKERS, {"c": Measured((3,), 3.0)})
     measured.forget()
     assert set(measured.measurements(WORKERS).entries) == {"a", "b", "c"}
+
+
+def test_tunings_of_two_threads_and_two_processes_at_once_are_joined(directory):
+    code = (
+        "import sys; from aspen_jax.cost import measured; from aspen_jax.cost.measured import Measured\n"
+        f"for k in range(20): measured.remember({WORKERS}, {{f'{{sys.argv[1]}} {{k}}': Measured((2,), 2.0)}})"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", code, name], cwd=directory.parent) for name in ("first", "second")]
+
+    def remember(name):
+        for k in range(20):
+            measured.remember(WORKERS, {f"{name} {k}": Measured((3,), 3.0)})
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(remember, ("third", "fourth")))
+    assert [other.wait(120) for other in others] == [0, 0]
+    measured.forget()
+    names = ("first", "second", "third", "fourth")
+    assert set(measured.measurements(WORKERS).entries) == {f"{name} {k}" for name in names for k in range(20)}
 
 
 def test_a_function_without_tiles_cannot_be_tuned():

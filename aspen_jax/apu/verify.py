@@ -44,6 +44,8 @@ def verify(graph: TileGraph) -> None:
     if missing.size:
         refuse(f"tile {children[missing[0]]} reads what tile {parents[missing[0]]} writes and does not wait for it")
     check_reuse(graph, program, tiles, reads)
+    # What its kernels take of dtypes, shapes and parameter words the engine alone knows, and how much memory a run may take.
+    _ = graph.plan
 
 
 def reads_of_graph(graph: TileGraph) -> tuple[Program, list[tuple[np.ndarray, np.ndarray]], list[list[Read]]]:

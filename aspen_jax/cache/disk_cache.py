@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
-import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 
+from aspen_jax.files import read_file
+
 CACHE_VARIABLE = "ASPEN_CACHE_DIR"
+
+# Seconds that a lock is waited for: much longer than a file is read and written.
+_PATIENCE = 10.0
 
 
 def cache_folder() -> Path:
     """The folder named by ASPEN_CACHE_DIR, or else the user's cache directory; it need not exist."""
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("aspen_jax", appauthor=False))
+    named = os.environ.get(CACHE_VARIABLE)
+    # `~` as in a shell, which leaves it alone in quotes and in files of settings.
+    return Path(os.path.expanduser(named) if named else platformdirs.user_cache_dir("aspen_jax", appauthor=False))
 
 
 def read(file: Path, largest: int, *, ours: bool = False) -> bytes:
@@ -28,18 +38,41 @@ def read(file: Path, largest: int, *, ours: bool = False) -> bytes:
     Raises:
         OSError: it cannot be read, or is no such file.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as opened:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a regular file")
-        if ours and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise OSError("others can write it")
-        content = opened.read(largest + 1)  # it may grow meanwhile, so its size alone does not tell
-    if len(content) > largest:
-        raise OSError("it is too large")
-    return content
+    return read_file(file, largest, follow_links=False, ours=ours)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other threads and processes that ask for the same out of a folder, which is made if it is not there.
+
+    Whoever may read the folder can hold its lock. So it is waited for only so long, and then done without.
+
+    Raises:
+        OSError: the folder cannot be made or opened.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # A lock belongs to what was opened, so each thread has its own.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while not _taken(descriptor) and time.monotonic() < end:
+            time.sleep(0.01)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile would keep it
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether the lock is ours now; also where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write(file: Path, content: bytes) -> None:

@@ -10,9 +10,10 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from aspen_jax.cache.disk_cache import CACHE_VARIABLE, cache_folder, read, write
+from aspen_jax.cache.disk_cache import CACHE_VARIABLE, cache_folder, locked, read, write
 
 _LARGEST_FILE = 64 << 20
 
@@ -50,14 +51,34 @@ class MeasurementFile:
             _warn(f"{str(self._path)!r} is ignored, as if nothing had been measured: {error}; delete it, or tune again")
             return {}
 
-    def write(self, entries: Mapping[str, Any]) -> Path | None:
-        """Replaces all entries; returns the file, or None where it cannot be written."""
+    def update(
+        self,
+        entries: Mapping[str, T],
+        parse: Callable[[Any], T],
+        to_json: Callable[[T], Any],
+        known: Mapping[str, T] = MappingProxyType({}),
+    ) -> tuple[dict[str, T], Path | None]:
+        """Puts entries among those of the file, of which none is lost that another thread or process puts there meanwhile.
+
+        Args:
+            entries: they count where the file has the same.
+            parse: as `read` takes it.
+            to_json: makes of an entry what `parse` takes.
+            known: more entries, which count where the file has none of the name.
+
+        Returns:
+            all entries, and the file, or None where it cannot be written.
+        """
+        merged = {**known, **entries}
         try:
-            write(self._path, json.dumps({"machine": self._machine, "measured": entries}).encode())
+            with locked(self._path.parent):
+                merged = {**known, **self.read(parse), **entries}
+                content = {"machine": self._machine, "measured": {name: to_json(entry) for name, entry in sorted(merged.items())}}
+                write(self._path, json.dumps(content).encode())
         except OSError as error:
             _warn(f"{str(self._path)!r} cannot be written, so later processes must tune again: {error}; set {CACHE_VARIABLE}")
-            return None
-        return self._path
+            return merged, None
+        return merged, self._path
 
 
 def _warn(message: str) -> None:

@@ -77,9 +77,11 @@ def remember(num_workers: int, entries: Mapping[str, Measured]) -> Path | None:
         the file, or None where it could not be written, of which a warning tells.
     """
     with _lock:
-        # Another process may have measured meanwhile.
-        _known[num_workers] = _known.get(num_workers, Measurements()).updated(_read(num_workers).entries).updated(entries)
-        return _write(num_workers, _known[num_workers])
+        known = _known.get(num_workers, Measurements())
+    kept, path = _file(num_workers).update(entries, _measured, _to_json, known.entries)
+    with _lock:
+        _known[num_workers] = _known.get(num_workers, known).updated(kept)
+    return path
 
 
 def forget() -> None:
@@ -130,6 +132,5 @@ def _measured(entry: Any) -> Measured:
     return Measured(tuple(parts), float(nanoseconds))
 
 
-def _write(num_workers: int, known: Measurements) -> Path | None:
-    entries = {name: [item.parts, round(item.nanoseconds)] for name, item in sorted(known.entries.items())}
-    return _file(num_workers).write(entries)
+def _to_json(entry: Measured) -> Any:
+    return [entry.parts, max(round(entry.nanoseconds), 1)]

@@ -192,12 +192,14 @@ def remember(entries: Mapping[Problem, Timed]) -> Path | None:
     """
     kind, name = identity = _card(), architecture()
     with _lock:
-        # Another process may have timed meanwhile.
-        before = _known.get(identity, KernelChoices(name)).updated(_read(kind, name).entries)
-        _known[identity] = before.updated(entries)
-        if kind is None:
-            return None
-        return _file(kind, name).write({_key(item[0]): _to_json(item) for item in _known[identity].entries.items()})
+        known = _known.get(identity, KernelChoices(name))
+    kept, path = dict(entries), None
+    if kind is not None:
+        found, path = _file(kind, name).update(_by_key(entries), _timed, _to_json, _by_key(known.entries))
+        kept = dict(found.values())
+    with _lock:
+        _known[identity] = _known.get(identity, known).updated(kept)
+    return path
 
 
 def forget() -> None:
@@ -228,6 +230,10 @@ def _read(kind: str | None, name: str) -> KernelChoices:
         return KernelChoices(name)
     parsed = _file(kind, name).read(_timed).values()
     return KernelChoices(name, dict(parsed))
+
+
+def _by_key(entries: Mapping[Problem, Timed]) -> dict[str, tuple[Problem, Timed]]:
+    return {_key(problem): (problem, timed) for problem, timed in entries.items()}
 
 
 def _key(problem: Problem) -> str:

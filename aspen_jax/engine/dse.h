@@ -37,7 +37,7 @@ RunState* walk(Node* head, const Dse& dse, const Company& company) noexcept {
       company.push(rest);
       break;
     }
-    if (!run.failed()) [[likely]]
+    if (run.is_free() || run.may_go_on()) [[likely]]
       execute(run, tile, dse);
     ++walked;
   }

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAlignment = 64;  // of values in the workspace
 constexpr int32_t kNone = -1;
 
 int64_t times(int64_t a, int64_t b, const std::string& what) {
@@ -79,6 +80,7 @@ class GraphReader {
       check_writers();
     }
     wire_.finish();
+    check_workspace();
     check_tiles_cover_outputs(graph_);
     check_acyclic(graph_);
     return std::move(graph_);
@@ -137,7 +139,7 @@ class GraphReader {
   }
 
   static void check_inside(const Value& value, int64_t bytes, const std::string& where, const std::string& buffer) {
-    if (value.offset % 64 != 0)
+    if (value.offset % kAlignment != 0)
       throw GraphError(where + ": its offset " + std::to_string(value.offset) + " is no multiple of 64");
     if (value.offset > bytes || value.bytes > bytes - value.offset) {
       throw GraphError(where + ": its " + std::to_string(value.bytes) + " bytes at " + std::to_string(value.offset) +
@@ -173,12 +175,17 @@ class GraphReader {
       const Value& value = graph_.values[i];
       if (value.buffer == graph_.workspace()) continue;
       const std::string where = "value " + std::to_string(i);
-      if (value.buffer < num_operands_ && graph_.operands[value.buffer] != static_cast<int32_t>(i)) {
+      const bool is_operand = value.buffer < num_operands_;
+      const int32_t there = is_operand ? graph_.operands[value.buffer] : graph_.results[value.buffer - num_operands_];
+      if (is_operand && there != static_cast<int32_t>(i)) {
         check_inside(value, buffer_bytes[value.buffer], where, "operand " + std::to_string(value.buffer));
-        if (value.dense.dtype == graph_.values[graph_.operands[value.buffer]].dense.dtype) continue;
-        throw GraphError(where + " has another dtype than operand " + std::to_string(value.buffer) + ", in which it lies");
+      } else {
+        check_fills(value, buffer_bytes[value.buffer], where);
       }
-      check_fills(value, buffer_bytes[value.buffer], where);
+      if (value.dense.dtype != graph_.values[there].dense.dtype) {
+        throw GraphError(where + " has another dtype than buffer " + std::to_string(value.buffer) +
+                         " of the call, in which it lies");
+      }
     }
   }
 
@@ -331,6 +338,23 @@ class GraphReader {
           throw GraphError(op_name(i) + " reads value " + std::to_string(input.value) + ", which no op writes");
         }
       }
+    }
+  }
+
+  // A run takes all of the workspace, so none is believed that its ops do not write.
+  void check_workspace() const {
+    int64_t reach = 0;
+    const auto extend = [&](int32_t id) {
+      const Value& value = graph_.values[id];
+      if (value.buffer == graph_.workspace()) reach = std::max(reach, value.offset + value.bytes);
+    };
+    for (const Op& op : graph_.ops) extend(op.output);
+    for (const int32_t id : graph_.further) extend(id);
+    // What is left behind the last value fills its last 64 bytes.
+    if (graph_.workspace_bytes - reach >= kAlignment) {
+      throw GraphError("the tile graph has a workspace of " + std::to_string(graph_.workspace_bytes) +
+                       " bytes, of which its ops write the first " + std::to_string(reach) +
+                       "; save it again with this version of aspen_jax");
     }
   }
 

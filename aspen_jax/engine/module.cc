@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -26,6 +27,7 @@
 #include "cuda/python.h"
 #include "ffi.h"
 #include "lab.h"
+#include "limits.h"
 #include "outcome.h"
 #include "placed_run.h"
 #include "plan.h"
@@ -142,6 +144,18 @@ class Timeline : public Observer {
   int64_t (*rows_)[3];
 };
 
+// What a handler of a signal, such as Ctrl-C's, raised while this thread waited for a run.
+struct SignalLook {
+  std::exception_ptr raised;
+
+  // Runs the handlers of the signals that have come, which Python does on its main thread alone.
+  bool operator()() {
+    const nb::gil_scoped_acquire acquire;
+    if (raised == nullptr && PyErr_CheckSignals() != 0) raised = std::make_exception_ptr(nb::python_error());
+    return raised != nullptr;
+  }
+};
+
 constexpr size_t kCrcOffset = 12;  // in the header of the format (docs/graph_format.md)
 
 // Shared with XLA's executables and immutable; a class of its own because nanobind wants to own what Python holds.
@@ -161,7 +175,7 @@ class PyPlan {
 
   nb::list run(nb::sequence arrays, std::optional<int64_t> run_key) const {
     return with_arrays(arrays,
-                       [&](const auto& operands, const auto& results) { run_and_wait(operands, results, nullptr, run_key); });
+                       [&](const auto& operands, const auto& results) { run_limited(operands, results, nullptr, run_key); });
   }
 
   // Results that runs of a stream write again and again.
@@ -184,14 +198,16 @@ class PyPlan {
     const Operands operands = operands_of(arrays);
     std::vector<void*> written;
     for (const nb::handle array : results) written.push_back(data_of(array));
-    run_and_wait(operands.data, written, nullptr, std::nullopt, &continued);
+    SignalLook signals;
+    run_and_wait(operands.data, written, nullptr, std::nullopt, signals,
+                 std::make_shared<Watch>(Limits::kNone, std::ref(signals)), &continued);
   }
 
   nb::object timeline(nb::sequence arrays) const {
     const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
     const auto observer = std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows)));
     with_arrays(arrays,
-                [&](const auto& operands, const auto& results) { run_and_wait(operands, results, observer, std::nullopt); });
+                [&](const auto& operands, const auto& results) { run_limited(operands, results, observer, std::nullopt); });
     return rows;
   }
 
@@ -257,15 +273,30 @@ class PyPlan {
     return taken;
   }
 
+  void run_limited(const std::vector<const void*>& operands, const std::vector<void*>& results,
+                   std::shared_ptr<Observer> observer, std::optional<int64_t> run_key) const {
+    SignalLook signals;
+    std::shared_ptr<Watch> watch;
+    try {
+      watch = watch_by_limits(*plan_, std::ref(signals));
+    } catch (const std::runtime_error& error) {
+      throw RunError(error.what());
+    }
+    run_and_wait(operands, results, std::move(observer), run_key, signals, std::move(watch));
+  }
+
   void run_and_wait(const std::vector<const void*>& operands, const std::vector<void*>& results,
-                    std::shared_ptr<Observer> observer, std::optional<int64_t> run_key,
-                    const Continued* continued = nullptr) const {
+                    std::shared_ptr<Observer> observer, std::optional<int64_t> run_key, const SignalLook& signals,
+                    const std::shared_ptr<Watch>& watch, const Continued* continued = nullptr) const {
     const nb::gil_scoped_release release;
     const auto outcome = std::make_shared<Outcome>();
     runtime().submit(
         plan_, operands, results, [outcome](const Failure& failure) { outcome->set(failure); }, std::move(observer), run_key,
-        continued);
-    if (const Failure failure = outcome->wait(); !failure.empty()) throw RunError(failure.text());
+        continued, watch);
+    while (!outcome->wait_for(std::chrono::nanoseconds(Watch::kLookNs))) watch->look();
+    const Failure failure = outcome->wait();
+    if (signals.raised != nullptr) std::rethrow_exception(signals.raised);
+    if (!failure.empty()) throw RunError(failure.text());
   }
 
   std::shared_ptr<const Plan> plan_;
@@ -304,6 +335,17 @@ NB_MODULE(_engine, module) {
   module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
   module.def("cpu_l2_cache_bytes", &cpu::l2_cache_bytes);
   module.def("cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); });
+  module.def("limits", [] {
+    const Limits now = limits();
+    const auto shown = [](int64_t number) { return number == Limits::kNone ? std::optional<int64_t>() : number; };
+    return std::pair(shown(now.workspace), shown(now.nanoseconds));
+  });
+  module.def(
+      "set_limits",
+      [](std::optional<int64_t> workspace, std::optional<int64_t> nanoseconds) {
+        set_limits({workspace.value_or(Limits::kNone), nanoseconds.value_or(Limits::kNone)});
+      },
+      nb::arg("workspace").none(), nb::arg("nanoseconds").none());
   module.def(
       "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
       nb::call_guard<nb::gil_scoped_release>());

@@ -1,6 +1,7 @@
 // Where a thread waits for the end of a run that it has submitted.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -19,7 +20,12 @@ class Outcome {
     changed_.notify_one();
   }
 
-  // For one thread, once.
+  // Whether the run ended within this time.
+  bool wait_for(std::chrono::nanoseconds time) noexcept {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [&] { return failure_.has_value(); });
+  }
+
   Failure wait() noexcept {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return failure_.has_value(); });

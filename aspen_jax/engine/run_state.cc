@@ -56,7 +56,7 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
                                                                         : std::span<const uint32_t>(graph.parents);
   restart(*call.policy, parents, [&](size_t op) { return graph.ops[op].depth; }, graph.max_depth);
   call_ = std::move(call);
-  failed_.store(false, std::memory_order_relaxed);
+  course_.store(call_.watch == nullptr ? Course::kFree : Course::kWatched, std::memory_order_relaxed);
   const size_t pieces = arrivals == nullptr ? 0 : arrivals->num_pieces() + 1;  // and the entry
   tiles_left_.store(static_cast<int64_t>(num_tiles() + pieces), std::memory_order_relaxed);
 }

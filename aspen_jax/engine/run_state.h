@@ -14,6 +14,7 @@
 #include "arrivals.h"
 #include "failure.h"
 #include "kernel.h"
+#include "limits.h"
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
@@ -51,6 +52,7 @@ class RunState final : public Traversal {
     // Where the run's state comes from and goes back to before `done` is called; the plan's own cache if null.
     RunStateCache* states = nullptr;
     std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
+    std::shared_ptr<Watch> watch = nullptr;                // null: the run goes on to its last tile
   };
 
   // Resets the counters and resolves addresses; allocates nothing.
@@ -66,7 +68,17 @@ class RunState final : public Traversal {
   std::span<const int32_t> roots() const { return call_.selection == nullptr ? plan_.roots() : call_.selection->roots; }
   size_t num_tiles() const { return call_.selection == nullptr ? plan_.num_tiles() : call_.selection->num_tiles; }
 
-  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  // Whether the next tile is run; where it is not, `may_go_on` may still say so.
+  bool is_free() const { return course_.load(std::memory_order_relaxed) == Course::kFree; }
+
+  // Fails the run where its watch says that it is over.
+  bool may_go_on() noexcept {
+    if (course_.load(std::memory_order_relaxed) == Course::kFailed) return false;
+    if (!call_.watch->is_over()) return true;
+    fail([&] { return call_.watch->why(); });
+    return false;
+  }
+  Watch* watch() const { return call_.watch.get(); }
 
   // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
   // being executed.
@@ -74,7 +86,8 @@ class RunState final : public Traversal {
   void fail(const Describe& describe, Failure::Kind kind = Failure::Kind::kFailed) noexcept {
     // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the
     // message is read after the last `finish`.
-    if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = Failure(kind, describe);
+    if (course_.exchange(Course::kFailed, std::memory_order_relaxed) == Course::kFailed) return;
+    failure_ = Failure(kind, describe);
   }
 
   // Counts tiles, and pieces that have arrived, as walked through; true for the one caller who counted the last.
@@ -90,6 +103,9 @@ class RunState final : public Traversal {
   Failure take_failure() noexcept { return std::exchange(failure_, {}); }
 
  private:
+  // One byte, so that a tile of a run that nobody watches asks no more than whether another one failed.
+  enum class Course : uint8_t { kFree, kWatched, kFailed };
+
   const Plan& plan_;
   std::vector<RunOp> ops_;
   std::vector<const void*> inputs_;
@@ -99,7 +115,7 @@ class RunState final : public Traversal {
   Failure failure_;
   // Written by all workers at the end of each path, so it has a cache line of its own.
   alignas(64) std::atomic<int64_t> tiles_left_{0};
-  alignas(64) std::atomic<bool> failed_{false};
+  alignas(64) std::atomic<Course> course_{Course::kFree};
 };
 static_assert(alignof(RunState) == 64);
 

@@ -156,8 +156,9 @@ class Runtime::Impl {
   // Company of a run that the caller's thread walks from begin to end: nobody to wake.
   struct OfOneThread : Alone {
     Queues& queues;
+    Watch* watch;
     static bool may_keep(uint32_t) noexcept { return true; }
-    static bool is_overtaken(const RunState&) noexcept { return false; }
+    bool is_overtaken(const RunState&) const noexcept { return watch != nullptr && watch->wants_look(); }
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
@@ -569,10 +570,14 @@ void Runtime::Impl::run_alone(RunState* run) noexcept {
   for (const int32_t root : run->roots()) roots.add(&run->node(static_cast<uint32_t>(root)));
   queues.push(roots);
   const Dse dse{scratch, kCallerThread};
+  const OfOneThread company{{}, queues, run->watch()};
   RunState* finished = nullptr;
-  {
-    const TileFloatMode mode;  // not for `done`, which is the caller's
-    while (!queues.is_empty()) finished = walk(queues.pop(), dse, OfOneThread{{}, queues});
+  while (finished == nullptr) {
+    if (company.is_overtaken(*run)) run->watch()->look();
+    const TileFloatMode mode;  // neither for `done` nor for a look, which are the caller's
+    do {
+      finished = walk(queues.pop(), dse, company);
+    } while (finished == nullptr && !company.is_overtaken(*run));
   }
   complete(finished);
 }
@@ -650,9 +655,10 @@ void Runtime::Impl::stop() noexcept {
 Runtime::Runtime() : impl_(std::make_unique<Impl>().release()) {}
 
 void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
-                     Done done, std::shared_ptr<Observer> observer, std::optional<int64_t> run_key,
-                     const Continued* continued) noexcept {
+                     Done done, std::shared_ptr<Observer> observer, std::optional<int64_t> run_key, const Continued* continued,
+                     std::shared_ptr<Watch> watch) noexcept {
   RunState::Call call{std::move(plan), std::move(done), std::move(observer)};
+  call.watch = std::move(watch);
   if (continued != nullptr) {
     call.states = &continued->states;
     call.selection = continued->selection;

@@ -9,6 +9,7 @@
 
 #include "arrivals.h"
 #include "failure.h"
+#include "limits.h"
 #include "observer.h"
 #include "plan.h"
 #include "policy.h"
@@ -43,9 +44,11 @@ class Runtime {
   //
   // The run key says when the run is due after its arrival, in nanoseconds; of several runs the one that is due first goes first
   // (run_order.h). Where none is given it is the graph's own. Larger ones than kMostRunKey count as that.
+  //
+  // A run that is watched ends at its next tile, with an error, once its watch says that it is over.
   void submit(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results, Done done,
               std::shared_ptr<Observer> observer = nullptr, std::optional<int64_t> run_key = std::nullopt,
-              const Continued* continued = nullptr) noexcept;
+              const Continued* continued = nullptr, std::shared_ptr<Watch> watch = nullptr) noexcept;
 
   // Starts a run whose operands are not complete (arrivals.h). Likewise, but what is missing of the operands may be written until
   // the piece that holds it has arrived, and errors before the run begins are thrown: std::invalid_argument, std::bad_alloc,

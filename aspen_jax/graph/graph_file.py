@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aspen_jax.errors import GraphFormatError, InputError
+from aspen_jax.files import read_file
 from aspen_jax.graph.graph_format import graph_size
 
 _MAGIC = b"ASPENTC\0"
@@ -119,7 +120,7 @@ def read(path: str | os.PathLike[str]) -> GraphFile:
         GraphFormatError: the file is truncated, damaged, or no graph file of this version.
         OSError: the file cannot be read.
     """
-    data = Path(path).read_bytes()
+    data = read_file(path)
     size = graph_size(data)
     offset = size + _HEADER.size
     if len(data) < offset or not data.startswith(_MAGIC, size):

@@ -69,7 +69,7 @@ def check_layout(graph: TileGraph) -> None:
     _check_length("children", graph.children, int(graph.child_counts.sum()))
     _check_range("child", graph.children, graph.num_tiles)
     _check_length("costs", graph.costs, graph.num_tiles)
-    _check_range("the cost of tile", graph.costs, 1 << 62)
+    _check_range("the cost of tile", graph.costs, 1 << 63)
 
 
 def _check_range(what: str, array: np.ndarray, limit: int) -> None:

@@ -299,6 +299,8 @@ class TileGraph:
     def run(self, *inputs: Any, priority: int | None = None, deadline: float | None = None) -> list[np.ndarray]:
         """Run the graph in the engine.
 
+        Ctrl-C ends the run at its next tile.
+
         Args:
             *inputs: an array or a Python number for each input, or pytrees of these; constants are known. For the graph of a
                 decorated function these are its arguments, without the static ones.
@@ -311,7 +313,7 @@ class TileGraph:
 
         Raises:
             InputError: the inputs do not fit, or priority or deadline is no such number.
-            EngineError: the run failed.
+            EngineError: the run failed, or takes more than `aspen_jax.limits` allows.
         """
         run_key = None if priority is None and deadline is None else runtime.run_key(priority, deadline)
         return self.plan.run(self.operands_of(inputs), run_key)
@@ -328,7 +330,7 @@ class TileGraph:
 
         Raises:
             InputError: the inputs do not fit.
-            EngineError: the run failed.
+            EngineError: the run failed, or takes more than `aspen_jax.limits` allows.
         """
         return self.plan.timeline(self.operands_of(inputs))
 

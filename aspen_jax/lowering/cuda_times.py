@@ -7,7 +7,6 @@ code, which change with the cost model and the kernels: what was measured of oth
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from aspen_jax.lowering.compile import Compiled, Part
 _VERSION = 1
 
 Times = Mapping[str, float]  # seconds a call, by names in EXECUTORS
-
-_lock = threading.Lock()
 
 
 def key(compiled: Compiled) -> str:
@@ -61,9 +58,7 @@ def remember(name: str, times: Times) -> Path | None:
     kind = card()
     if kind is None:
         return None
-    with _lock:
-        file = _file(kind)
-        return file.write({**file.read(_times), name: _times(times)})
+    return _file(kind).update({name: _times(times)}, _times, dict)[1]
 
 
 def _times(entry: Any) -> Times:

@@ -14,6 +14,7 @@ from typing import Any
 
 from aspen_jax.cache import disk_cache
 from aspen_jax.errors import InputError
+from aspen_jax.files import SMALL, read_file
 from aspen_jax.schedule.policy import Policy, View
 
 _LARGEST = 1 << 26
@@ -123,7 +124,7 @@ def _compiled(source: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise InputError("a policy in C++ needs a compiler, and none was found: install g++ 12 or newer, or set CXX")
-    source.read_bytes()  # an error of the operating system says more than the compiler's
+    read_file(source, SMALL)  # an error of the operating system says more than the compiler's
     command = [*compiler.split(), "-std=c++20"]
 
     def run(*options: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import io
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from aspen_jax import _engine
 from aspen_jax.errors import InputError
+from aspen_jax.files import read_text
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Value
 from aspen_jax.ir.random_array import random_array
@@ -102,12 +104,11 @@ class Costs:
         shape = (graph.num_tiles, len(machine.resources))
         ns, samples, spread = np.full(shape, np.inf), np.zeros(shape, np.int64), np.zeros(shape)
         try:
-            with open(path, newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    at = int(row["tile"]), machine.index(row["resource"])
-                    if not 0 <= at[0] < graph.num_tiles:
-                        raise ValueError(f"it names tile {at[0]} of {graph.num_tiles}")
-                    ns[at], samples[at], spread[at] = float(row["ns"]), int(row["samples"]), float(row["spread"])
+            for row in csv.DictReader(io.StringIO(read_text(path), newline="")):
+                at = int(row["tile"]), machine.index(row["resource"])
+                if not 0 <= at[0] < graph.num_tiles:
+                    raise ValueError(f"it names tile {at[0]} of {graph.num_tiles}")
+                ns[at], samples[at], spread[at] = float(row["ns"]), int(row["samples"]), float(row["spread"])
             return cls(ns, samples, spread)
         except (ValueError, TypeError, KeyError, csv.Error, InputError) as error:
             raise InputError(f"{os.fspath(path)} holds no costs of this graph and machine: {error!s}") from None

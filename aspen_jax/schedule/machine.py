@@ -16,6 +16,7 @@ import numpy as np
 
 from aspen_jax import _engine
 from aspen_jax.errors import InputError
+from aspen_jax.files import SMALL, read_text
 from aspen_jax.runtime import num_workers
 from aspen_jax.schedule import topology
 
@@ -231,7 +232,7 @@ class Machine:
             OSError: it cannot be read.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(read_text(path, SMALL))
             resources = [_resource(dict(item)) for item in found["resources"]]
             return cls(resources, [Link(**item) for item in found["links"]])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

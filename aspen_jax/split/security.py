@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from aspen_jax.errors import InputError
+from aspen_jax.files import SMALL, read_file
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -36,7 +37,7 @@ class Tls:
             InputError: a file cannot be read.
         """
         try:
-            return Tls(*(None if path is None else path.read_bytes() for path in (certificate, key, roots)))
+            return Tls(*(None if path is None else read_file(path, SMALL) for path in (certificate, key, roots)))
         except OSError as error:
             raise InputError(f"{error.filename!r} cannot be read: {error.strerror}; name a PEM file") from error
 

@@ -103,6 +103,43 @@ TEST(a_run_reads_inputs_weights_and_constants) {
   }
 }
 
+TEST(limits_end_a_run_and_hold_until_they_are_lifted) {
+  int64_t workspace = 0, nanoseconds = 0;
+  CHECK_EQ(aspen_limits(&workspace, &nanoseconds), ASPEN_OK);
+  CHECK(workspace == ASPEN_NO_LIMIT && nanoseconds == ASPEN_NO_LIMIT);
+  check_refused(aspen_set_limits(-1, 0), ASPEN_INVALID_ARGUMENT, "the limit workspace is -1");
+  check_refused(aspen_set_limits(0, -5), ASPEN_INVALID_ARGUMENT, "the limit nanoseconds is -5");
+  const Bytes file = weights(2);
+  for (const int64_t cost : {int64_t{0}, kDear}) {
+    aspen_graph* const graph = read(sum_file(cost));
+    CHECK_EQ(aspen_read_weights(graph, file.data(), file.size()), ASPEN_OK);
+    Arrays3 arrays;
+    const auto run = [&] { return aspen_run(graph, arrays.inputs.data(), arrays.outputs.data()); };
+    CHECK_EQ(aspen_set_limits(127, ASPEN_NO_LIMIT), ASPEN_OK);
+    check_refused(run(), ASPEN_FAILED, "the limit is 127");
+    CHECK_EQ(aspen_set_limits(1 << 20, 0), ASPEN_OK);
+    check_refused(run(), ASPEN_FAILED, "longer than the limit of 0 nanoseconds");
+    CHECK_EQ(arrays.y[5], 0.0F);  // no tile has run
+    std::atomic<int> errors{0};
+    CHECK_EQ(aspen_start(
+                 graph, arrays.inputs.data(), arrays.outputs.data(),
+                 [](void* context, const char* error) {
+                   *static_cast<std::atomic<int>*>(context) = error != nullptr ? 1 : 2;
+                   static_cast<std::atomic<int>*>(context)->notify_one();
+                 },
+                 &errors),
+             ASPEN_OK);
+    errors.wait(0);
+    CHECK_EQ(errors.load(), 1);
+    CHECK_EQ(aspen_set_limits(1 << 20, int64_t{1} << 40), ASPEN_OK);
+    CHECK_EQ(run(), ASPEN_OK);
+    arrays.check(2);
+    CHECK_EQ(aspen_set_limits(ASPEN_NO_LIMIT, ASPEN_NO_LIMIT), ASPEN_OK);
+    CHECK_EQ(run(), ASPEN_OK);
+    aspen_close(graph);
+  }
+}
+
 void write(const char* path, const Bytes& bytes) {
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));

@@ -247,6 +247,8 @@ TEST(values_that_are_wrong_are_refused) {
   refuse([](auto& g) { g.values[4].offset = 32; }, "value 4: its offset 32 is no multiple of 64");
   refuse([](auto& g) { g.values[4].offset = 128; }, "value 4: its 96 bytes at 128 do not fit the workspace of 192 bytes");
   refuse([](auto& g) { g.values[4].offset = INT64_MAX - 63; }, "do not fit the workspace");
+  refuse([](auto& g) { g.workspace_bytes += 64; }, "a workspace of 256 bytes, of which its ops write the first 160");
+  refuse([](auto& g) { g.workspace_bytes = int64_t{3} << 30; }, "a workspace of 3221225472 bytes");
   refuse([](auto& g) { g.values[4].offset = -64; }, "value 4: its offset is -64");
   refuse([](auto& g) { g.values[4].dtype = static_cast<DType>(13); }, "value 4: its dtype is 13");
   refuse([](auto& g) { g.values[0].shape = Words(9, 1); }, "value 0: its rank is 9, outside [0, 8]");
@@ -275,7 +277,7 @@ TEST(values_lie_inside_an_operand_or_are_refused) {
   refuse(part(4, DType::kF32, {8}), "value 5: its offset 4 is no multiple of 64");
   refuse(part(64, DType::kF32, {9}), "value 5: its 36 bytes at 64 do not fit operand 0 of 96 bytes");
   refuse(part(int64_t{1} << 62, DType::kF32, {1}), "do not fit operand 0");
-  refuse(part(64, DType::kI32, {8}), "value 5 has another dtype than operand 0, in which it lies");
+  refuse(part(64, DType::kI32, {8}), "value 5 has another dtype than buffer 0 of the call, in which it lies");
   GraphBuilder g = small_graph();
   part(64, DType::kF32, {8})(g);
   CHECK_EQ(parse_graph(g.encode()).values[5].offset, 64);
@@ -319,7 +321,7 @@ TEST(results_that_lie_wrongly_in_operands_are_refused) {
         g.ops[1].inputs[0].dims[0].extent = 1;
       },
       "does not fill buffer 0");
-  refuse_rewriting([](auto& g) { g.values[2].dtype = DType::kI32; }, "value 2 has another dtype than operand 0");
+  refuse_rewriting([](auto& g) { g.values[2].dtype = DType::kI32; }, "value 2 has another dtype than buffer 0");
   refuse_rewriting([](auto& g) { g.ops[1].inputs[0].value = 1; }, "op 'second' and op 'first' write the same value");
 }
 
@@ -331,7 +333,7 @@ TEST(ops_that_are_wrong_are_refused) {
   refuse([](auto& g) { g.ops[0].output = 2; }, "op 'sum' and op 'flip' write the same value");
   refuse(
       [](auto& g) {
-        g.values.push_back({2, 0, DType::kI32, {24}});
+        g.values.push_back({2, 0, g.values[2].dtype, {24}});
         g.ops[0].output = 5;
       },
       "op 'sum' and op 'flip' write the same value");

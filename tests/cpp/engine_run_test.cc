@@ -231,6 +231,41 @@ TEST(after_a_failure_the_rest_is_not_executed) {
   }
 }
 
+TEST(a_run_whose_watch_is_over_ends_at_its_next_tile) {
+  runtime().set_num_workers(4);
+  const Dag dag = stencil_dag(20, 40);
+  for (const int64_t cost : {kInline, kInPool}) {
+    const auto plan = recorded_plan(dag, cost);
+    const auto run = [&](const std::shared_ptr<Watch>& watch, bool looks, size_t& num_run) {
+      Recording recording(dag);
+      DagRun buffers(*plan);
+      const void* operands[] = {&recording};
+      void* results[] = {buffers.result.data()};
+      Waiter waiter;
+      runtime().submit(plan, operands, results, waiter.done(), nullptr, std::nullopt, nullptr, watch);
+      if (looks) watch->look();  // while workers walk
+      const std::string text = text_of(waiter.errors());
+      num_run = recording.num_run();
+      return text;
+    };
+    size_t num_run = 0;
+    CHECK(run(std::make_shared<Watch>(0, nullptr), false, num_run).find("longer than the limit of 0 nanoseconds") !=
+          std::string::npos);
+    CHECK_EQ(num_run, 0u);
+    const auto interrupted = std::make_shared<Watch>(Limits::kNone, [] { return true; });
+    interrupted->look();
+    CHECK_EQ(run(interrupted, false, num_run), "the run was interrupted\n");
+    CHECK_EQ(num_run, 0u);
+    CHECK_EQ(run(std::make_shared<Watch>(Limits::kNone, [] { return false; }), true, num_run), "");
+    CHECK_EQ(num_run, dag.size());
+    for (int i = 0; i < 20; ++i) {
+      const std::string text = run(std::make_shared<Watch>(Limits::kNone, [] { return true; }), true, num_run);
+      CHECK(text == "the run was interrupted\n" || (text.empty() && num_run == dag.size()));
+    }
+    run_and_check(plan, dag);
+  }
+}
+
 TEST(two_failures_give_one_error) {
   static constexpr Kernel kKernels[] = {{"may fail", prepare_task<run_or_fail>}};
   runtime().set_num_workers(4);
@@ -282,14 +317,16 @@ TEST(calls_that_do_not_fit_the_graph_are_errors) {
 }
 
 TEST(running_out_of_memory_is_an_error_and_other_runs_go_on) {
-  static constexpr Kernel kKernels[] = {{"recorded", prepare_task<run_recorded>}};
+  static constexpr Kernel kKernels[] = {{"recorded", prepare_task<run_recorded>},
+                                        {"any", [](const OpSpec&) { return PreparedOp{nullptr, run_recorded}; }}};
   const Dag dag = stencil_dag(3, 3);
   Recording recording(dag);
   {
     GraphBuilder builder;
     const int64_t in = builder.operand(DType::kU8, {1});
     builder.tile(builder.op("op", "recorded", {builder.whole(in)}, builder.result(DType::kI64, {1}), {0}), {0}, {1}, kInPool);
-    builder.workspace_bytes = int64_t{1} << 61;
+    const int64_t large = builder.workspace(DType::kI16, {1 << 30, 1 << 30});
+    builder.tile(builder.op("large", "any", {builder.whole(in)}, large), {0, 0}, {1 << 30, 1 << 30}, kInPool);
     const auto plan = make_plan(builder.encode(), kKernels);
     Waiter waiter;
     DagRun run(*plan);
