@@ -27,6 +27,8 @@ from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import expanded, prune
 
 _LONGEST_SCOPE = 120
+# Of a body that stays with XLA, so many reasons are told.
+_MOST_REASONS = 3
 
 
 def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
@@ -239,6 +241,7 @@ def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> 
             options.num_workers,
             is_whole=is_whole,
             is_repeated=options.choices.is_repeated,
+            is_body=options.choices.is_body,
         )
         reason = evidence.why_left_to_xla(choice.rates())
         if reason is not None:
@@ -248,8 +251,10 @@ def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> 
 
 def _options_of_bodies(fallback: Fallback, options: Options) -> Options:
     """How what control flow runs is compiled."""
-    is_repeated = options.choices.is_repeated or control_flow.is_loop(fallback.equation)
-    return dataclasses.replace(options, choices=options.choices._replace(function="", is_repeated=is_repeated))
+    choices, equation = options.choices, fallback.equation
+    is_repeated = choices.is_repeated or control_flow.is_loop(equation)
+    is_body = choices.is_body or control_flow.has_computations(equation)
+    return dataclasses.replace(options, choices=choices._replace(function="", is_repeated=is_repeated, is_body=is_body))
 
 
 def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
@@ -318,16 +323,28 @@ def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
         return fallback
     of_bodies = _options_of_bodies(fallback, options)
 
-    def gains(body: core.ClosedJaxpr) -> bool:
+    def why_left(body: core.ClosedJaxpr) -> str | None:
+        if not options.chooses:
+            return None
         compiled = compile_jaxpr(body, of_bodies)
-        return bool(compiled.parts or compiled.bodies)
+        if compiled.parts or compiled.bodies:
+            return None
+        reasons = list(dict.fromkeys(item.reason for item in compiled.fallbacks))
+        return "; ".join(reasons[:_MOST_REASONS]) or control_flow.TOO_LITTLE
 
-    equation = control_flow.with_tiled_bodies(
-        fallback.equation, choices=of_bodies.choices, gains=gains if options.chooses else lambda _: True
-    )
+    equation, reasons = control_flow.with_tiled_bodies(fallback.equation, choices=of_bodies.choices, why_left=why_left)
+    return dataclasses.replace(fallback, equation=equation, reason=_reason_of_bodies(equation, reasons))
+
+
+def _reason_of_bodies(equation: core.JaxprEqn, reasons: Sequence[str]) -> str:
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
-    reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
-    return dataclasses.replace(fallback, equation=equation, reason=reason)
+    if bodies:
+        return f"control flow; bodies that run as tiles: {bodies}"
+    # A loop's condition does little; what holds its body counts.
+    others = dict.fromkeys(reason for reason in reasons if reason != control_flow.TOO_LITTLE)
+    if not others:
+        return f"control flow over {control_flow.TOO_LITTLE}"
+    return f"control flow whose bodies stay with XLA: {'; '.join(others)}"
 
 
 def _refusal(fallbacks: Sequence[Fallback]) -> str:

@@ -30,6 +30,8 @@ def _words(text: str) -> frozenset[str]:
 # Another shape for the same bytes.
 _SAME = _words("reshape squeeze expand_dims stop_gradient bitcast_convert_type copy copy_p optimization_barrier")
 _MOVES = _words("transpose rev pad concatenate gather dynamic_slice slice split iota broadcast_in_dim stack tile unstack")
+# They read as much of their first operand as they write.
+_PARTS = _words("gather dynamic_slice slice")
 _REDUCTIONS = _words("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor argmax argmin")
 _WINDOWS = _words("reduce_window reduce_window_sum reduce_window_max reduce_window_min")
 _CHOOSING_WINDOWS = _words("select_and_scatter_add select_and_gather_add")
@@ -119,22 +121,27 @@ class _Node:
         return sum(_nbytes(var.aval) for var in self.equation.outvars)
 
 
-def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: int) -> Amounts:
+def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of work of a part.
 
     Args:
         items: its equations, in order.
         outputs: what is read of it by others.
         num_threads: how many threads XLA has.
+        is_body: whether it is the body of a loop or a branch.
     """
     nodes = _placed(items, outputs)
     amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
     for node in nodes:
         if node.is_root:
-            for name, amount in _loop(node, num_threads).items():
+            for name, amount in _loop(node, num_threads, is_body=is_body).items():
                 amounts[name] += amount
-    inputs = {operand for node in nodes for operand in node.operands if isinstance(operand, Value)}
-    if (total := sum(value.nbytes for value in inputs)) > MEMORY_BYTES:
+    inputs: dict[Value, int] = {}
+    for node in nodes:
+        for index, operand in enumerate(node.operands):
+            if isinstance(operand, Value):
+                inputs[operand] = max(inputs.get(operand, 0), _bytes_read(node, index, operand))
+    if (total := sum(inputs.values())) > MEMORY_BYTES:
         amounts["bytes of memory"] = total
     if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
@@ -218,7 +225,7 @@ def _updates(reader: _Node, node: _Node) -> bool:
     return reader.primitive == "dynamic_update_slice" and reader.operands[0] is node
 
 
-def _loop(root: _Node, num_threads: int) -> Amounts:
+def _loop(root: _Node, num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
     name = root.primitive
     amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
@@ -255,7 +262,7 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
     moved = sum(arrays.values())
     threads = _threads(work, moved, root, num_threads)
     if name in _TAKE_ARRAYS:
-        special, threads = _special(root, num_threads)
+        special, threads = _special(root, num_threads, is_body=is_body)
         for kind, amount in special.items():
             amounts[kind] += amount
         if name not in ("dot_general", "conv_general_dilated"):
@@ -315,6 +322,12 @@ def _wanted(node: _Node, index: int, count: float) -> float:
 
 def _itemsize(node: _Node, index: int) -> int:
     return _itemsize_of(node.equation.invars[index].aval)
+
+
+def _bytes_read(node: _Node, index: int, operand: Value) -> int:
+    """The bytes of an array that a node reads."""
+    is_part = index == 0 and node.primitive in _PARTS
+    return min(operand.nbytes, node.nbytes) if is_part else operand.nbytes
 
 
 def _update_bytes(root: _Node) -> int:
@@ -379,7 +392,7 @@ def _reduction_kind(root: _Node) -> str:
     return "reduced far columns" if inner > _FAR_COLUMNS else "reduced columns"
 
 
-def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
+def _special(root: _Node, num_threads: int, *, is_body: bool) -> tuple[Amounts, int]:
     """The amounts of what is no loop over elements, and its threads."""
     name = root.primitive
     equation = root.equation
@@ -389,7 +402,7 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     if name == "ragged_dot_general":
         return _ragged_product(equation, num_threads)
     if name == "conv_general_dilated":
-        return _convolution(equation, num_threads)
+        return _convolution(equation, num_threads, is_body=is_body)
     size = float(_size(equation.invars[0].aval.shape))
     if name in _WINDOWS:
         return {"windows": root.size * math.prod(equation.params["window_dimensions"])}, 1
@@ -464,13 +477,15 @@ def _ragged_product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     return {**amounts, "simple": OPERATIONS_OF_A_MASK * masked / threads, written: 2.0 * _nbytes(of_groups) / threads}, threads
 
 
-def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
+def _convolution(equation: Any, num_threads: int, *, is_body: bool) -> tuple[Amounts, int]:
     params = equation.params
     numbers = params["dimension_numbers"]
     kernel, out = equation.invars[1].aval, equation.outvars[0].aval
     taps = math.prod(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
     inputs = kernel.shape[numbers.rhs_spec[1]]
     flops = 2.0 * _size(out.shape) * taps * inputs
+    if is_body and not _is_eigens(numbers):
+        return {"convolutions": 1, "convolution flops one by one": flops / num_threads}, num_threads
     groups = params["feature_group_count"] * params["batch_group_count"]
     dilated = any(extent > 1 for extent in params["lhs_dilation"])
     threads = num_threads
@@ -493,6 +508,18 @@ def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     if tuple(numbers.lhs_spec) != (0, len(numbers.lhs_spec) - 1, *range(1, len(numbers.lhs_spec) - 1)):
         amounts["transposed"] = float(_size(equation.invars[0].aval.shape) + _size(out.shape))
     return {**amounts, kind: flops / threads}, threads
+
+
+def _is_eigens(numbers: Any) -> bool:
+    """Whether a convolution's arrays are laid out as Eigen takes them: NHWC, with kernels of HWIO.
+
+    XLA moves the dimensions of others in the main computation alone (`ConvCanonicalization`). In the body of a loop or a branch
+    it runs them as a plain nest of loops.
+    """
+    rank = len(numbers.lhs_spec)
+    images = (0, rank - 1, *range(1, rank - 1))
+    kernels = (rank - 1, rank - 2, *range(rank - 2))
+    return tuple(numbers.lhs_spec) == tuple(numbers.out_spec) == images and tuple(numbers.rhs_spec) == kernels
 
 
 def _size(shape: Sequence[int]) -> int:
