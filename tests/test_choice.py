@@ -286,6 +286,34 @@ def test_large_loops_take_all_threads():
     assert "loops of threads" not in amounts(lambda x: x + 1, normal(1000, 1000), num_threads=1)
 
 
+def test_loops_that_do_not_wait_for_each_other_start_threads_once():
+    def update(params, moments, gradients):
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - 0.01 * m, params, moments), moments
+
+    arrays = [normal(400, 400) for _ in range(20)]
+    found = amounts(update, arrays, arrays, arrays)
+    assert found["loops"] == 40
+    assert found["loops of threads"] == 2  # parameters wait for moments
+    # All of them read memory with all threads.
+    assert found["bytes of memory in threads"] == 3 * 20 * arrays[0].nbytes
+    assert not found["bytes of memory"]
+    x, w = normal(1, 4000), normal(4000, 4000)
+    assert amounts(lambda x, w: x @ w, x, w)["bytes of memory"] > w.nbytes
+
+    square = normal(700, 700)
+    assert amounts(lambda x: jnp.tanh(jnp.tanh(x @ x) @ x), square)["loops of threads"] == 2
+
+
+def test_a_product_by_few_columns_first_is_moved_only_where_xla_moves_it():
+    kernel, images = normal(3, 3), normal(1, 3, 128, 128)
+    assert "transposed" not in amounts(lambda k, x: jnp.tensordot(k, x, [[0], [1]]), kernel, images)
+    assert amounts(lambda k, x: jnp.tensordot(k, x, [[0], [1]]), kernel, normal(8, 3, 64, 64))["transposed"] == 8 * 3 * 64 * 64
+    # The result of one product is swapped by swapping its sides.
+    assert "loops" not in amounts(lambda k, x: (k @ x.T).T, kernel, normal(500, 3))
+    assert "loops" not in amounts(lambda k, x: jnp.einsum("bchw,cd->bdhw", x, k), kernel, images)
+
+
 def test_amounts_of_a_graph():
     def function(x, w):
         return jnp.tanh(x @ w) * 2
