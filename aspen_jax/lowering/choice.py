@@ -107,7 +107,7 @@ class Evidence:
         xla, tiles = self.nanoseconds(rates)
         if tiles < xla * margin(xla):
             return None
-        return f"tiles would not clearly win: about {_text(tiles)}, and {_text(xla)} in XLA"
+        return f"tiles would not clearly win: about {duration(tiles)}, and {duration(xla)} in XLA"
 
 
 def margin(xla: float) -> float:
@@ -135,5 +135,6 @@ def time_of(amounts: Amounts, rates: Amounts) -> float:
     return sum(amount * rates.get(name, 0.0) for name, amount in amounts.items())
 
 
-def _text(nanoseconds: float) -> str:
+def duration(nanoseconds: float) -> str:
+    """Three digits and a unit."""
     return f"{nanoseconds / 1e3:.3g} us" if nanoseconds < 1e6 else f"{nanoseconds / 1e6:.3g} ms"
