@@ -17,6 +17,7 @@ _FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_le
 os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # what is set wins
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["ASPEN_DISABLE_PASSES"] = "choice"
+os.environ["ASPEN_TIME_CHOICES"] = "off"  # what was timed differs from run to run
 _cache = tempfile.TemporaryDirectory()  # removed at exit
 os.environ["ASPEN_CACHE_DIR"] = _cache.name
 os.environ.setdefault("ASPEN_TEST_DAY", str(datetime.date.today().toordinal()))  # one for all processes, which may see midnight

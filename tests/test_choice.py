@@ -12,8 +12,8 @@ from jax.extend import core
 from aspen_jax import aspen
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.frontend.partition import Tileable
+from aspen_jax.lowering import choice, xla_cost
 from aspen_jax.lowering import tile_cost as estimate
-from aspen_jax.lowering import xla_cost
 from aspen_jax.lowering.choice import Evidence, Rates, of_machine, rates
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from benchmarks.chooser.fit import fitted
@@ -28,12 +28,13 @@ def normal(*shape):
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape), np.float32)
 
 
-def amounts(function, *arguments, num_threads=2):
+def amounts(function, *arguments, num_threads=2, is_body=False):
     jaxpr = jax.make_jaxpr(function)(*arguments)
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
     (part,) = trace.steps
     assert isinstance(part, Tileable)
-    return xla_cost.of_part(part.items, [operand.value for operand in part.program.outputs], num_threads)
+    outputs = [operand.value for operand in part.program.outputs]
+    return xla_cost.of_part(part.items, outputs, num_threads, is_body=is_body)
 
 
 def convolutions(x, kernel):
@@ -119,8 +120,72 @@ def test_a_loop_of_little_work_is_xlas_and_of_much_is_tiled():
     def small(x):
         return lax.fori_loop(0, 1000, lambda _, x: jnp.tanh(x * 1.1), x)
 
+    (loop_left,) = aspen(small).explain(normal(1000)).fallbacks
+    assert loop_left.reason == "control flow over too little work for tiles"
     (loop_left,) = aspen(small).explain(normal(12_000)).fallbacks
-    assert "too little work" in loop_left.reason
+    assert "bodies stay with XLA: tiles would not clearly win" in loop_left.reason
+
+
+def test_the_reason_names_the_predicted_times_of_a_body_that_stays_with_xla(monkeypatch):
+    def loop(x, kernel):
+        return lax.fori_loop(0, 3, lambda _, x: convolutions(x, kernel) * 0.1, x)
+
+    call = "calls in a loop"
+    monkeypatch.setattr(choice, "rates", lambda: Rates({call: 1e6}, {call: 2e6}))
+    (left,) = aspen(loop).explain(*IMAGES).fallbacks
+    assert left.reason == ("control flow whose bodies stay with XLA: tiles would not clearly win: about 2 ms, and 1 ms in XLA")
+
+
+def test_a_body_with_effects_is_left_for_these_and_not_for_its_work():
+    def loop(x, kernel):
+        def body(_, x):
+            jax.debug.print("{}", x[0, 0, 0, 0])
+            return convolutions(x, kernel) * 0.1
+
+        return lax.fori_loop(0, 3, body, x)
+
+    reasons = [item.reason for item in aspen(loop, strict=False).explain(*IMAGES).fallbacks]
+    assert not any("too little" in reason for reason in reasons)
+
+
+def _in_a_loop(kind, body):
+    if kind == "scan":
+        return lambda x, w: lax.scan(lambda x, _: (body(x, w), None), x, None, length=3)[0]
+    if kind == "fori_loop":
+        return lambda x, w: lax.fori_loop(0, 3, lambda _, x: body(x, w), x)
+    if kind == "while_loop":
+        return lambda x, w: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, body(s[1], w)), (0, x))[1]
+    return lambda x, w: lax.cond(w.sum() > -1e9, lambda: body(x, w), lambda: x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", ["scan", "fori_loop", "while_loop", "cond"])
+def test_a_convolution_in_a_body_is_tiled_where_xla_runs_plain_loops(kind, dtype):
+    def body(x, kernel):
+        return jnp.tanh(lax.conv_general_dilated(x, kernel, (1, 1), "SAME"))
+
+    x, kernel = (item.astype(dtype) for item in (normal(1, 32, 14, 14), normal(32, 32, 3, 3) * 0.1))
+    function = _in_a_loop(kind, body)
+    explanation = aspen(function).explain(x, kernel)
+    assert len(explanation.parts) == 1
+    assert "control flow; bodies that run as tiles: 1" in [item.reason for item in explanation.fallbacks]
+    ours, theirs = aspen(function)(x, kernel), jax.jit(function)(x, kernel)
+    tolerance = 1e-4 if dtype == np.float32 else 3e-2
+    np.testing.assert_allclose(ours.astype(np.float32), theirs.astype(np.float32), atol=tolerance)
+
+
+def test_xla_runs_a_body_s_convolution_as_plain_loops_unless_it_is_nhwc():
+    x, kernel = normal(1, 14, 14, 32), normal(3, 3, 32, 32)
+    flops = 2 * 14 * 14 * 32 * 9 * 32
+
+    def of_layout(is_last):
+        numbers = ("NHWC", "HWIO", "NHWC") if is_last else ("NCHW", "OIHW", "NCHW")
+        return lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=numbers)
+
+    images, kernels = x.transpose(0, 3, 1, 2), kernel.transpose(3, 2, 0, 1)
+    assert amounts(of_layout(False), images, kernels, is_body=True)["convolution flops one by one"] * 2 == flops
+    assert amounts(of_layout(False), images, kernels)["convolution flops"] * 2 == flops
+    assert amounts(of_layout(True), x, kernel, is_body=True)["convolution flops"] * 2 == flops
 
 
 def _gates(w, x):
@@ -221,6 +286,34 @@ def test_large_loops_take_all_threads():
     assert "loops of threads" not in amounts(lambda x: x + 1, normal(1000, 1000), num_threads=1)
 
 
+def test_loops_that_do_not_wait_for_each_other_start_threads_once():
+    def update(params, moments, gradients):
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - 0.01 * m, params, moments), moments
+
+    arrays = [normal(400, 400) for _ in range(20)]
+    found = amounts(update, arrays, arrays, arrays)
+    assert found["loops"] == 40
+    assert found["loops of threads"] == 2  # parameters wait for moments
+    # All of them read memory with all threads.
+    assert found["bytes of memory in threads"] == 3 * 20 * arrays[0].nbytes
+    assert not found["bytes of memory"]
+    x, w = normal(1, 4000), normal(4000, 4000)
+    assert amounts(lambda x, w: x @ w, x, w)["bytes of memory"] > w.nbytes
+
+    square = normal(700, 700)
+    assert amounts(lambda x: jnp.tanh(jnp.tanh(x @ x) @ x), square)["loops of threads"] == 2
+
+
+def test_a_product_by_few_columns_first_is_moved_only_where_xla_moves_it():
+    kernel, images = normal(3, 3), normal(1, 3, 128, 128)
+    assert "transposed" not in amounts(lambda k, x: jnp.tensordot(k, x, [[0], [1]]), kernel, images)
+    assert amounts(lambda k, x: jnp.tensordot(k, x, [[0], [1]]), kernel, normal(8, 3, 64, 64))["transposed"] == 8 * 3 * 64 * 64
+    # The result of one product is swapped by swapping its sides.
+    assert "loops" not in amounts(lambda k, x: (k @ x.T).T, kernel, normal(500, 3))
+    assert "loops" not in amounts(lambda k, x: jnp.einsum("bchw,cd->bdhw", x, k), kernel, images)
+
+
 def test_amounts_of_a_graph():
     def function(x, w):
         return jnp.tanh(x @ w) * 2
@@ -233,6 +326,22 @@ def test_amounts_of_a_graph():
     assert found["matmul flops"] == 2 * 64 * 32 * 100
     assert found["matmul idle flops"] == found["matmul flops"] * 28 / 100
     assert found["tanh"] == found["instruction"] == 64 * 100
+
+
+def test_of_a_table_what_is_gathered_is_read():
+    table, tokens = normal(20_000, 512), jnp.arange(8)
+
+    def embed(table, tokens):
+        return jnp.tanh(table[tokens] @ jnp.ones((512, 512)))
+
+    assert "bytes of memory" not in amounts(embed, table, tokens)
+    (part,) = compile_jaxpr(jax.make_jaxpr(embed)(table, tokens), Options(chooses=False, num_workers=1)).parts
+    found = estimate.amounts(part.program, part.graph, 1)
+    assert "bytes of memory" not in found
+    assert found["far bytes"] < table.nbytes / 10
+    # Where a product reads the same table, all of it counts, once.
+    found = amounts(lambda table, tokens: embed(table, tokens) @ table.T, table, tokens)
+    assert found["bytes of memory"] == pytest.approx(table.nbytes, rel=0.01)
 
 
 def test_every_amount_has_a_rate():

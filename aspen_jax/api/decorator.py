@@ -398,8 +398,9 @@ class AspenFunction(Generic[P, R]):
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
 
         On a CPU, what is found is kept on disk for this processor, this build and this number of workers. Every function with the
-        same layers uses it when it is traced from then on. ASPEN_CACHE_DIR names the folder; the default is the user's cache
-        folder. A `jax.jit` around this function that was compiled before keeps what it has. Leave the machine idle meanwhile.
+        same layers uses it when it is traced from then on. Both sides are timed of parts at which tiles and XLA are predicted to
+        be about as fast; this is kept too. ASPEN_CACHE_DIR names the folder; the default is the user's cache folder. A `jax.jit`
+        around this function that was compiled before keeps what it has. Leave the machine idle meanwhile.
 
         With device="cuda", and with "auto" where JAX's default device is a GPU, the kernels of products are timed in tens of
         ways instead, and then the function by XLA and by each executor. The times are kept for this kind of GPU, and
@@ -420,13 +421,25 @@ class AspenFunction(Generic[P, R]):
 
         if not self._is_for_cpu():
             return self._tune_on_gpu(args, kwargs)
+        self._time_close_parts(args, kwargs)
         _, compiled = self._compiled(args, kwargs)
         parts = [part for _, item in compiled for function in (item, *item.bodies) for part in function.parts]
         if not parts:
             raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
         found = tuning.tune([part.traced for part in parts], parts[0].options)
+        self._time_close_parts(args, kwargs)  # the tiles are others now
         self._forget_traces()
         return found
+
+    def _time_close_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Time parts at which tiles and XLA were predicted to be about as fast."""
+        from aspen_jax.lowering import trial
+
+        if trial.by_environment() is not trial.Trials.OFF:
+            budget = trial.Budget(trial.TUNING_S)
+            options = dataclasses.replace(self._options(), trials=trial.Trials.ON, budget=budget)
+            for call in self._calls(args, kwargs)[1]:
+                compile_jaxpr(call, options)
 
     def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
         from aspen_jax.lowering.cuda_tuning import gpu, time_executors, tune_products

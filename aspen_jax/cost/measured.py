@@ -91,10 +91,11 @@ def forget() -> None:
 
 
 def _file(num_workers: int) -> MeasurementFile:
-    return MeasurementFile("measured", _identity(num_workers))
+    return MeasurementFile("measured", identity(num_workers))
 
 
-def _identity(num_workers: int) -> dict[str, Any]:
+def identity(num_workers: int) -> dict[str, Any]:
+    """What a measurement depends on: the processor, the build of the kernels, the number of workers."""
     from aspen_jax import _engine
 
     return {"version": _VERSION, "workers": num_workers, "target": _engine.cpu_target(), **_build_and_processor()}

@@ -301,7 +301,9 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
         return None
     # What is not a number here may be masked later: only the function's own results are the user's.
     # A mesh may have other types of axes where the equation was traced than where this is called.
-    with equation.ctx.manager, jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+    # Constants are the program's own, so moving them is no transfer of the user's.
+    own = (jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"))
+    with equation.ctx.manager, jax.ensure_compile_time_eval(), own[0], own[1], own[2]:
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
     return None if any(array is None for array in whole) else [array for array in whole if array is not None]

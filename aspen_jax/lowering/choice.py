@@ -60,7 +60,15 @@ class Evidence:
 
     @classmethod
     def of(
-        cls, part: Tileable, program: Program, graph: TileGraph, num_workers: int, *, is_whole: bool, is_repeated: bool
+        cls,
+        part: Tileable,
+        program: Program,
+        graph: TileGraph,
+        num_workers: int,
+        *,
+        is_whole: bool,
+        is_repeated: bool,
+        is_body: bool,
     ) -> Evidence:
         """Of a part.
 
@@ -71,10 +79,11 @@ class Evidence:
             num_workers: how many workers there are; XLA has as many threads.
             is_whole: whether it is all that the function does.
             is_repeated: whether it is the body of a loop.
+            is_body: whether it is the body of a loop or a branch.
         """
         outputs = [operand.value for operand in part.program.outputs]
         call = {"calls in a loop" if is_repeated else "calls": 1.0}
-        xla = xla_cost.of_part(part.items, outputs, num_workers)
+        xla = xla_cost.of_part(part.items, outputs, num_workers, is_body=is_body)
         if not is_whole:
             xla.pop(xla_cost.ASYNCHRONOUS, None)
         operands, results = float(len(part.program.inputs)), float(len(outputs))
@@ -98,7 +107,7 @@ class Evidence:
         xla, tiles = self.nanoseconds(rates)
         if tiles < xla * margin(xla):
             return None
-        return f"tiles would not clearly win: about {_text(tiles)}, and {_text(xla)} in XLA"
+        return f"tiles would not clearly win: about {duration(tiles)}, and {duration(xla)} in XLA"
 
 
 def margin(xla: float) -> float:
@@ -126,5 +135,6 @@ def time_of(amounts: Amounts, rates: Amounts) -> float:
     return sum(amount * rates.get(name, 0.0) for name, amount in amounts.items())
 
 
-def _text(nanoseconds: float) -> str:
+def duration(nanoseconds: float) -> str:
+    """Three digits and a unit."""
     return f"{nanoseconds / 1e3:.3g} us" if nanoseconds < 1e6 else f"{nanoseconds / 1e6:.3g} ms"

@@ -20,13 +20,15 @@ from aspen_jax.frontend.partition import Tileable
 from aspen_jax.frontend.trace import Fallback
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Operand, Program, Value
-from aspen_jax.lowering import choice
+from aspen_jax.lowering import choice, trial
 from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
 from aspen_jax.primitive import control_flow, sharding
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import expanded, prune
 
 _LONGEST_SCOPE = 120
+# Of a body that stays with XLA, so many reasons are told.
+_MOST_REASONS = 3
 
 
 def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
@@ -48,6 +50,8 @@ class Options:
         refuses: says why the device has no kernel for an op, so that XLA computes it, or None where it has.
         fit: rewrites a program for the device after all passes.
         chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
+        trials: what decides where predicted times are close.
+        budget: what is left for timing such parts.
         call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
 
@@ -58,10 +62,14 @@ class Options:
     refuses: frontend.Refuses = frontend.refuses_none
     fit: Callable[[Program], Program] | None = None
     chooses: bool = True
+    trials: trial.Trials = dataclasses.field(default_factory=trial.by_environment)
+    budget: trial.Budget | None = dataclasses.field(default=None, compare=False)
     call: Callable[..., list[Any]] = call_engine
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chooses", self.chooses and not self.choices.strict and CHOICE not in self.disabled_passes)
+        if self.budget is None and self.trials is trial.Trials.ON:
+            object.__setattr__(self, "trials", trial.Trials.KEPT)
         if self.machine is None:
             object.__setattr__(self, "machine", apu.Machine.here(self.num_workers))
 
@@ -225,7 +233,10 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     steps = tuple(item for step in trace.steps for item in _decided(step, options, is_whole=is_whole))
     compiled = Compiled(tuple(jaxpr.consts), trace, steps, options)
     with _lock:
-        _compiled.setdefault(jaxpr.jaxpr, {})[options] = compiled
+        of_jaxpr = _compiled.setdefault(jaxpr.jaxpr, {})
+        of_jaxpr[options] = compiled
+        if options.trials is trial.Trials.ON:  # what was timed is kept
+            of_jaxpr[dataclasses.replace(options, trials=trial.Trials.KEPT)] = compiled
     return compiled
 
 
@@ -248,17 +259,44 @@ def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> 
             options.num_workers,
             is_whole=is_whole,
             is_repeated=options.choices.is_repeated,
+            is_body=options.choices.is_body,
         )
-        reason = evidence.why_left_to_xla(choice.rates())
+        times = trial.settled(_case(step, part, evidence), options.num_workers, options.trials, options.budget)
+        reason = evidence.why_left_to_xla(choice.rates()) if times is None else times.why_left_to_xla()
         if reason is not None:
             return step.left_to_xla(reason)
     return (part,)
 
 
+def _case(step: Tileable, part: Part, evidence: choice.Evidence) -> trial.Case:
+    """Both sides of a part, to be timed."""
+    made = {value for item in step.items for value in item.outputs}
+    read = (value for item in step.items for value in item.inputs if isinstance(value, Value) and value not in made)
+    inputs = tuple(dict.fromkeys((*part.inputs, *read)))
+
+    def by_xla(*operands: Any) -> list[Any]:
+        environment = dict(zip(inputs, operands, strict=True))
+        for item in step.left_to_xla(""):
+            _run_fallback(item, environment)
+        return [environment[value] for value in part.outputs]
+
+    return trial.Case(
+        items=step.items,
+        graph_bytes=part.graph_bytes.tobytes(),
+        inputs=inputs,
+        xla=by_xla,
+        tiles=lambda *operands: part.call(*operands[: len(part.inputs)]),
+        predicted=evidence.nanoseconds(choice.rates()),
+        is_body=part.options.choices.is_body,
+    )
+
+
 def _options_of_bodies(fallback: Fallback, options: Options) -> Options:
     """How what control flow runs is compiled."""
-    is_repeated = options.choices.is_repeated or control_flow.is_loop(fallback.equation)
-    return dataclasses.replace(options, choices=options.choices._replace(function="", is_repeated=is_repeated))
+    choices, equation = options.choices, fallback.equation
+    is_repeated = choices.is_repeated or control_flow.is_loop(equation)
+    is_body = choices.is_body or control_flow.has_computations(equation)
+    return dataclasses.replace(options, choices=choices._replace(function="", is_repeated=is_repeated, is_body=is_body))
 
 
 def whole_graph(jaxpr: core.ClosedJaxpr, compiled: Compiled) -> TileGraph:
@@ -327,16 +365,28 @@ def _tile_bodies(fallback: Fallback, options: Options) -> Fallback:
         return fallback
     of_bodies = _options_of_bodies(fallback, options)
 
-    def gains(body: core.ClosedJaxpr) -> bool:
+    def why_left(body: core.ClosedJaxpr) -> str | None:
+        if not options.chooses:
+            return None
         compiled = compile_jaxpr(body, of_bodies)
-        return bool(compiled.parts or compiled.bodies)
+        if compiled.parts or compiled.bodies:
+            return None
+        reasons = list(dict.fromkeys(item.reason for item in compiled.fallbacks))
+        return "; ".join(reasons[:_MOST_REASONS]) or control_flow.TOO_LITTLE
 
-    equation = control_flow.with_tiled_bodies(
-        fallback.equation, choices=of_bodies.choices, gains=gains if options.chooses else lambda _: True
-    )
+    equation, reasons = control_flow.with_tiled_bodies(fallback.equation, choices=of_bodies.choices, why_left=why_left)
+    return dataclasses.replace(fallback, equation=equation, reason=_reason_of_bodies(equation, reasons))
+
+
+def _reason_of_bodies(equation: core.JaxprEqn, reasons: Sequence[str]) -> str:
     bodies = sum(1 for _ in control_flow.tiled_bodies(equation))
-    reason = f"control flow; bodies that run as tiles: {bodies}" if bodies else "control flow over too little work for tiles"
-    return dataclasses.replace(fallback, equation=equation, reason=reason)
+    if bodies:
+        return f"control flow; bodies that run as tiles: {bodies}"
+    # A loop's condition does little; what holds its body counts.
+    others = dict.fromkeys(reason for reason in reasons if reason != control_flow.TOO_LITTLE)
+    if not others:
+        return f"control flow over {control_flow.TOO_LITTLE}"
+    return f"control flow whose bodies stay with XLA: {'; '.join(others)}"
 
 
 def _refusal(fallbacks: Sequence[Fallback]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from aspen_jax.errors import AspenError
-from aspen_jax.lowering import share
+from aspen_jax.lowering import share, trial
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.primitive import sharding
 from aspen_jax.primitive.choices import Choices
@@ -23,7 +24,18 @@ def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Cl
             "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
             "decorate it with device='auto'"
         )
-    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, Options(choices)), operands, spread)
+    # What a body does was decided with what it is the body of.
+    options = Options(choices, budget=None if choices.is_body else trial.Budget(trial.BUDGET_S))
+    if not _is_this_machines_alone(ctx):
+        options = dataclasses.replace(options, trials=trial.Trials.OFF)
+    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, spread)
+
+
+def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether nobody else lowers the same program: it is not exported, and it is for one CPU and no mesh."""
+    context: Any = ctx.module_context
+    is_one = getattr(context.axis_context, "num_devices", 0) == 1
+    return is_one and tuple(context.platforms) == ("cpu",) and not context.lowering_parameters.for_export
 
 
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from aspen_jax.graph.tilegraph import TileGraph
-from aspen_jax.ir.program import Op, Operand, Program
+from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import program_flops
 from aspen_jax.ops.block_program import BlockProgram
+from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.ops.transposed import part_of as untransposed
@@ -56,8 +57,11 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
         for name, amount in _of_op(op, int(count)).items():
             found[name] += amount * share
     made = {value for op in program.ops for value in op.outputs}
-    read = {operand.value for op in program.ops for operand in op.inputs} - made
-    if (total := float(sum(value.nbytes for value in read))) > MEMORY_BYTES:
+    read: dict[Value, int] = {}
+    for op in program.ops:
+        for operand in op.inputs:
+            read[operand.value] = max(read.get(operand.value, 0), _bytes_read(op, operand))
+    if (total := float(sum(nbytes for value, nbytes in read.items() if value not in made))) > MEMORY_BYTES:
         found["bytes of memory"] = total
     return dict(found)
 
@@ -150,6 +154,12 @@ def _add_rows(found: Amounts, op: Op) -> None:
     found["stages of rows"] = rows * len(stages)
 
 
+def _bytes_read(op: Op, operand: Operand) -> int:
+    """The bytes of an operand that an op reads; of a table, what it gathers."""
+    elements = op.output.size if op.family is GATHER and operand is op.inputs[0] else math.prod(operand.shape)
+    return min(operand.value.nbytes, elements * operand.dtype.itemsize)
+
+
 def _side_by_side(op: Op) -> int:
     """How many elements the block interpreter takes as one run: those that lie in one stretch on all sides."""
     shape = op.output.shape
@@ -169,7 +179,7 @@ def _breaks(strides: Sequence[int], shape: Sequence[int], axis: int) -> bool:
 
 def _of_operand(op: Op, operand: Operand) -> Amounts:
     """Reading one operand as a whole, through its view."""
-    nbytes = min(operand.value.nbytes, math.prod(operand.shape) * operand.dtype.itemsize)
+    nbytes = _bytes_read(op, operand)
     if op.family.keeps_rest(op) and operand == op.family.rewritten(op):
         return {}
     found = {"far bytes" if operand.value.nbytes > FAR_BYTES else "bytes": float(nbytes)}

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from aspen_jax import apu
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.cost.tiling import by_price
+from aspen_jax.cost.timing import fastest
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ir.random_array import random_array
@@ -32,9 +33,8 @@ from aspen_jax.passes import run_passes
 _CANDIDATES = 10
 # Ops that take a smaller share of the whole stay as the model cuts them.
 _LEAST_SHARE = 0.004
-# Seconds that the candidates of an op are timed for, and rounds of them at least.
+# Seconds that the candidates of an op are timed for.
 _SECONDS_AN_OP = 0.4
-_LEAST_ROUNDS = 5
 # A choice in the whole graph must gain this much, or it may be noise.
 _LEAST_GAIN = 0.01
 # Copies of an op's weights that take turns: more than caches keep, within reason.
@@ -156,7 +156,7 @@ class _Search:
         first = {value: random_array(value) for value in values}
         turns = [[first[value].copy() if value in weights else first[value] for value in values] for _ in range(copies)]
         turn = itertools.cycle(turns)
-        seconds = _fastest([lambda graph=graph: graph.run(*next(turn)) for graph in graphs], _SECONDS_AN_OP)
+        seconds = fastest([lambda graph=graph: graph.run(*next(turn)) for graph in graphs], _SECONDS_AN_OP)
         best = int(np.argmin(seconds))
         return Measured(candidates[best], seconds[best] * 1e9)
 
@@ -195,7 +195,7 @@ class _Search:
             for graph, arrays in zip(graphs, self.arrays, strict=True):
                 graph.run(*arrays)
 
-        return _fastest([functools.partial(run, graphs) for graphs in sides], budget)
+        return fastest([functools.partial(run, graphs) for graphs in sides], budget)
 
     @functools.cached_property
     def arrays(self) -> list[list[np.ndarray]]:
@@ -209,19 +209,3 @@ class _Search:
 
     def graphs(self, programs: Sequence[Program], known: Measurements) -> list[TileGraph]:
         return [apu.build(program, self.num_workers, self.with_measured(known)) for program in programs]
-
-
-def _fastest(functions: Sequence[Callable[[], object]], budget: float) -> list[float]:
-    """The least seconds of each function, called in turns."""
-    best = [float("inf")] * len(functions)
-    for function in functions:
-        function()
-    start = time.perf_counter()
-    for done in itertools.count(1):
-        for index, function in enumerate(functions):
-            begin = time.perf_counter()
-            function()
-            best[index] = min(best[index], time.perf_counter() - begin)
-        if done >= _LEAST_ROUNDS and time.perf_counter() - start > budget:
-            return best
-    raise AssertionError

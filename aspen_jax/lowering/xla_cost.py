@@ -30,6 +30,8 @@ def _words(text: str) -> frozenset[str]:
 # Another shape for the same bytes.
 _SAME = _words("reshape squeeze expand_dims stop_gradient bitcast_convert_type copy copy_p optimization_barrier")
 _MOVES = _words("transpose rev pad concatenate gather dynamic_slice slice split iota broadcast_in_dim stack tile unstack")
+# They read as much of their first operand as they write.
+_PARTS = _words("gather dynamic_slice slice")
 _REDUCTIONS = _words("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor argmax argmin")
 _WINDOWS = _words("reduce_window reduce_window_sum reduce_window_max reduce_window_min")
 _CHOOSING_WINDOWS = _words("select_and_scatter_add select_and_gather_add")
@@ -60,6 +62,7 @@ _LEAST_WORK_OF_THREAD = 100_000
 # Eigen's: a product of fewer flops runs on one thread.
 _LEAST_FLOPS_OF_THREADS = 1e6
 
+_OF_THREADS = "loops of threads"
 ASYNCHRONOUS = "programs of another thread"
 # JAX runs an executable of fewer flops, as XLA counts them, on the thread that calls it (`IsCheapComputation`).
 _FLOPS_OF_ASYNCHRONOUS = 1000
@@ -119,26 +122,55 @@ class _Node:
         return sum(_nbytes(var.aval) for var in self.equation.outvars)
 
 
-def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: int) -> Amounts:
+def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of work of a part.
 
     Args:
         items: its equations, in order.
         outputs: what is read of it by others.
         num_threads: how many threads XLA has.
+        is_body: whether it is the body of a loop or a branch.
     """
     nodes = _placed(items, outputs)
     amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
+    of_threads = []
     for node in nodes:
         if node.is_root:
-            for name, amount in _loop(node, num_threads).items():
+            of_loop = _loop(node, num_threads, is_body=is_body)
+            of_threads += [node] if _OF_THREADS in of_loop else []
+            for name, amount in of_loop.items():
                 amounts[name] += amount
-    inputs = {operand for node in nodes for operand in node.operands if isinstance(operand, Value)}
-    if (total := sum(value.nbytes for value in inputs)) > MEMORY_BYTES:
-        amounts["bytes of memory"] = total
+    if of_threads:
+        # Threads are awake for all loops that do not wait for each other.
+        levels = _levels(nodes)
+        amounts[_OF_THREADS] = len({levels[root] for root in of_threads})
+    amounts.update(_memory(nodes, {id(root) for root in of_threads}))
     if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
     return dict(amounts)
+
+
+def _levels(nodes: Sequence[_Node]) -> dict[_Node, int]:
+    """How many loops each node waits for, one behind the other."""
+    levels: dict[_Node, int] = {}
+    for node in nodes:
+        levels[node] = max((levels[item] + item.is_root for item in node.operands if isinstance(item, _Node)), default=0)
+    return levels
+
+
+def _memory(nodes: Sequence[_Node], of_threads: set[int]) -> Amounts:
+    """The bytes that come from memory: what loops of threads alone read, and the rest."""
+    inputs: dict[Value, int] = {}
+    roots: collections.defaultdict[Value, set[int]] = collections.defaultdict(set)
+    for node in nodes:
+        for index, operand in enumerate(node.operands):
+            if isinstance(operand, Value):
+                inputs[operand] = max(inputs.get(operand, 0), _bytes_read(node, index, operand))
+                roots[operand] |= node.roots
+    if sum(inputs.values()) <= MEMORY_BYTES:
+        return {}
+    shared = sum(nbytes for value, nbytes in inputs.items() if roots[value] <= of_threads)
+    return {"bytes of memory": sum(inputs.values()) - shared, "bytes of memory in threads": shared}
 
 
 def kernels(items: Sequence[Converted], outputs: Iterable[Value]) -> tuple[int, float]:
@@ -192,7 +224,7 @@ def _place(node: _Node) -> None:
     # What a broadcast reads is computed for each of its elements, so that nothing dear is.
     spread = name in _DEAR and any(reader.size > 2 * node.size for reader in node.readers if reader.primitive in _MOVES)
     wanted = node.leaves or taken or repeated or spread
-    node.is_view = name in _SAME or (not node.leaves and _is_side_of_product(node))
+    node.is_view = name in _SAME or _keeps_order(node) or _is_side_of_product(node)
     if node.is_view:
         # What it reads is the array that is wanted; where that is an argument, there is nothing to do.
         for operand in node.operands:
@@ -203,6 +235,15 @@ def _place(node: _Node) -> None:
     node.roots = {id(node)} if node.is_root else inside
 
 
+def _keeps_order(node: _Node) -> bool:
+    """Whether the node is a transposition that moves dimensions of 1 alone."""
+    if node.primitive != "transpose":
+        return False
+    shape = node.equation.invars[0].aval.shape
+    moved = [axis for axis in node.equation.params["permutation"] if shape[axis] > 1]
+    return moved == sorted(moved)
+
+
 def _is_side_of_product(node: _Node) -> bool:
     """Whether the node swaps the sides of a matrix for products alone, or of a product's result: XLA's products do either."""
     if node.primitive != "transpose" or len(node.equation.params["permutation"]) < 2:
@@ -211,14 +252,27 @@ def _is_side_of_product(node: _Node) -> bool:
     (operand,) = node.operands
     is_result = isinstance(operand, _Node) and operand.primitive == "dot_general" and len(operand.readers) == 1
     for_products = all(reader.primitive == "dot_general" for reader in node.readers)
-    return batch == list(range(len(batch))) and row > column and (is_result or for_products)
+    if isinstance(operand, _Node) and is_result and _swaps_sides(node, operand):
+        return True
+    return not node.leaves and batch == list(range(len(batch))) and row > column and (is_result or for_products)
+
+
+def _swaps_sides(node: _Node, product: _Node) -> bool:
+    """Whether the node puts the columns of one product's result before its rows; dimensions of 1 do not count."""
+    (contracted, _), (batch, _) = product.equation.params["dimension_numbers"]
+    left, shape = (atom.aval.shape for atom in (product.equation.invars[0], product.equation.outvars[0]))
+    rows = len(left) - len(contracted)
+    axes = [axis for axis, extent in enumerate(shape) if extent > 1]
+    swapped = [axis for axis in axes if axis >= rows] + [axis for axis in axes if axis < rows]
+    is_one = all(left[axis] == 1 for axis in batch)
+    return is_one and [axis for axis in node.equation.params["permutation"] if shape[axis] > 1] == swapped
 
 
 def _updates(reader: _Node, node: _Node) -> bool:
     return reader.primitive == "dynamic_update_slice" and reader.operands[0] is node
 
 
-def _loop(root: _Node, num_threads: int) -> Amounts:
+def _loop(root: _Node, num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
     name = root.primitive
     amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
@@ -255,7 +309,7 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
     moved = sum(arrays.values())
     threads = _threads(work, moved, root, num_threads)
     if name in _TAKE_ARRAYS:
-        special, threads = _special(root, num_threads)
+        special, threads = _special(root, num_threads, is_body=is_body)
         for kind, amount in special.items():
             amounts[kind] += amount
         if name not in ("dot_general", "conv_general_dilated"):
@@ -263,7 +317,7 @@ def _loop(root: _Node, num_threads: int) -> Amounts:
     else:
         amounts["loops"] += 1
         if threads > 1:
-            amounts["loops of threads"] += 1
+            amounts[_OF_THREADS] += 1
         single = _is_scalar(root, evaluated, threads)
         for node, count in evaluated.items():
             kind = _kind(node)
@@ -315,6 +369,12 @@ def _wanted(node: _Node, index: int, count: float) -> float:
 
 def _itemsize(node: _Node, index: int) -> int:
     return _itemsize_of(node.equation.invars[index].aval)
+
+
+def _bytes_read(node: _Node, index: int, operand: Value) -> int:
+    """The bytes of an array that a node reads."""
+    is_part = index == 0 and node.primitive in _PARTS
+    return min(operand.nbytes, node.nbytes) if is_part else operand.nbytes
 
 
 def _update_bytes(root: _Node) -> int:
@@ -379,7 +439,7 @@ def _reduction_kind(root: _Node) -> str:
     return "reduced far columns" if inner > _FAR_COLUMNS else "reduced columns"
 
 
-def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
+def _special(root: _Node, num_threads: int, *, is_body: bool) -> tuple[Amounts, int]:
     """The amounts of what is no loop over elements, and its threads."""
     name = root.primitive
     equation = root.equation
@@ -389,7 +449,7 @@ def _special(root: _Node, num_threads: int) -> tuple[Amounts, int]:
     if name == "ragged_dot_general":
         return _ragged_product(equation, num_threads)
     if name == "conv_general_dilated":
-        return _convolution(equation, num_threads)
+        return _convolution(equation, num_threads, is_body=is_body)
     size = float(_size(equation.invars[0].aval.shape))
     if name in _WINDOWS:
         return {"windows": root.size * math.prod(equation.params["window_dimensions"])}, 1
@@ -427,15 +487,7 @@ def _product(left: Any, right: Any, numbers: Any, num_threads: int) -> tuple[Amo
         amounts["thin product rows"] = count * rows
     # XLA moves operands first whose dimensions are in another order than batch, rows, depth.
     for aval, batch, contracted in ((left, batch_left, contracted_left), (right, batch_right, contracted_right)):
-        if (
-            tuple(batch) != tuple(range(len(batch)))
-            or len(contracted) > 1
-            or min(contracted, default=0)
-            not in (
-                len(batch),
-                aval.ndim - 1,
-            )
-        ):
+        if _is_moved(aval.shape, batch, contracted):
             amounts["transposed"] = amounts.get("transposed", 0.0) + _size(aval.shape)
     if dtype in ("bfloat16", "float16"):  # XLA converts both sides
         amounts["narrow sides"] = count * (rows * depth + depth * columns)
@@ -448,6 +500,15 @@ def _product(left: Any, right: Any, numbers: Any, num_threads: int) -> tuple[Amo
     # Eigen computes blocks of registers: few rows or columns leave lanes idle.
     idle = 2.0 * count * (-(-rows // 8) * 8) * (-(-columns // 16) * 16) * depth - flops
     return {**amounts, "product flops": flops / threads, "idle product flops": idle / threads}, threads
+
+
+def _is_moved(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int]) -> bool:
+    """Whether XLA moves a product's operand before it multiplies; it drops dimensions of 1 before it looks."""
+    places = {axis: place for place, axis in enumerate(axis for axis, extent in enumerate(shape) if extent > 1)}
+    batches, depths = ([places[axis] for axis in axes if axis in places] for axes in (batch, contracted))
+    if batches != list(range(len(batches))) or len(depths) > 1:
+        return True
+    return bool(depths) and depths[0] not in (len(batches), len(places) - 1)
 
 
 def _ragged_product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
@@ -464,13 +525,15 @@ def _ragged_product(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     return {**amounts, "simple": OPERATIONS_OF_A_MASK * masked / threads, written: 2.0 * _nbytes(of_groups) / threads}, threads
 
 
-def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
+def _convolution(equation: Any, num_threads: int, *, is_body: bool) -> tuple[Amounts, int]:
     params = equation.params
     numbers = params["dimension_numbers"]
     kernel, out = equation.invars[1].aval, equation.outvars[0].aval
     taps = math.prod(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
     inputs = kernel.shape[numbers.rhs_spec[1]]
     flops = 2.0 * _size(out.shape) * taps * inputs
+    if is_body and not _is_eigens(numbers):
+        return {"convolutions": 1, "convolution flops one by one": flops / num_threads}, num_threads
     groups = params["feature_group_count"] * params["batch_group_count"]
     dilated = any(extent > 1 for extent in params["lhs_dilation"])
     threads = num_threads
@@ -493,6 +556,18 @@ def _convolution(equation: Any, num_threads: int) -> tuple[Amounts, int]:
     if tuple(numbers.lhs_spec) != (0, len(numbers.lhs_spec) - 1, *range(1, len(numbers.lhs_spec) - 1)):
         amounts["transposed"] = float(_size(equation.invars[0].aval.shape) + _size(out.shape))
     return {**amounts, kind: flops / threads}, threads
+
+
+def _is_eigens(numbers: Any) -> bool:
+    """Whether a convolution's arrays are laid out as Eigen takes them: NHWC, with kernels of HWIO.
+
+    XLA moves the dimensions of others in the main computation alone (`ConvCanonicalization`). In the body of a loop or a branch
+    it runs them as a plain nest of loops.
+    """
+    rank = len(numbers.lhs_spec)
+    images = (0, rank - 1, *range(1, rank - 1))
+    kernels = (rank - 1, rank - 2, *range(rank - 2))
+    return tuple(numbers.lhs_spec) == tuple(numbers.out_spec) == images and tuple(numbers.rhs_spec) == kernels
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ class Choices(NamedTuple):
         function: name and line of the decorated function, for messages; "" for a part of one, such as a loop's body.
         executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
         is_repeated: it is the body of a loop, so that XLA starts a call of it without JAX.
+        is_body: it is the body of a loop or a branch, a computation of its own to XLA.
         run_key: when its runs on the CPU are due (`aspen_jax.runtime.run_key`).
     """
 
@@ -24,4 +25,5 @@ class Choices(NamedTuple):
     function: str = ""
     executor: str | None = None
     is_repeated: bool = False
+    is_body: bool = False
     run_key: int = 0

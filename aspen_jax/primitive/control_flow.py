@@ -12,6 +12,8 @@ from aspen_jax.cost import equations as cost
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, parameters, prune, why_inlined
 
+TOO_LITTLE = "too little work for tiles"
+
 # Parameters that hold the bodies.
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
 
@@ -33,22 +35,34 @@ def is_loop(equation: core.JaxprEqn) -> bool:
     return equation.primitive.name in ("scan", "while")
 
 
-def with_tiled_bodies(equation: core.JaxprEqn, *, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool]) -> core.JaxprEqn:
-    """The equation with each body that is worth a custom call as one `aspen_call`.
+def has_computations(equation: core.JaxprEqn) -> bool:
+    """Whether the bodies are computations of their own to XLA. It inlines others."""
+    return is_loop(equation) or equation.primitive.name == "cond"
+
+
+def with_tiled_bodies(
+    equation: core.JaxprEqn, *, choices: Choices, why_left: Callable[[core.ClosedJaxpr], str | None]
+) -> tuple[core.JaxprEqn, tuple[str, ...]]:
+    """The equation with each body that is worth a custom call as one `aspen_call`, and why the others are not.
 
     Args:
         equation: control flow.
         choices: what the decorator was told, for the bodies.
-        gains: whether tiles run anything of what would be called.
+        why_left: why tiles run nothing of what would be called, or None where they run some.
     """
     changes = {}
+    reasons: list[str] = []
     for name in _BODIES[equation.primitive.name]:
         bodies = equation.params[name]
         several = isinstance(bodies, tuple)
         constants = _num_constants(equation, name)
-        tiled = tuple(_tiled(body, choices, gains, constants) for body in (bodies if several else (bodies,)))
-        changes[name] = tiled if several else tiled[0]
-    return equation.replace(params={**equation.params, **changes})
+        tiled = []
+        for body in bodies if several else (bodies,):
+            tiled_body, reason = _tiled(body, choices, why_left, constants)
+            tiled.append(tiled_body)
+            reasons += [reason] if reason else []
+        changes[name] = tuple(tiled) if several else tiled[0]
+    return equation.replace(params={**equation.params, **changes}), tuple(reasons)
 
 
 def _num_constants(equation: core.JaxprEqn, body: str) -> int:
@@ -76,14 +90,21 @@ def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
                 yield inner.params["call_jaxpr"]
 
 
-def _tiled(body: Any, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool], num_constants: int) -> Any:
-    """The body (closed, or open as that of shard_map) with what it computes in one `aspen_call`.
+def _tiled(
+    body: Any, choices: Choices, why_left: Callable[[core.ClosedJaxpr], str | None], num_constants: int
+) -> tuple[Any, str | None]:
+    """The body (closed, or open as that of shard_map) with what it computes in one `aspen_call`; or as it is, and why.
 
     What a loop's body computes of the loop's constants alone stays outside of the call, for XLA to hoist it out of the loop.
     """
     closed = body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
-    if (body is not closed and body.constvars) or not _has_work(closed):
-        return body
+    if body is not closed and body.constvars:
+        return body, "a body closes over arrays"
+    reason = why_inlined(closed)
+    if reason is not None:
+        return body, f"a body {reason}"
+    if not cost.is_worth_a_call(closed.jaxpr.eqns):
+        return body, TOO_LITTLE
     jaxpr = closed.jaxpr
     hoisted = _invariant(jaxpr, num_constants)
     outside = [outvar for equation in hoisted for outvar in equation.outvars]
@@ -96,8 +117,9 @@ def _tiled(body: Any, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool
     debug_info = core.DebugInfo("aspen_call", "body", None, None)
     inner = jaxpr.replace(invars=operands, outvars=wanted, eqns=rest, debug_info=debug_info)
     called, used = prune(core.ClosedJaxpr(inner, closed.consts), [True] * len(wanted))
-    if not wanted or not gains(called):
-        return body
+    reason = why_left(called) if wanted else TOO_LITTLE
+    if reason is not None:
+        return body, reason
     equation = rest[0].replace(
         primitive=aspen_call_p,
         invars=list(compress(operands, used)),
@@ -106,7 +128,7 @@ def _tiled(body: Any, choices: Choices, gains: Callable[[core.ClosedJaxpr], bool
         effects=set(),
     )
     tiled = jaxpr.replace(eqns=[*hoisted, equation])
-    return closed.replace(jaxpr=tiled) if body is closed else tiled
+    return (closed.replace(jaxpr=tiled) if body is closed else tiled), None
 
 
 def _invariant(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:
@@ -133,7 +155,3 @@ def _invariant(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:
 
 def _nbytes(var: Any) -> int:
     return getattr(var.aval, "size", 0) * getattr(getattr(var.aval, "dtype", None), "itemsize", 0)
-
-
-def _has_work(body: core.ClosedJaxpr) -> bool:
-    return why_inlined(body) is None and cost.is_worth_a_call(body.jaxpr.eqns)

@@ -12,6 +12,7 @@ import jax
 import aspen_jax
 from aspen_jax import _engine, runtime
 from aspen_jax.cost.measured import processor
+from aspen_jax.lowering.trial import by_environment
 from aspen_jax.passes import disabled_by_environment
 
 
@@ -32,4 +33,5 @@ def machine() -> dict[str, Any]:
         "cuda back-end": False,
         "custom call": runtime.CUSTOM_CALL_TARGET,
         "passes switched off": sorted(disabled_by_environment()),
+        "times of close choices": by_environment().value,
     }

@@ -148,7 +148,9 @@ def _trailing(draw: Draw) -> GeneratedPart:
 def _loop(draw: Draw) -> GeneratedPart:
     rows, width, turns = draw.round_size(1, 64), draw.round_size(16, 512), 60
     x, w = draw.array(rows, width), draw.weights(width, width) * 0.9
-    kind = draw.one_of("tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient", "lstm gradient", "gates")
+    kind = draw.one_of(
+        "tanh", "mlp", "lstm", "gru", "chain", "attention", "scan", "points", "gradient", "lstm gradient", "gates", "convolution"
+    )
     hidden = draw.round_size(16, 512)
     layers = (draw.weights(width, hidden), draw.weights(hidden, hidden), draw.weights(hidden, width))
 
@@ -167,6 +169,20 @@ def _loop(draw: Draw) -> GeneratedPart:
 
     if kind == "tanh":
         return GeneratedPart("loop", lambda c, w: lax.fori_loop(0, turns, lambda _, c: jnp.tanh(c @ w), c), (x, w), turns)
+    if kind == "convolution":
+        side, channels, turns = draw.size(4, 32), draw.one_of(8, 16, 32, 64), 6
+        numbers = draw.one_of(("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"))
+        sizes = {"N": draw.size(1, 4), "H": side, "W": side, "C": channels}
+        of_kernel = {"H": 3, "W": 3, "I": channels, "O": channels}
+        x = draw.array(*(sizes[name] for name in numbers[0]))
+        kernel = draw.array(*(of_kernel[name] for name in numbers[1])) * np.float32((9 * channels) ** -0.5)
+
+        def convolved(x: Any, kernel: Any) -> Any:
+            return jnp.tanh(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers))
+
+        return GeneratedPart(
+            "loop", lambda x, kernel: lax.fori_loop(0, turns, lambda _, x: convolved(x, kernel), x), (x, kernel), turns
+        )
     if kind == "gates":
         gates = [draw.weights(width, width) for _ in range(8)]
 

@@ -97,6 +97,7 @@ def _evidence(compiled: Compiled) -> list[Evidence]:
                     options.num_workers,
                     is_whole=not repeated and len(compiled.steps) == 1,
                     is_repeated=repeated,
+                    is_body=options.choices.is_body,
                 )
             )
         else:
