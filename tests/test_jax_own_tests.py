@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("jax_own_tests.py")
+SCRIPT = Path(__file__).parents[1] / "tools" / "jax_own_tests.py"
 SAMPLE = """
     import os
 

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ RECORD_VARIABLE = "ASPEN_JAX_TESTS_RECORD"
 DONE_VARIABLE = "ASPEN_JAX_TESTS_DONE"
 WANTED_VARIABLE = "ASPEN_JAX_TESTS_WANTED"
 SHARE_VARIABLE = "ASPEN_JAX_TESTS_SHARE"
+TILES_VARIABLE = "ASPEN_JAX_TESTS_TILES"
+
+Tiles = Literal["forced", "default"]
 
 Function = Callable[..., Any]
 
@@ -59,7 +62,7 @@ _TRANSFORMATIONS = ("grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "
 _jit = jax.jit
 _FUNCTIONS = (types.FunctionType, type(_jit(abs)), jax.custom_jvp, jnp.ufunc)
 _TRACED = (jax.Array, np.ndarray, np.generic, int, float, complex)
-_parts = 0  # tiled parts that were built so far
+_calls = 0  # custom calls of tiles that were compiled so far
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,21 +102,22 @@ def _lines(variable: str) -> Sequence[str]:
 
 @functools.cache
 def _aspen() -> Function:
-    """The decorator, which leaves nothing to XLA for its size: the arrays of JAX's tests are small."""
-    from aspen_jax import aspen
+    """The decorator. Forced, it leaves nothing to XLA for its size: the arrays of JAX's tests are small."""
+    from aspen_jax import aspen, runtime
     from aspen_jax.cost import equations as cost
-    from aspen_jax.lowering import compile
 
-    assert hasattr(cost, "_LEAST_WORK")
-    setattr(cost, "_LEAST_WORK", 1)  # noqa: B010
-    build = compile.Part.build
+    if os.environ[TILES_VARIABLE] == "forced":
+        assert hasattr(cost, "_LEAST_WORK")
+        setattr(cost, "_LEAST_WORK", 1)  # noqa: B010
+    engine_call = runtime.engine_call
 
-    def counted(*args: Any) -> compile.Part:
-        global _parts
-        _parts += 1
-        return build(*args)
+    @functools.wraps(engine_call)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        global _calls
+        _calls += 1
+        return engine_call(*args, **kwargs)
 
-    setattr(compile.Part, "build", staticmethod(counted))  # noqa: B010
+    setattr(runtime, "engine_call", counted)  # noqa: B010
     return aspen
 
 
@@ -297,7 +301,7 @@ class _Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._reports: list[pytest.TestReport] = []
-        before, start = _parts, time.monotonic()
+        before, start = _calls, time.monotonic()
         self._write(test=item.nodeid)
         result = yield
         failed = [report for report in self._reports if report.failed]
@@ -306,7 +310,7 @@ class _Recorder:
         else:
             outcome, text = ("skipped" if any(report.skipped for report in self._reports) else "passed"), ""
         seconds = round(time.monotonic() - start, 2)
-        self._write(test=item.nodeid, outcome=outcome, seconds=seconds, parts=_parts - before, text=text[-4000:])
+        self._write(test=item.nodeid, outcome=outcome, seconds=seconds, calls=_calls - before, text=text[-4000:])
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
