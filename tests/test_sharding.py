@@ -8,6 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from aspen_jax import aspen
+
 SCRIPT = Path(__file__).parent / "sharded_processes.py"
 
 
@@ -42,3 +51,21 @@ def test_two_processes(tmp_path):
     processes = [start(tmp_path, "", address, number) for number in ("0", "1")]
     for process in processes:
         finish(process)
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_sums_that_devices_have_not_added_up_yet_are_returned(mode, request):
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def product(a, b):
+        return jnp.einsum("ij,jk->ik", jnp.sin(a), b, out_sharding=P(None, None, unreduced={"x"}))
+
+    with jax.set_mesh(mesh):
+        a = jax.device_put(np.arange(512 * 256, dtype=np.float32).reshape(512, 256), P(None, "x"))
+        b = jax.device_put(np.ones((256, 128), np.float32), P("x", None))
+        ours, theirs = aspen(product)(a, b), jax.jit(product)(a, b)
+        assert jax.typeof(ours) == jax.typeof(theirs)
+        ours, theirs = (np.asarray(jax.sharding.reshard(item, P())) for item in (ours, theirs))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
