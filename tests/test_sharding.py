@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -69,3 +70,21 @@ def test_sums_that_devices_have_not_added_up_yet_are_returned(mode, request):
         assert jax.typeof(ours) == jax.typeof(theirs)
         ours, theirs = (np.asarray(jax.sharding.reshard(item, P())) for item in (ours, theirs))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.fixture
+def checking():
+    """JAX checks the types of what it traces, as its own tests do."""
+    with jax.enable_checks(True):
+        yield
+
+
+def test_types_with_shardings_are_no_error_where_jax_checks_types(checking):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def function(x):
+        return lax.bessel_i1e(jnp.sin(x) + 2) * 2
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512), P("x", None))
+        np.testing.assert_allclose(aspen(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-5)
