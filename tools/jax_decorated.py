@@ -7,7 +7,8 @@ A function is decorated where JAX's test files hand one over or call one:
 - to `jax.grad`, `jax.vmap` and the like;
 - a function of `jax.numpy`, `jax.lax` and the like, called outside of `jax.jit`: `jnp.sort(x)`.
 
-What `jax.jit` cannot trace stays as it is at the last three places. JAX's own code is left alone.
+What `jax.jit` cannot trace stays as it is at the last three places. `jax.export.export` allows the engine's custom call.
+JAX's own code is left alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.test_util
 import numpy as np
@@ -75,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
             _decorate_transformations(late, config.rootpath)
         if mode in ("aspen", "narrow"):
             _decorate_jit(_aspen(), config.rootpath)
+            _allow_export(config.rootpath)
     config.pluginmanager.register(_Recorder(Path(os.environ[RECORD_VARIABLE])))
 
 
@@ -154,6 +157,19 @@ def _decorate_jit(decorate: Function, tests: Path) -> None:
 
     jax.jit = jit
     setattr(jtu, "api", Api())  # noqa: B010
+
+
+def _allow_export(tests: Path) -> None:
+    """What test files export may call the engine, as a user says who exports a decorated function."""
+    from aspen_jax.runtime import CUSTOM_CALL_TARGET
+
+    export = jax.export.export
+    engine = jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)
+
+    def allowed(*args: Any, disabled_checks: Sequence[Any] = (), **options: Any) -> Any:
+        return export(*args, disabled_checks=(*disabled_checks, engine), **options)
+
+    jax.export.export = _for_tests(export, allowed, tests)
 
 
 def _decorate_transformations(late: Function, tests: Path) -> None:

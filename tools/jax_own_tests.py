@@ -135,30 +135,8 @@ class Run:
 
     def _run(self, wanted: Sequence[str]) -> bool:
         """One process; whether it came to an end by itself."""
-        done = self.results()
         with tempfile.TemporaryDirectory() as directory:
-            lists = {DONE_VARIABLE: done, WANTED_VARIABLE: wanted}
-            environment = {**os.environ, MODE_VARIABLE: self.mode, RECORD_VARIABLE: str(self.record)}
-            for variable, tests in lists.items():
-                path = Path(directory, variable)
-                path.write_text("\n".join(tests))
-                environment[variable] = str(path)
-            environment[SHARE_VARIABLE] = str(self.limits.share)
-            environment["JAX_PLATFORMS"] = "cpu"
-            environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
-            environment["JAX_SKIP_SLOW_TESTS"] = "1"
-            # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
-            environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
-            environment["ASPEN_CACHE_DIR"] = directory
-            environment[TILES_VARIABLE] = self.tiles
-            environment.pop("ASPEN_DISABLE_PASSES", None)
-            if self.tiles == "forced":
-                environment["ASPEN_DISABLE_PASSES"] = "choice"  # tiles run what XLA would do as fast
-            # One test at a time, whatever options started us: the record's last line names the test that ends the process.
-            environment["PYTEST_ADDOPTS"] = ""
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, (os.environ.get("PYTHONPATH"), str(KNOWN_DIFFERENCES.parent)))
-            )
+            environment = self._environment(Path(directory), wanted)
             command = [sys.executable, "-m", "pytest", "-q", "-p", "jax_decorated", "-p", "no:cacheprovider", "--tb=short"]
             command += ["-c", os.devnull, "--rootdir", str(self.file.parent), "--noconftest", "--import-mode=importlib"]
             with self.record.with_suffix(".log").open("w") as log:
@@ -178,6 +156,29 @@ class Run:
         with self.record.open("a") as file:
             print(json.dumps(line), file=file)
         return False
+
+    def _environment(self, directory: Path, wanted: Sequence[str]) -> dict[str, str]:
+        """The environment of one process; lists of tests go through files in the directory."""
+        environment = {**os.environ, MODE_VARIABLE: self.mode, RECORD_VARIABLE: str(self.record), TILES_VARIABLE: self.tiles}
+        for variable, tests in ((DONE_VARIABLE, self.results()), (WANTED_VARIABLE, wanted)):
+            path = directory / variable
+            path.write_text("\n".join(tests))
+            environment[variable] = str(path)
+        environment.pop("ASPEN_DISABLE_PASSES", None)
+        if self.tiles == "forced":
+            environment["ASPEN_DISABLE_PASSES"] = "choice"  # tiles run what XLA would do as fast
+        environment[SHARE_VARIABLE] = str(self.limits.share)
+        environment["JAX_PLATFORMS"] = "cpu"
+        environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
+        environment["JAX_SKIP_SLOW_TESTS"] = "1"
+        # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
+        environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
+        environment["ASPEN_CACHE_DIR"] = str(directory)
+        # One test at a time, whatever options started us: the record's last line names the test that ends the process.
+        environment["PYTEST_ADDOPTS"] = ""
+        paths = (os.environ.get("PYTHONPATH"), str(KNOWN_DIFFERENCES.parent))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return environment
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for a process; whether it had to be killed, because a test took too long."""
