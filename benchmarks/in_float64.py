@@ -36,10 +36,19 @@ def in_float64(function: Callable[..., jax.Array], *arrays: Any) -> np.ndarray:
 
 def all_in_float64(function: Callable[..., Any], *arrays: Any) -> list[np.ndarray]:
     """The same for a function of any number of results."""
+    return compiled_in_float64(function, *arrays)(*arrays)
+
+
+def compiled_in_float64(function: Callable[..., Any], *arrays: Any) -> Callable[..., list[np.ndarray]]:
+    """The same for arrays of these shapes and dtypes, compiled once for all calls."""
     closed = jax.make_jaxpr(function)(*arrays)
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        results = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))(*map(_widened, arrays))
-        return list(map(np.asarray, results))
+    run = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))
+
+    def call(*arrays: Any) -> list[np.ndarray]:
+        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return list(map(np.asarray, run(*map(_widened, arrays))))
+
+    return call
 
 
 def _is_float(dtype: Any) -> bool:

@@ -153,3 +153,24 @@ def test_sorting_is_differentiated_and_mapped():
     gradient = jax.grad(aspen_jax.aspen(lambda x: (jnp.sort(x, axis=-1) * weights).sum()))(x)
     np.testing.assert_allclose(gradient, np.argsort(np.argsort(x, axis=-1), axis=-1), rtol=1e-6)
     np.testing.assert_array_equal(jax.vmap(aspen_jax.aspen(jnp.sort))(x), np.sort(x, axis=-1))
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+@pytest.mark.parametrize("shape", [(3, 2, 0), (0,)])
+def test_nothing_is_sorted_beside_what_tiles_compute(shape, mode, request):
+    """A window of one element fits in no axis without elements."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    empty, places = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    x = np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512)
+
+    def function(x, empty, places):
+        by_key = lax.sort((empty, places), dimension=empty.ndim - 1, num_keys=1)
+        return by_key, lax.top_k(empty, 0), jnp.tanh(x) @ x
+
+    assert "aspen_run" in jax.jit(aspen_jax.aspen(function)).lower(x, empty, places).as_text()
+    by_key, largest, product = aspen_jax.aspen(function)(x, empty, places)
+    for ours, dtype in zip((*by_key, *largest), (np.float32, np.int32) * 2, strict=True):
+        assert ours.shape == shape
+        assert ours.dtype == dtype
+    np.testing.assert_allclose(product, np.tanh(x) @ x, rtol=1e-3, atol=1e-3)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("jax_own_tests.py")
+SCRIPT = Path(__file__).parents[1] / "tools" / "jax_own_tests.py"
 SAMPLE = """
     import os
 
     import jax
+    import jax.export
     import jax.numpy as jnp
     import numpy as np
     from jax._src import test_util as jtu
@@ -35,6 +36,10 @@ SAMPLE = """
             add = jax.jit(static_argnums=0)(lambda n, x: sum([x] * n))
             self.assertEqual(add(3, 2.0), 6)
             self.assertEqual(add.__wrapped__(3, 2.0), 6)
+
+        def test_export(self):
+            exported = jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x))(jnp.ones((3, 3)))
+            self.assertEqual("aspen_run" in exported.mlir_module(), decorated)
 
         def test_operations(self):
             self._CompileAndCheck(jnp.sin, lambda: [jnp.ones(3)])
@@ -94,7 +99,7 @@ def test_each_way_to_differ_is_found_and_ends_nothing(script, tmp_path, monkeypa
     monkeypatch.setattr(script, "KNOWN_DIFFERENCES", known)
     monkeypatch.setenv("ASPEN_JAX_SOURCE", str(tmp_path))
     found = script.compare(file, tmp_path, script.Limits(test=15), again=False)
-    assert found.passed == 9
+    assert found.passed == 10
     assert [name.rpartition("::")[2] for name in found.alike] == ["test_differs_alike"]
     outcomes = {item.test.rpartition("::")[2]: (item.outcome, item.reason) for item in found.differences}
     assert outcomes == {
@@ -103,12 +108,23 @@ def test_each_way_to_differ_is_found_and_ends_nothing(script, tmp_path, monkeypa
         "test_dies": ("crashed", ""),
         "test_hangs": ("late", ""),
     }
-    assert found.tiled == 2
-    assert found.rate == pytest.approx(0.5)
-    assert "| sample_test | 9 | 2 | 4 | 1 | 4 | 1 | 50.00% |" in script.table([found])
+    assert found.tiled == 3
+    assert found.rate == pytest.approx(5 / 9)
+    assert "| sample_test | 10 | 3 | 5 | 1 | 4 | 1 | 55.56% |" in script.table([found])
     # A second run takes all of it from the record.
     monkeypatch.setattr(script.Run, "finish", lambda *_: None)
     assert script.compare(file, tmp_path, script.Limits(), again=False) == found
+
+
+def test_only_the_forced_mode_switches_the_choice_off(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASPEN_DISABLE_PASSES", "choice")
+    runs = {
+        tiles: script.Run(tmp_path / "a_test.py", "aspen", tmp_path / "record", script.Limits(), tiles)
+        for tiles in ("forced", "default")
+    }
+    environments = {tiles: run._environment(tmp_path, ()) for tiles, run in runs.items()}
+    assert environments["forced"]["ASPEN_DISABLE_PASSES"] == "choice"
+    assert "ASPEN_DISABLE_PASSES" not in environments["default"]
 
 
 def test_the_status_says_whether_a_test_differs(script, tmp_path, monkeypatch, capsys):

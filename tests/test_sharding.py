@@ -8,7 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from aspen_jax import aspen
 
 SHARDED = Path(__file__).parent / "sharded_processes.py"
 COLLECTIVES = Path(__file__).parent / "collective_processes.py"
@@ -57,3 +65,39 @@ def test_collectives_of_more_devices_than_cores_end(devices, mode, tmp_path):
     """XLA goes on from our call to a collective, which waits for the other devices' calls."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     finish(start(tmp_path, flags, "40", script=COLLECTIVES, mode=mode))
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_sums_that_devices_have_not_added_up_yet_are_returned(mode, request):
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def product(a, b):
+        return jnp.einsum("ij,jk->ik", jnp.sin(a), b, out_sharding=P(None, None, unreduced={"x"}))
+
+    with jax.set_mesh(mesh):
+        a = jax.device_put(np.arange(512 * 256, dtype=np.float32).reshape(512, 256), P(None, "x"))
+        b = jax.device_put(np.ones((256, 128), np.float32), P("x", None))
+        ours, theirs = aspen(product)(a, b), jax.jit(product)(a, b)
+        assert jax.typeof(ours) == jax.typeof(theirs)
+        ours, theirs = (np.asarray(jax.sharding.reshard(item, P())) for item in (ours, theirs))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.fixture
+def checking():
+    """JAX checks the types of what it traces, as its own tests do."""
+    with jax.enable_checks(True):
+        yield
+
+
+def test_types_with_shardings_are_no_error_where_jax_checks_types(checking):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def function(x):
+        return lax.bessel_i1e(jnp.sin(x) + 2) * 2
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512), P("x", None))
+        np.testing.assert_allclose(aspen(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
@@ -15,7 +17,7 @@ from aspen_jax.lowering import share, trial
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.primitive import sharding
 from aspen_jax.primitive.choices import Choices
-from aspen_jax.primitive.primitive import aspen_call_p
+from aspen_jax.primitive.primitive import aspen_call_p, flag
 
 
 def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
@@ -28,7 +30,8 @@ def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Cl
     options = Options(choices, budget=None if choices.is_body else trial.Budget(trial.BUDGET_S))
     if not _is_this_machines_alone(ctx):
         options = dataclasses.replace(options, trials=trial.Trials.OFF)
-    return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, spread)
+    with _unchecked():
+        return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, spread)
 
 
 def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
@@ -41,10 +44,16 @@ def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
 def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
     from aspen_jax.lowering.cuda_call import compile_for_cuda  # CUDA's modules are imported where a GPU is
 
-    compiled = compile_for_cuda(call_jaxpr, choices)
-    if compiled is None:
-        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-    return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
+    with _unchecked():
+        compiled = compile_for_cuda(call_jaxpr, choices)
+        if compiled is None:
+            return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+        return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
+
+
+def _unchecked() -> contextlib.AbstractContextManager[Any]:
+    """A context without `jax_enable_checks`: types may name axes and meshes, of which a lowering knows nothing any more."""
+    return jax.enable_checks(False) if flag("jax_enable_checks") else contextlib.nullcontext()
 
 
 def _lower_compiled(

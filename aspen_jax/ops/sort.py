@@ -157,6 +157,8 @@ def _is_iota(known: np.ndarray | None, axis: int) -> bool:
 
 def _taken(build: Builder, x: Operand, order: Operand, axis: int) -> Operand:
     """Elements of x along the axis in an order."""
+    if x.shape[axis] == 0:
+        return x
     rank = len(x.shape)
     walks = tuple(-1 if d == axis else d for d in range(rank))
     components = tuple(0 if d == axis else -1 for d in range(rank))

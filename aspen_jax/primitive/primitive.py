@@ -162,11 +162,20 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
             return f"takes an argument that is not an array ({aval})"
         if not all(isinstance(size, int) for size in aval.shape):
             return f"takes an argument with a symbolic shape ({aval.str_short()})"
+    if any(map(_is_unreduced, jaxpr.out_avals)):
+        # JAX wants a sharding constraint as the last operation of whatever gives such a value.
+        return "returns sums that devices have not added up yet (unreduced)"
     for what, avals in (("closes over", map(jax.typeof, jaxpr.consts)), ("returns", jaxpr.out_avals)):
         for aval in avals:
             if not isinstance(aval, core.ShapedArray):
                 return f"{what} a value that is not an array ({aval})"
     return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+
+
+def _is_unreduced(aval: Any) -> bool:
+    """Whether each device has a part of the sum that an array stands for."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    return bool(getattr(spec, "unreduced", None))
 
 
 def expanded(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

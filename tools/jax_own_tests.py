@@ -1,8 +1,9 @@
 """Runs JAX's own tests through the decorator and compares them with the same tests undecorated.
 
-    ASPEN_JAX_SOURCE=/path/to/jax python tests/jax_own_tests.py
+    ASPEN_JAX_SOURCE=/path/to/jax python tools/jax_own_tests.py
 
-The source is that of the installed version. Of it only tests/ is read. Each test file runs in processes of its own:
+The source is that of the installed version. Of it only tests/ is read. `--mode forced` tiles what tiles can compute, and
+`--mode default` leaves to XLA what XLA does as fast, as users' programs do. Each test file runs in processes of its own:
 
 1. undecorated;
 2. decorated, at the places that jax_decorated.py names;
@@ -11,7 +12,8 @@ The source is that of the installed version. Of it only tests/ is read. Each tes
 5. what fails, with `jax.jit` in place of the decorator there; what passes then is a difference of ours too.
 
 A test that ends its process, or takes too long, has failed, and the rest goes on in a new process. What has run is kept in the
-directory `--record` and does not run again. Exit status 1 says that a test differs and jax_own_tests.toml gives no reason.
+directory `--record` and does not run again. Both modes share what ran without the decorator. Exit status 1 says that a test
+differs and jax_own_tests.toml gives no reason.
 """
 
 from __future__ import annotations
@@ -32,7 +34,16 @@ from typing import Any
 
 import jax
 import tyro
-from jax_decorated import DONE_VARIABLE, MODE_VARIABLE, RECORD_VARIABLE, SHARE_VARIABLE, WANTED_VARIABLE, is_in_share
+from jax_decorated import (
+    DONE_VARIABLE,
+    MODE_VARIABLE,
+    RECORD_VARIABLE,
+    SHARE_VARIABLE,
+    TILES_VARIABLE,
+    WANTED_VARIABLE,
+    Tiles,
+    is_in_share,
+)
 
 SOURCE_VARIABLE = "ASPEN_JAX_SOURCE"
 KNOWN_DIFFERENCES = Path(__file__).with_suffix(".toml")
@@ -55,8 +66,23 @@ FILES = (
     "image_test",
     "custom_api_test",
     "api_test",
+    "scipy_stats_test",
+    "ode_test",
+    "jet_test",
+    "checkify_test",
+    "random_test",
+    "random_lax_test",
+    "linalg_test",
+    "fft_test",
+    "pjit_test",
+    "shard_map_test",
+    "export_test",
+    "sparse_test",
+    "sparse_bcoo_bcsr_test",
+    "sparsify_test",
+    "shape_poly_test",
 )
-_LEAST_RATE = 0.993
+_LEAST_RATE = 0.995
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +109,14 @@ class Run:
         mode: "plain", "aspen", "jit", "narrow" or "narrow_jit": the runs 1 to 5 above.
         record: a JSON object a line: a test that starts, or one that has ended.
         limits: how long and how many.
+        tiles: "forced" or "default": what of a decorated function becomes tiles.
     """
 
     file: Path
     mode: str
     record: Path
     limits: Limits
+    tiles: Tiles = "forced"
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What was recorded of each test that has ended."""
@@ -107,29 +135,8 @@ class Run:
 
     def _run(self, wanted: Sequence[str]) -> bool:
         """One process; whether it came to an end by itself."""
-        done = self.results()
         with tempfile.TemporaryDirectory() as directory:
-            lists = {DONE_VARIABLE: done, WANTED_VARIABLE: wanted}
-            environment = {**os.environ, MODE_VARIABLE: self.mode, RECORD_VARIABLE: str(self.record)}
-            for variable, tests in lists.items():
-                path = Path(directory, variable)
-                path.write_text("\n".join(tests))
-                environment[variable] = str(path)
-            environment[SHARE_VARIABLE] = str(self.limits.share)
-            environment["JAX_PLATFORMS"] = "cpu"
-            environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
-            environment["JAX_SKIP_SLOW_TESTS"] = "1"
-            # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
-            environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
-            environment["ASPEN_CACHE_DIR"] = directory
-            environment["ASPEN_DISABLE_PASSES"] = (
-                "choice"  # tiles run what XLA would do as fast, or few tests would reach a kernel
-            )
-            # One test at a time, whatever options started us: the record's last line names the test that ends the process.
-            environment["PYTEST_ADDOPTS"] = ""
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, (os.environ.get("PYTHONPATH"), str(KNOWN_DIFFERENCES.parent)))
-            )
+            environment = self._environment(Path(directory), wanted)
             command = [sys.executable, "-m", "pytest", "-q", "-p", "jax_decorated", "-p", "no:cacheprovider", "--tb=short"]
             command += ["-c", os.devnull, "--rootdir", str(self.file.parent), "--noconftest", "--import-mode=importlib"]
             with self.record.with_suffix(".log").open("w") as log:
@@ -145,10 +152,33 @@ class Run:
             return True
         outcome = "late" if is_late else "crashed"
         text = "" if is_late else f"exit status {process.returncode}"
-        line = {"test": running, "outcome": outcome, "seconds": 0, "parts": 0, "text": text}
+        line = {"test": running, "outcome": outcome, "seconds": 0, "calls": 0, "text": text}
         with self.record.open("a") as file:
             print(json.dumps(line), file=file)
         return False
+
+    def _environment(self, directory: Path, wanted: Sequence[str]) -> dict[str, str]:
+        """The environment of one process; lists of tests go through files in the directory."""
+        environment = {**os.environ, MODE_VARIABLE: self.mode, RECORD_VARIABLE: str(self.record), TILES_VARIABLE: self.tiles}
+        for variable, tests in ((DONE_VARIABLE, self.results()), (WANTED_VARIABLE, wanted)):
+            path = directory / variable
+            path.write_text("\n".join(tests))
+            environment[variable] = str(path)
+        environment.pop("ASPEN_DISABLE_PASSES", None)
+        if self.tiles == "forced":
+            environment["ASPEN_DISABLE_PASSES"] = "choice"  # tiles run what XLA would do as fast
+        environment[SHARE_VARIABLE] = str(self.limits.share)
+        environment["JAX_PLATFORMS"] = "cpu"
+        environment["JAX_NUM_GENERATED_CASES"] = str(self.limits.cases)
+        environment["JAX_SKIP_SLOW_TESTS"] = "1"
+        # XLA computes each shape once, so its code is not optimised: compiling takes longer than running.
+        environment["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
+        environment["ASPEN_CACHE_DIR"] = str(directory)
+        # One test at a time, whatever options started us: the record's last line names the test that ends the process.
+        environment["PYTEST_ADDOPTS"] = ""
+        paths = (os.environ.get("PYTHONPATH"), str(KNOWN_DIFFERENCES.parent))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return environment
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for a process; whether it had to be killed, because a test took too long."""
@@ -198,7 +228,7 @@ class Comparison:
     Attributes:
         file: the test file.
         passed: tests that pass undecorated.
-        tiled: those of them in which tiles were built.
+        tiled: those of them in which a custom call of tiles was compiled.
         alike: those of them that fail decorated, and with `jax.jit` in place of the decorator too.
         differences: those of them that fail decorated, and pass so.
     """
@@ -229,19 +259,19 @@ def reason_of(test: str, known: Sequence[dict[str, str]]) -> str:
     return ""
 
 
-def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Comparison:
+def compare(file: Path, record: Path, limits: Limits, *, tiles: Tiles = "forced", again: bool = False) -> Comparison:
     """Run what has not run of a file, and compare."""
-    plain, aspen, jitted, narrow, narrow_jitted = (
-        Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits)
-        for mode in ("plain", "aspen", "jit", "narrow", "narrow_jit")
+    plain, jitted, narrow_jitted = (
+        Run(file, mode, record / f"{file.stem}.{mode}.jsonl", limits) for mode in ("plain", "jit", "narrow_jit")
     )
+    aspen, narrow = (Run(file, mode, record / f"{file.stem}.{mode}.{tiles}.jsonl", limits, tiles) for mode in ("aspen", "narrow"))
     plain.finish()
     ran = plain.results().items()
     passed = [test for test, line in ran if line["outcome"] == "passed" and is_in_share(test, limits.share)]
     if again:
         aspen.forget([test for test in passed if aspen.results().get(test, {}).get("outcome") != "passed"])
     aspen.finish()
-    missing = {"outcome": "missing", "text": "it was not collected", "parts": 0}
+    missing = {"outcome": "missing", "text": "it was not collected", "calls": 0}
 
     def failing(run: Run, tests: Sequence[str]) -> list[str]:
         results = run.results()
@@ -267,7 +297,7 @@ def compare(file: Path, record: Path, limits: Limits, *, again: bool) -> Compari
     narrow.finish(rest)
     ours_too, alike = against(narrow_jitted, failing(narrow, rest))
     differ = (*differences(aspen, ours), *differences(narrow, ours_too))
-    tiled = sum(1 for test in passed if aspen.results().get(test, missing)["parts"])
+    tiled = sum(1 for test in passed if aspen.results().get(test, missing)["calls"])
     return Comparison(file.stem, len(passed), tiled, tuple(alike), differ)
 
 
@@ -300,6 +330,7 @@ def main(
     files: tuple[str, ...] = FILES,
     record: Path = Path("build/jax_own_tests"),
     limits: Limits = Limits(),
+    mode: Tiles = "forced",
     again: bool = False,
 ) -> int:
     """Run JAX's own tests through the decorator.
@@ -308,6 +339,7 @@ def main(
         files: test files of jax/tests, without ".py".
         record: where results are kept, by the version of jax.
         limits: how long and how many.
+        mode: "forced" tiles what tiles can compute; "default" leaves to XLA what XLA does as fast.
         again: run what failed decorated once more.
 
     Returns:
@@ -321,7 +353,7 @@ def main(
     record.mkdir(parents=True, exist_ok=True)
     comparisons = []
     for name in files:
-        comparison = compare((tests / f"{name}.py").resolve(), record, limits, again=again)
+        comparison = compare((tests / f"{name}.py").resolve(), record, limits, tiles=mode, again=again)
         comparisons.append(comparison)
         print(f"{name}: {comparison.passed} pass undecorated, {len(comparison.differences)} differ", file=sys.stderr, flush=True)
     print(table(comparisons))

@@ -7,7 +7,8 @@ A function is decorated where JAX's test files hand one over or call one:
 - to `jax.grad`, `jax.vmap` and the like;
 - a function of `jax.numpy`, `jax.lax` and the like, called outside of `jax.jit`: `jnp.sort(x)`.
 
-What `jax.jit` cannot trace stays as it is at the last three places. JAX's own code is left alone.
+What `jax.jit` cannot trace stays as it is at the last three places. `jax.export.export` allows the engine's custom call.
+JAX's own code is left alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.test_util
 import numpy as np
@@ -40,6 +42,9 @@ RECORD_VARIABLE = "ASPEN_JAX_TESTS_RECORD"
 DONE_VARIABLE = "ASPEN_JAX_TESTS_DONE"
 WANTED_VARIABLE = "ASPEN_JAX_TESTS_WANTED"
 SHARE_VARIABLE = "ASPEN_JAX_TESTS_SHARE"
+TILES_VARIABLE = "ASPEN_JAX_TESTS_TILES"
+
+Tiles = Literal["forced", "default"]
 
 Function = Callable[..., Any]
 
@@ -59,7 +64,7 @@ _TRANSFORMATIONS = ("grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "
 _jit = jax.jit
 _FUNCTIONS = (types.FunctionType, type(_jit(abs)), jax.custom_jvp, jnp.ufunc)
 _TRACED = (jax.Array, np.ndarray, np.generic, int, float, complex)
-_parts = 0  # tiled parts that were built so far
+_calls = 0  # custom calls of tiles that were compiled so far
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
             _decorate_transformations(late, config.rootpath)
         if mode in ("aspen", "narrow"):
             _decorate_jit(_aspen(), config.rootpath)
+            _allow_export(config.rootpath)
     config.pluginmanager.register(_Recorder(Path(os.environ[RECORD_VARIABLE])))
 
 
@@ -99,21 +105,22 @@ def _lines(variable: str) -> Sequence[str]:
 
 @functools.cache
 def _aspen() -> Function:
-    """The decorator, which leaves nothing to XLA for its size: the arrays of JAX's tests are small."""
-    from aspen_jax import aspen
+    """The decorator. Forced, it leaves nothing to XLA for its size: the arrays of JAX's tests are small."""
+    from aspen_jax import aspen, runtime
     from aspen_jax.cost import equations as cost
-    from aspen_jax.lowering import compile
 
-    assert hasattr(cost, "_LEAST_WORK")
-    setattr(cost, "_LEAST_WORK", 1)  # noqa: B010
-    build = compile.Part.build
+    if os.environ[TILES_VARIABLE] == "forced":
+        assert hasattr(cost, "_LEAST_WORK")
+        setattr(cost, "_LEAST_WORK", 1)  # noqa: B010
+    engine_call = runtime.engine_call
 
-    def counted(*args: Any) -> compile.Part:
-        global _parts
-        _parts += 1
-        return build(*args)
+    @functools.wraps(engine_call)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        global _calls
+        _calls += 1
+        return engine_call(*args, **kwargs)
 
-    setattr(compile.Part, "build", staticmethod(counted))  # noqa: B010
+    setattr(runtime, "engine_call", counted)  # noqa: B010
     return aspen
 
 
@@ -150,6 +157,19 @@ def _decorate_jit(decorate: Function, tests: Path) -> None:
 
     jax.jit = jit
     setattr(jtu, "api", Api())  # noqa: B010
+
+
+def _allow_export(tests: Path) -> None:
+    """What test files export may call the engine, as a user says who exports a decorated function."""
+    from aspen_jax.runtime import CUSTOM_CALL_TARGET
+
+    export = jax.export.export
+    engine = jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)
+
+    def allowed(*args: Any, disabled_checks: Sequence[Any] = (), **options: Any) -> Any:
+        return export(*args, disabled_checks=(*disabled_checks, engine), **options)
+
+    jax.export.export = _for_tests(export, allowed, tests)
 
 
 def _decorate_transformations(late: Function, tests: Path) -> None:
@@ -297,7 +317,7 @@ class _Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._reports: list[pytest.TestReport] = []
-        before, start = _parts, time.monotonic()
+        before, start = _calls, time.monotonic()
         self._write(test=item.nodeid)
         result = yield
         failed = [report for report in self._reports if report.failed]
@@ -306,7 +326,7 @@ class _Recorder:
         else:
             outcome, text = ("skipped" if any(report.skipped for report in self._reports) else "passed"), ""
         seconds = round(time.monotonic() - start, 2)
-        self._write(test=item.nodeid, outcome=outcome, seconds=seconds, parts=_parts - before, text=text[-4000:])
+        self._write(test=item.nodeid, outcome=outcome, seconds=seconds, calls=_calls - before, text=text[-4000:])
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

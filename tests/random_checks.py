@@ -1,0 +1,261 @@
+"""Judges a random function of `random_steps.py` that was decorated.
+
+- Each step alone: decorated so that all values are results, each must be what its step gives of the values before it. The step is
+  computed in float64, and by XLA in its own dtypes. Near one of them is right.
+- The whole: decorated as it is, and its gradient, its batched form, and the body of a loop. The references are float64 and XLA.
+  Where these two differ from each other, or change with the last bits of the arguments, more is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aspen_jax import aspen, runtime
+from aspen_jax.cost import equations
+from benchmarks.in_float64 import compiled_in_float64
+from tests.random_steps import Written, written
+
+_ULPS_OF_STEP = 32
+_ULPS_OF_WHOLE = 2_000
+_ULPS_OF_NARROW_WHOLE = 100
+_TIMES_SPREAD = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A value that is neither what float64 nor what XLA gives.
+
+    Attributes:
+        form: which form of the function.
+        result: the number of its result; of a step where each is judged alone.
+        where: the index of the worst element.
+        values: what tiles give there, float64 and XLA.
+    """
+
+    form: str
+    result: int
+    where: tuple[int, ...]
+    values: tuple[Any, Any, Any]
+
+    def __str__(self) -> str:
+        ours, exact, theirs = self.values
+        return f"{self.form}, result {self.result} at {list(self.where)}: tiles give {ours}, float64 {exact}, XLA {theirs}"
+
+
+def faults_of_steps(function: Written) -> Iterator[Fault]:
+    """Each step alone. XLA is asked only where float64 says something else."""
+    values = list(map(np.asarray, aspen(function.values)(*function.arguments)))
+    start = len(function.arguments)
+    known = [*function.arguments, *values]
+    exact = compiled_in_float64(function.each, *known)(*known)
+    suspects = [
+        number
+        for number, (ours, right) in enumerate(zip(values, exact, strict=True))
+        if _wrong(ours, right, _ULPS_OF_STEP, _largest(right)).any()
+    ]
+    if not suspects:
+        return
+    theirs = list(map(np.asarray, jax.jit(function.each)(*known)))
+    sizes = compiled_in_float64(function.absolute_each, *known)(*known)
+    wide = compiled_in_float64(function.each, *known)
+    moved = [wide(*known[:start], *_moved(values, seed, only_narrow=True)) for seed in range(3)]
+    for number in suspects:
+        step, ours, right = function.steps[number], values[number], exact[number]
+        # What is joined into one kernel keeps more digits of narrow floats between its steps than are stored.
+        spread = max(_spread(item[number], right) for item in moved)
+        reads_narrow = any(read >= start and _is_narrow(known[read]) for read in step.reads)
+        if reads_narrow and (not _is_float(ours) or step.is_of_bits or not np.isfinite(spread)):
+            continue
+        size = max(_largest(right), _largest(sizes[number]))
+        if _is_float(ours) and size > float(jnp.finfo(ours.dtype).max):
+            continue  # sums on the way may overflow, in one order and not in another
+        if step.is_sum:
+            size = max(size, *(_largest(known[read]) for read in step.reads))
+        wrong = _wrong(ours, theirs[number], _ULPS_OF_STEP, size, 4 * spread)
+        if not step.is_of_bits:
+            wrong &= _wrong(ours, right, _ULPS_OF_STEP, size, 4 * spread)
+        yield from _faults(f"step {step.name}", number, wrong, ours, right, theirs[number])
+
+
+def faults_of_whole(form: str, function: Callable[..., Any], arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fault]:
+    """What a decorated function gave, beside the function undecorated. XLA is asked only where float64 says something else."""
+    wide = compiled_in_float64(function, *arguments)
+    exact = wide(*arguments)
+    suspects = [
+        number
+        for number, (ours, right) in enumerate(zip(results, exact, strict=True))
+        if _wrong(np.asarray(ours), right, _ulps_of_whole(ours), _largest(right)).any()
+    ]
+    if not suspects:
+        return
+    theirs = [np.asarray(item) for item in jax.tree.leaves(jax.jit(function)(*arguments))]
+    moved = [wide(*_moved(arguments, seed)) for seed in range(3)]
+    for number in suspects:
+        ours, right = np.asarray(results[number]), exact[number]
+        others = [theirs[number], *(item[number] for item in moved)]
+        size = _largest(right)
+        spread = max(_spread(item, right) for item in others)
+        if spread > (1e-2 * size if _is_float(ours) else 0):
+            continue  # nobody knows
+        wrong = _wrong(ours, right, _ulps_of_whole(ours), size, _TIMES_SPREAD * spread)
+        wrong &= _wrong(ours, theirs[number], _ulps_of_whole(ours), size)
+        yield from _faults(form, number, wrong, ours, right, theirs[number])
+
+
+def _ulps_of_whole(item: Any) -> float:
+    return _ULPS_OF_WHOLE if item.dtype == np.float32 else _ULPS_OF_NARROW_WHOLE
+
+
+def forms(function: Written) -> dict[str, tuple[Callable[..., Any], Sequence[Any], Callable[..., Any]]]:
+    """Forms of a function: undecorated, arguments, and decorated, each giving a list of arrays."""
+    arguments = function.arguments
+    floats = tuple(number for number, item in enumerate(arguments) if _is_float(item))
+
+    def gradient(decorated: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: list(jax.grad(decorated, argnums=floats)(*args))
+
+    def looped(decorated: Callable[..., Any]) -> Callable[..., Any]:
+        def run(factors: Any, *args: Any) -> list[Any]:
+            def body(count: Any, factor: Any) -> tuple[Any, Any]:
+                scaled = [item * factor.astype(item.dtype) if _is_float(item) else item for item in args]
+                return count + 1, decorated(*scaled)
+
+            return list(lax.scan(body, jnp.zeros((), jnp.int32), factors)[1])
+
+        return run
+
+    pairs = [np.stack([item, item[::-1] if item.ndim else item]) for item in arguments]
+    batched = lambda decorated: lambda *args: list(jax.vmap(decorated)(*args))  # noqa: E731
+    results, loss = function.results, function.loss
+    factors = np.asarray([1.0, 0.5, -1.25], np.float32)
+    found = {
+        "whole": (results, arguments, aspen(results)),
+        "vmap of decorated": (batched(results), pairs, batched(aspen(results))),
+        "decorated vmap": (batched(results), pairs, aspen(batched(results))),
+        "decorated loop": (looped(results), (factors, *arguments), aspen(looped(results))),
+        "loop over decorated": (looped(results), (factors, *arguments), looped(aspen(results))),
+    }
+    if floats:
+        found |= {
+            "gradient of decorated": (gradient(loss), arguments, gradient(aspen(loss))),
+            "decorated gradient": (gradient(loss), arguments, aspen(gradient(loss))),
+            "decorated gradient of checkpoint": (gradient(loss), arguments, aspen(gradient(jax.checkpoint(loss)))),
+        }
+    return found
+
+
+def _is_narrow(item: Any) -> bool:
+    return _is_float(item) and item.dtype.itemsize == 2
+
+
+def _is_float(item: Any) -> bool:
+    return jnp.issubdtype(item.dtype, jnp.floating)
+
+
+def _largest(item: Any) -> float:
+    """The largest of its finite absolute values."""
+    array = np.abs(np.asarray(item).astype(np.float64))
+    return float(array[np.isfinite(array)].max(initial=0))
+
+
+def _wrong(ours: np.ndarray, reference: np.ndarray, ulps: float, size: float, more: float = 0) -> np.ndarray:
+    """Which elements are not as the reference, but for so many units in the last place of `size`, and more."""
+    if not _is_float(ours):
+        return ours != reference
+    info = jnp.finfo(ours.dtype)
+    with np.errstate(all="ignore"):
+        rounded = reference.astype(ours.dtype).astype(np.float64)
+        array = ours.astype(np.float64)
+        near = np.abs(array - rounded) <= ulps * float(info.eps) * np.maximum(np.abs(rounded), size) + float(info.tiny) + more
+        near |= (np.abs(array) > 0.9 * float(info.max)) & (np.abs(rounded) > 0.9 * float(info.max)) & (array * rounded > 0)
+        return ~(near | (array == rounded) | (np.isnan(array) & np.isnan(rounded)))
+
+
+def _spread(item: np.ndarray, right: np.ndarray) -> float:
+    """How far two references differ at most; infinite where one is not finite and the other is."""
+    with np.errstate(all="ignore"):
+        difference = np.abs(item.astype(np.float64) - right)
+    alike = (item == right) | (np.isnan(item) & np.isnan(right))
+    return float(np.where(alike, 0, np.nan_to_num(difference, nan=np.inf)).max(initial=0))
+
+
+def _moved(arrays: Sequence[Any], seed: int, *, only_narrow: bool = False) -> list[Any]:
+    """The arrays, whose floats are moved by some units in the last place."""
+    rng = np.random.default_rng(seed)
+
+    def moved(item: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            factors = 1 + rng.uniform(-4, 4, item.shape) * float(jnp.finfo(item.dtype).eps)
+            return np.asarray(item * factors).astype(item.dtype)
+
+    moves = _is_narrow if only_narrow else _is_float
+    return [moved(item) if moves(item) else item for item in arrays]
+
+
+def _faults(form: str, number: int, wrong: np.ndarray, *arrays: np.ndarray) -> Iterator[Fault]:
+    places = np.argwhere(wrong)
+    if len(places):
+        where = tuple(places[0].tolist())
+        ours, exact, theirs = (array[where] for array in arrays)
+        yield Fault(f"{form} ({len(places)} of {wrong.size} differ)", number, where, (ours, exact, theirs))
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was tried.
+
+    Attributes:
+        steps: steps that were judged alone.
+        forms: forms of functions.
+        calls: custom calls of tiles that were compiled.
+    """
+
+    steps: int = 0
+    forms: int = 0
+    calls: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps alone, {self.forms} forms, {self.calls} custom calls"
+
+
+def faults(seed: int, steps: int = 30, *, is_forced: bool = True, tally: Tally | None = None) -> Iterator[Fault]:
+    """What is wrong with one random function: of its steps, and of one form that the seed chooses.
+
+    Args:
+        seed: which function.
+        steps: how many steps it has.
+        is_forced: whether nothing is left to XLA for its size; else arrays are larger.
+        tally: counts what was tried.
+    """
+    tally = tally or Tally()
+    function = written(seed, steps, is_large=not is_forced, is_smooth=seed % 2 == 1)
+    with counted_calls(tally), mock.patch.object(equations, "_LEAST_WORK", 1 if is_forced else equations._LEAST_WORK):
+        tally.steps += len(function.steps)
+        yield from faults_of_steps(function)
+        every = forms(function)
+        form = list(every)[seed // 2 % len(every)]
+        undecorated, arguments, decorated = every[form]
+        tally.forms += 1
+        yield from faults_of_whole(form, undecorated, arguments, jax.tree.leaves(decorated(*arguments)))
+
+
+@contextlib.contextmanager
+def counted_calls(tally: Tally) -> Iterator[None]:
+    """Counts custom calls that are compiled meanwhile."""
+    engine_call = runtime.engine_call
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        tally.calls += 1
+        return engine_call(*args, **kwargs)
+
+    with mock.patch.object(runtime, "engine_call", counted):
+        yield
