@@ -107,10 +107,12 @@ def partition(
 
 
 def _read(item: Item) -> Iterator[Value]:
-    """The values that an item reads; of several ops also those in between."""
-    if isinstance(item, Fallback):
-        yield from (value for value in item.inputs if isinstance(value, Value))
-    else:
+    """The values that an item reads; of several ops also those in between.
+
+    Ops may read what an operand was made of in its place, as a product reads a mask. XLA, if it is left to that, reads the operand.
+    """
+    yield from (value for value in item.inputs if isinstance(value, Value))
+    if isinstance(item, Converted):
         yield from (operand.value for op in item.ops for operand in op.inputs)
 
 
