@@ -2,8 +2,8 @@
 
     python -m tests.special_pairs --seed 7 [--share 0.1] [--default]
 
-Each pair runs in tiles, by `jax.jit` at XLA's default optimisation level, and in NumPy. There each operation computes in float64 and
-rounds to float32: that is who is right. Prints a line of JSON: what differed, and what was run.
+Each pair runs in tiles, by `jax.jit` at XLA's default optimisation level, and in NumPy. There each operation computes in float64
+and rounds to float32: that is who is right. Prints a line of JSON: what differed, and what was run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ both("div one", lambda numpy, x, y: x / y[0, 0])
 both("mul column", lambda numpy, x, y: x * y[:, :1])
 both("x > y", lambda numpy, x, y: (x > y).astype(x.dtype))
 both("x >= 0", lambda numpy, x, y: (x >= 0).astype(x.dtype))
-both("x == x", lambda numpy, x, y: (x == x).astype(x.dtype))  # noqa: PLR0124
+both("x == x", lambda numpy, x, y: (x == x).astype(x.dtype))
 both("isfinite", lambda numpy, x, y: numpy.isfinite(x).astype(x.dtype))
 both("bool", lambda numpy, x, y: (x != 0).astype(x.dtype))
 both("bool column", lambda numpy, x, y: (x[:, :1] != 0).astype(x.dtype))
@@ -143,7 +143,24 @@ both("reverse", lambda numpy, x, y: x[:, ::-1])
 both("first row", lambda numpy, x, y: numpy.broadcast_to(x[:1], x.shape))
 both("concatenate", lambda numpy, x, y: numpy.concatenate([x, y])[1:-1][: x.shape[0]])
 both("take", lambda numpy, x, y: numpy.take(x, np.arange(x.shape[0]) // 2, axis=0))
-apart("sort", lambda x, y: lax.sort(x, dimension=1), lambda x, y: np.sort(x, axis=1))
+apart("sort", lambda x, y: lax.sort(x, dimension=1), lambda x, y: np.sort(x, axis=1, kind="stable"))
+
+# Their terms may overflow on the way, which depends on the order.
+SUMS = {"sum", "sum of columns", "mean", "softmax", "cumsum", "product", "row product"}
+LARGE = {"mul 1e30", "add max", "sub max", "cube", "square", "exp", "expm1", "mul", "row product", "product"}
+BOOLS = {"x > y", "x >= 0", "x == x", "isfinite", "bool", "bool column"}
+SCALES = {"mul", "square", "cube", "mul 2", "mul 1e30", "mul 1e-30", "mul inf", "mul 0", "mul column", "row product"}
+OFFSETS = {"add", "sub", "add max", "sub max", "sub inf", "one hot", "row product"}
+
+# Where tiles may differ from float64, as docs/reference/special_values.md says. They agree with `jax.jit` about masks.
+AS_XLA = {"a product with a mask selects": lambda first, second: "mask" in (first, second) or first in BOOLS}
+UNDECIDED = {
+    "a sum overflows on the way, or not": lambda first, second: (
+        (second in SUMS and (first in LARGE or first.startswith(("div", "rec")))) or (first in SUMS and second in SUMS)
+    ),
+    "a product and a sum round once": lambda first, second: first in SCALES and second in OFFSETS,
+    "floats of 16 bits keep float32 between two operations": lambda first, second: "16" in first + second,
+}
 
 PAIRS = [(first, second) for first in OPERATIONS for second in OPERATIONS]
 
@@ -184,6 +201,7 @@ def apart_from(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     both_large = (np.abs(ours) > LARGEST / 4) & (np.abs(theirs) > LARGEST / 4) & (np.sign(ours) == np.sign(theirs))
     with np.errstate(all="ignore"):
         near = np.abs(ours.astype(np.float64) - theirs) <= 1e-3 * np.maximum(1e-3, np.abs(theirs.astype(np.float64)))
+        near &= np.isfinite(ours) & np.isfinite(theirs)
     same = kinds(ours) == kinds(theirs)
     return ~((same & (near | (kinds(ours) < 3))) | near | both_large)
 
@@ -196,6 +214,8 @@ def compared(chosen, matrices, ours, theirs) -> list[dict[str, Any]]:
         mine, other = np.asarray(mine), np.asarray(other)
         differs = apart_from(mine, other)
         wrong = apart_from(mine, right)
+        explained = [*AS_XLA, *UNDECIDED]
+        reasons = [name for name in explained if {**AS_XLA, **UNDECIDED}[name](first, second)]
         if not (differs.any() or wrong.any()):
             continue
         count = {
@@ -206,8 +226,19 @@ def compared(chosen, matrices, ours, theirs) -> list[dict[str, Any]]:
         }
         place = tuple(np.argwhere(differs | wrong)[0])
         example = [float(item[place]) for item in (mine, other, right)]
-        found.append({"pair": [first, second], "count": count, "example": example})
+        found.append({"pair": [first, second], "count": count, "example": example, "reasons": reasons})
     return found
+
+
+def wrong(item: dict[str, Any]) -> bool:
+    """Whether tiles differ from float64 in a way that no row of the tables explains."""
+    count = item["count"]
+    if any(reason in UNDECIDED for reason in item["reasons"]):
+        return False
+    if item["reasons"] and item["denormals"]:
+        return False  # XLA takes a denormal number for zero, so it has another mask
+    is_unlike_both = count["neither"] + count["jax.jit is right"] > 0
+    return is_unlike_both or (count["both differ from float64"] > 0 and not item["reasons"])
 
 
 def main() -> None:
@@ -224,11 +255,16 @@ def main() -> None:
     order = order[: max(1, int(len(order) * arguments.share))]
     special = np.concatenate([SPECIAL, DENORMAL]) if arguments.denormals else SPECIAL
     found, in_tiles, fallbacks = [], [], set()
+    shown: list[Any] = []
     weights = rng.standard_normal((512, 512)).astype(np.float32) / 32
     for begin in range(0, len(order), arguments.batch):
         chosen = order[begin : begin + arguments.batch]
         # One special value in a row or none, for reductions, and many, for the rest.
-        matrices = [[drawn(rng, special, 32, 32, share=rng.choice([0.02, 0.6])) for _ in chosen] for _ in range(3)]
+        matrices = [[], [], []]
+        for names in chosen:
+            values = special[np.abs(special) != LARGEST] if SUMS & {*names} else special
+            for matrix in matrices:
+                matrix.append(drawn(rng, values, 32, 32, share=rng.choice([0.02, 0.6])))
         matrices[0] = [item[:ROWS, :COLUMNS] for item in matrices[0]]
 
         def function(x, y, z, dense, chosen=chosen):
@@ -240,9 +276,14 @@ def main() -> None:
         fallbacks |= {fallback.primitive for fallback in explanation.fallbacks}
         ours, _ = aspen(function)(*matrices, weights)
         theirs, _ = jax.jit(function)(*matrices, weights)
-        found += compared(chosen, matrices, ours, theirs)
-        print(f"{begin + len(chosen)} of {len(order)} pairs", found, file=sys.stderr, flush=True)
-    print(json.dumps({"found": found, "in tiles": min(in_tiles), "left": sorted(fallbacks), "pairs": len(order)}))
+        found += [{**item, "denormals": arguments.denormals} for item in compared(chosen, matrices, ours, theirs)]
+        print(f"{begin + len(chosen)} of {len(order)} pairs", file=sys.stderr, flush=True)
+        for item in found[len(shown) :]:
+            if wrong(item):
+                print(json.dumps(item), file=sys.stderr, flush=True)
+        shown = found.copy()
+    summary = {"wrong": list(filter(wrong, found)), "in tiles": min(in_tiles), "left": sorted(fallbacks), "pairs": len(order)}
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

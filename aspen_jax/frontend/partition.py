@@ -109,7 +109,7 @@ def partition(
 def _read(item: Item) -> Iterator[Value]:
     """The values that an item reads; of several ops also those in between.
 
-    Ops may read what an operand was made of in its place, as a product reads a mask. XLA, if it is left to that, reads the operand.
+    A product reads the bools of a mask in place of its numbers. XLA reads the numbers, if the product is left to it.
     """
     yield from (value for value in item.inputs if isinstance(value, Value))
     if isinstance(item, Converted):
