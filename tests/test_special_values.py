@@ -153,6 +153,22 @@ def test_a_mask_that_xla_takes_for_a_number_is_one(mode, name):
     assert np.isnan(tiled(mode, MULTIPLIES[name], MASK, np.full((N, N), np.nan, np.float32)).astype(np.float32)).all()
 
 
+def root(x, mask):
+    """Its gradient is infinite behind the mask, until a product with the mask takes that away."""
+    return jnp.sqrt(floats(mask) * jnp.tanh(jnp.abs(x) @ jnp.abs(WEIGHTS[:N, :N]))).sum()
+
+
+@pytest.mark.parametrize("inner", [root, jax.checkpoint(root)], ids=["root", "checkpoint"])
+def test_gradients_of_a_decorated_function_select(mode, inner):
+    def loss(function):
+        return jax.jit(jax.grad(lambda x, mask: function(x, mask)))
+
+    decorated = aspen(root) if inner is root else jax.checkpoint(aspen(root))
+    expected = np.asarray(loss(inner)(NUMBERS, MASK))
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(loss(decorated)(NUMBERS, MASK), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("options", [[], ["--default", "--denormals"]], ids=["forced", "default"])
 def test_pairs_of_operations_are_right(options):
     """In a process of its own: XLA computes for users at another optimisation level than for the other tests."""

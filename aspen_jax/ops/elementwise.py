@@ -112,7 +112,6 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
 def _selection(build: Builder, equation: Equation, operands: Sequence[Operand]) -> Operand | None:
     """The product with a mask, or a mask over what is repeated, as a select; None for other equations."""
     if equation.primitive == "mul":
-        positive = [masks.negated(build, operand) for operand in operands]
         for mask, other in ((0, 1), (1, 0)):
             found = _mask(build, equation, operands[mask])
             if found is not None and _is_one(equation.scalars[other]):
@@ -120,9 +119,10 @@ def _selection(build: Builder, equation: Equation, operands: Sequence[Operand]) 
             if found is not None:
                 return _selected(build, equation, found, operands[other], equation.arrays[other])
             # -a * -b is a * b.
-            found = _mask(build, equation, positive[mask])
-            if found is not None and positive[other] is not None:
-                return _selected(build, equation, found, positive[other], None)
+            found = _mask(build, equation, masks.negated(build, operands[mask]))
+            positive = masks.negated(build, operands[other])
+            if found is not None and positive is not None:
+                return _selected(build, equation, found, positive, None)
     if equation.primitive == "div":
         found = _mask(build, equation, operands[0])
         is_known = equation.arrays[1] is not None

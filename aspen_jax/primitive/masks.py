@@ -27,7 +27,7 @@ def masks(jaxpr: core.Jaxpr) -> set[Any]:
             pairs = zip(equation.outvars, called.jaxpr.outvars, strict=True)
             found.update(outvar for outvar, var in pairs if isinstance(var, core.Var) and var in inner)
         elif equation.primitive.name == "convert_element_type":
-            (source,), (target,) = equation.invars, equation.outvars
-            if source.aval.dtype == np.bool_ and jax.dtypes.issubdtype(target.aval.dtype, np.floating):
-                found.add(target)
+            source, target = (getattr(atom.aval, "dtype", None) for atom in (equation.invars[0], equation.outvars[0]))
+            if source == np.bool_ and target is not None and jax.dtypes.issubdtype(target, np.floating):
+                found.update(equation.outvars)
     return found
