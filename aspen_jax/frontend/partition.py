@@ -107,10 +107,12 @@ def partition(
 
 
 def _read(item: Item) -> Iterator[Value]:
-    """The values that an item reads; of several ops also those in between."""
-    if isinstance(item, Fallback):
-        yield from (value for value in item.inputs if isinstance(value, Value))
-    else:
+    """The values that an item reads; of several ops also those in between.
+
+    A product reads the bools of a mask in place of its numbers. XLA reads the numbers, if the product is left to it.
+    """
+    yield from (value for value in item.inputs if isinstance(value, Value))
+    if isinstance(item, Converted):
         yield from (operand.value for op in item.ops for operand in op.inputs)
 
 

@@ -22,7 +22,7 @@ from aspen_jax.frontend.partition import Converted, Fallback, Tileable, partitio
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.view import MAX_RANK
-from aspen_jax.ops import CONVERTERS
+from aspen_jax.ops import CONVERTERS, masks
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Equation, Unsupported
 from aspen_jax.ops.elementwise import fill
@@ -43,6 +43,9 @@ _CHEAP = frozenset({
     "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "reshape", "rev", "select_n", "sign", "slice",
     "squeeze", "stop_gradient", "sub", "transpose", "xor",
 })  # fmt: skip
+
+# What selects where an operand is a mask.
+_OF_MASKS = frozenset({"mul", "div"})
 
 # Stands for dtypes that numpy does not have (PRNG keys): they fit no kernel, which is all that matters here.
 _OPAQUE = np.dtype(object)
@@ -87,12 +90,14 @@ class Trace:
         constants: values known when tracing.
         steps: parts and fallbacks in an order in which they can run.
         outputs: what the function returns; arrays are outputs known when tracing.
+        masks: the values that are bools converted to numbers; a product with one selects.
     """
 
     inputs: tuple[Value, ...]
     constants: tuple[tuple[Value, np.ndarray], ...]
     steps: tuple[Tileable | Fallback, ...]
     outputs: tuple[Value | np.ndarray, ...]
+    masks: frozenset[Value]
 
     @property
     def parts(self) -> tuple[Program, ...]:
@@ -117,7 +122,10 @@ def trace(jaxpr: core.ClosedJaxpr, refuses: Refuses = refuses_none) -> Trace:
     returned = converter.inline(jaxpr.jaxpr, jaxpr.consts, inputs, scope="", line="")
     outputs = [converter.settled(item, array=False) for item in returned]
     constants = tuple(converter.build.constants)
-    return Trace(inputs, constants, tuple(partition(converter.items, constants, outputs)), tuple(outputs))
+    steps = tuple(partition(converter.items, constants, outputs))
+    written = (op.output for item in converter.items if isinstance(item, Converted) for op in item.ops)
+    found = frozenset(value for value in written if masks.mask_of(converter.build, Operand.whole(value)) is not None)
+    return Trace(inputs, constants, steps, tuple(outputs), found)
 
 
 def _array_type(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -223,7 +231,8 @@ class _Converter:
 
     def _convert(self, equation: core.JaxprEqn, items: Sequence[_Item], scope: str, source: str) -> list[Value]:
         primitive = equation.primitive.name
-        inputs = [self.settled(item, array=primitive not in _CHEAP) for item in items]
+        is_read = primitive in _CHEAP or (primitive in _OF_MASKS and any(map(_is_mask, items)))
+        inputs = [self.settled(item, array=not is_read) for item in items]
         name = f"{scope}/{primitive}" if scope else primitive
         self.build.name, self.build.source, self.build.exact = name, source, _is_exact(equation.params.get("precision"))
         written = len(self.build.ops)
@@ -291,6 +300,18 @@ def _array(item: _Known) -> np.ndarray | None:
     return item.array
 
 
+def _is_mask(item: _Item) -> bool:
+    """Whether a known value is bools that depend on positions, converted to numbers."""
+    while isinstance(item, _Deferred):
+        (source, *_), (target,) = item.equation.invars, item.equation.outvars
+        if item.equation.primitive.name == "convert_element_type":
+            return _array_type(source.aval)[1] == np.bool_ and _array_type(target.aval)[1].name in masks.DTYPES
+        if item.equation.primitive.name not in ("reshape", "squeeze", "copy", "stop_gradient"):
+            return False
+        (item, *_) = item.inputs
+    return False
+
+
 def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) -> list[np.ndarray] | None:
     """What an equation gives; None where that, or what it is computed from, has too many bytes."""
     outputs = [_array_type(var.aval) for var in equation.outvars]
@@ -306,6 +327,12 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
     with equation.ctx.manager, jax.ensure_compile_time_eval(), own[0], own[1], own[2]:
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
+    if equation.primitive.name in _OF_MASKS:
+        (result,) = whole
+        for item, array in zip(inputs[: 1 if equation.primitive.name == "div" else 2], arrays, strict=False):
+            if _is_mask(item) and result is not None and array is not None and array.shape == result.shape:
+                result = np.where(array != 0, result, np.zeros((), result.dtype))
+        whole = [result]
     return None if any(array is None for array in whole) else [array for array in whole if array is not None]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from aspen_jax.lowering import choice, trial
 from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
 from aspen_jax.primitive import control_flow, sharding
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive.masks import as_mask
 from aspen_jax.primitive.primitive import expanded, prune
 
 _LONGEST_SCOPE = 120
@@ -178,25 +179,34 @@ class Compiled:
         """
         environment: dict[Value, Any] = dict(self.trace.constants)
         environment.update(zip(self.trace.inputs, arguments, strict=True))
+        from_tiles: set[Value] = set()
         for step in self.steps:
             if isinstance(step, Part):
                 operands = [environment[value] for value in step.inputs]
                 results = step.call(*operands) if num_devices == 1 else step.call_partitionable(*operands)
                 environment.update(zip(step.outputs, results, strict=True))
+                from_tiles.update(step.outputs)
             else:
-                _run_fallback(step, environment)
+                _run_fallback(step, environment, self.trace.masks & from_tiles)
         return [environment[item] if isinstance(item, Value) else item for item in self.trace.outputs]
 
 
-def _run_fallback(fallback: Fallback, environment: dict[Value, Any]) -> None:
-    """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept."""
+def _run_fallback(fallback: Fallback, environment: dict[Value, Any], masks: Collection[Value]) -> None:
+    """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept.
+
+    XLA cannot see that the numbers among `masks` were bools. It is shown, so that it selects as it would without tiles.
+    """
     # Its name is relative to the innermost call that was inlined.
     scope = source_info_util.new_name_stack(fallback.name.rpartition("/")[0])
     equation = fallback.equation.replace(source_info=fallback.equation.source_info.replace(name_stack=scope))
     variables = {atom: item for atom, item in zip(equation.invars, fallback.inputs, strict=True) if isinstance(atom, core.Var)}
     debug_info = core.DebugInfo("aspen_call", equation.primitive.name, None, None)
     jaxpr = core.Jaxpr((), list(variables), list(equation.outvars), [equation], equation.effects, debug_info)
-    arguments = [_varying_as(environment[item] if isinstance(item, Value) else item, var.aval) for var, item in variables.items()]
+    arguments = [environment[item] if isinstance(item, Value) else item for item in variables.values()]
+    if masks:
+        is_mask = [isinstance(item, Value) and item in masks for item in variables.values()]
+        arguments = [as_mask(item) if shown else item for item, shown in zip(arguments, is_mask, strict=True)]
+    arguments = [_varying_as(item, var.aval) for var, item in zip(variables, arguments, strict=True)]
     results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
     environment.update(zip(fallback.outputs, results, strict=True))
 

@@ -25,6 +25,7 @@ class Builder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.constants: list[tuple[Value, np.ndarray]] = []
+        self._writers: dict[Value, Op] = {}
         self.name = ""
         self.source = ""
         self.exact = False
@@ -53,8 +54,14 @@ class Builder:
         self.constants.append((value, array))
         return Operand.whole(value)
 
+    def writer(self, value: Value) -> Op | None:
+        """The op that writes a value; None for one from outside, and for one of an equation that stays with XLA."""
+        return self._writers.get(value)
+
     def _write(
         self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], output: Value, program: BlockProgram | None
     ) -> Operand:
-        self.ops.append(Op(family, attrs, tuple(inputs), output, program, self.name, self.source, self.exact))
+        op = Op(family, attrs, tuple(inputs), output, program, self.name, self.source, self.exact)
+        self.ops.append(op)
+        self._writers[output] = op
         return Operand.whole(output)

@@ -11,6 +11,7 @@ from jax import lax
 
 from aspen_jax.ir.program import Operand
 from aspen_jax.ir.view import View
+from aspen_jax.ops import masks
 from aspen_jax.ops.block_program import BlockBuilder, Ref, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
 from aspen_jax.ops.opcodes import FLOATS, INTS, OPCODES, lane_of, narrowing
@@ -86,6 +87,9 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
     if opcode is None:
         raise Unsupported(f"no block instruction for {equation.primitive} of {', '.join(sorted(names))}")
     _refuse_parameters(equation)
+    selection = _selection(build, equation, operands) if equation.dtype.name in masks.DTYPES else None
+    if selection is not None:
+        return selection
     repeats = OPCODES[opcode].arity // len(operands)  # an integer's square is its product with itself
     dtype = operands[0].dtype
     is_int = lane_of(dtype) == "i"
@@ -103,6 +107,51 @@ def _convert_simple(build: Builder, equation: Equation, *operands: Operand) -> O
         return _wrapped(block, result, dtype) if is_int and equation.primitive not in _IN_RANGE else result
 
     return scalar_block(build, equation, operands, write, equation.shape, equation.dtype)
+
+
+def _selection(build: Builder, equation: Equation, operands: Sequence[Operand]) -> Operand | None:
+    """The product with a mask, or a mask over what is repeated, as a select; None for other equations."""
+    if equation.primitive == "mul":
+        for mask, other in ((0, 1), (1, 0)):
+            found = _mask(build, equation, operands[mask])
+            if found is not None and _is_one(equation.scalars[other]):
+                return operands[mask]  # still a mask
+            if found is not None:
+                return _selected(build, equation, found, operands[other], equation.arrays[other])
+            # -a * -b is a * b.
+            found = _mask(build, equation, masks.negated(build, operands[mask]))
+            positive = masks.negated(build, operands[other])
+            if found is not None and positive is not None:
+                return _selected(build, equation, found, positive, None)
+    if equation.primitive == "div":
+        found = _mask(build, equation, operands[0])
+        is_known = equation.arrays[1] is not None
+        if found is not None and _is_one(equation.scalars[1]):
+            return operands[0]
+        if found is not None and (is_known or operands[1].shape != equation.shape or masks.is_repeated(build, operands[1])):
+            return _selected(build, equation, found, operands[1], equation.arrays[1], is_divisor=True)
+    return None
+
+
+def _is_one(scalar: np.ndarray | None) -> bool:
+    return scalar is not None and scalar == 1
+
+
+def _mask(build: Builder, equation: Equation, operand: Operand | None) -> Operand | None:
+    return masks.mask_of(build, operand) if operand is not None and operand.shape == equation.shape else None
+
+
+def _selected(
+    build: Builder, equation: Equation, mask: Operand, value: Operand, array: np.ndarray | None, is_divisor: bool = False
+) -> Operand:
+    """`value`, or one over it, where the mask holds, and zero elsewhere."""
+
+    def write(block: BlockBuilder, mask: Ref, value: Ref) -> Ref:
+        chosen = block.emit("div_f", block.constant(np.float32(1)), value) if is_divisor else value
+        return block.emit("select", mask, chosen, block.constant(np.float32(0)))
+
+    equation = equation._replace(arrays=(None, array))
+    return scalar_block(build, equation, (mask, value), write, equation.shape, equation.dtype)
 
 
 def _refuse_parameters(equation: Equation) -> None:

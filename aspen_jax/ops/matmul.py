@@ -16,12 +16,15 @@ from jax import lax
 
 from aspen_jax.ir.program import Operand
 from aspen_jax.ir.view import MAX_RANK
+from aspen_jax.ops import masks, windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.block_program import BlockBuilder
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
-from aspen_jax.ops.layout import transposed
+from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.opcodes import FLOATS
+from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -225,6 +228,11 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
     lhs_free = [d for d in range(len(lhs.shape)) if d not in (*lhs_contract, *lhs_batch)]
     rhs_free = [d for d in range(len(rhs.shape)) if d not in (*rhs_contract, *rhs_batch)]
+    if math.prod(lhs.shape[d] for d in lhs_free) * math.prod(rhs.shape[d] for d in rhs_free) == 1:
+        orders = [(*lhs_batch, *lhs_contract, *lhs_free), (*rhs_batch, *rhs_contract, *rhs_free)]
+        total = _masked_sum(build, equation, (lhs, rhs), orders, len(lhs_batch))
+        if total is not None:
+            return total
     # The order in which they are read fastest, which is that in which weights are worth storing.
     a = transposed(build, lhs, (*lhs_batch, *lhs_free, *lhs_contract))
     b = transposed(build, rhs, (*rhs_batch, *rhs_contract, *rhs_free))
@@ -232,3 +240,23 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     batch, rows, columns = range(len(lhs_batch)), range(len(lhs_batch), columns_from), range(columns_from, len(equation.shape))
     summed = [-1 - j for j in range(len(lhs_contract))]
     return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b], dtype=equation.dtype)
+
+
+def _masked_sum(
+    build: Builder, equation: Equation, operands: Sequence[Operand], orders: Sequence[Sequence[int]], num_batch: int
+) -> Operand | None:
+    """A product without rows and columns, which XLA takes for a sum of products, where a side is a mask; else None."""
+    if {operand.dtype.name for operand in operands} | {equation.dtype.name} != {"float32"}:
+        return None
+    for side in (0, 1):
+        mask = masks.mask_of(build, operands[side])
+        if mask is None:
+            continue
+        value = transposed(build, operands[1 - side], orders[1 - side])
+        mask = reshaped(build, transposed(build, mask, orders[side]), value.shape)
+        block = BlockBuilder(2)
+        chosen = block.emit("select", block.input(0), block.input(1), block.constant(np.float32(0)))
+        terms = build.block(block.build(chosen), [mask, value], value.shape, value.dtype)
+        total = build.op(REDUCE, ReduceAttrs(windows.SUM, tuple(range(num_batch, len(value.shape)))), [terms])
+        return reshaped(build, total, equation.shape)
+    return None

@@ -32,6 +32,7 @@ from jax.interpreters import partial_eval as pe
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.primitive import one_by_one, sharding, warning
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.primitive.masks import as_mask, masks
 
 
 class _Call(Primitive):
@@ -53,7 +54,9 @@ aspen_call_p = _Call("aspen_call")
 aspen_call_p.multiple_results = True
 
 
-def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, choices: Choices) -> Any:
+def call(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, choices: Choices, shows_masks: bool = False
+) -> Any:
     """Traces `fun` once and calls it through `aspen_call`.
 
     Args:
@@ -61,6 +64,7 @@ def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *
         args: positional arguments, pytrees of arrays.
         kwargs: keyword arguments, pytrees of arrays.
         choices: how it is compiled.
+        shows_masks: whether XLA is shown which results are converted bools, for products with them outside of the call.
 
     Returns:
         What `fun` returns.
@@ -73,7 +77,12 @@ def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *
     captured = [const for const in jaxpr.consts if isinstance(const, core.Tracer)]
     if captured:
         jaxpr = _captured_as_arguments(jaxpr, captured, operands)
-    return jax.tree.unflatten(jax.tree.structure(result), bind(jaxpr, [*captured, *operands], choices=choices))
+    outs = bind(jaxpr, [*captured, *operands], choices=choices)
+    if shows_masks:
+        found = masks(jaxpr.jaxpr)
+        is_mask = [isinstance(var, Var) and var in found for var in jaxpr.jaxpr.outvars]
+        outs = [as_mask(out) if shown else out for out, shown in zip(outs, is_mask, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(result), outs)
 
 
 def _captured_as_arguments(jaxpr: ClosedJaxpr, captured: Sequence[Any], operands: Sequence[Any]) -> ClosedJaxpr:
@@ -259,7 +268,7 @@ def _jvp(
 
     directions = list(compress(tangents, moves))
     if any(isinstance(tangent, pe.JaxprTracer) for tangent in directions):
-        outs, linear = call(forward, (primals, None), {}, choices=choices)
+        outs, linear = call(forward, (primals, None), {}, choices=choices, shows_masks=True)
         outs_dot = linear(*directions)
     else:
         outs, some = call(forward, (primals, directions), {}, choices=choices)
@@ -363,7 +372,25 @@ def _split(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool],
     if len({getattr(var.aval, "memory_space", None) for var in variables}) == 1:
         parts = [part.replace(primitive=aspen_call_p, params={**eqn.params, **part.params}) for part in parts]
     parts = [part if part.outvars else None for part in parts]
+    if None not in parts:
+        parts[1] = _shown_masks(*parts)
     return *parts, unknown_outs, instantiated_outs, residuals
+
+
+def _shown_masks(first: Any, second: Any) -> Any:
+    """The second of two calls, told which of its operands the first one has converted from bools."""
+    jaxpr: ClosedJaxpr = first.params["call_jaxpr"]
+    found = masks(jaxpr.jaxpr)
+    outs = {out for out, var in zip(first.outvars, jaxpr.jaxpr.outvars, strict=True) if isinstance(var, Var) and var in found}
+    is_mask = [isinstance(atom, Var) and atom in outs for atom in second.invars]
+    if not any(is_mask):
+        return second
+    inner: ClosedJaxpr = second.params["call_jaxpr"]
+
+    def shown(*args: Any) -> list[Any]:
+        return jaxpr_as_fun(inner)(*(as_mask(arg) if shown else arg for arg, shown in zip(args, is_mask, strict=True)))
+
+    return second.replace(params={**second.params, "call_jaxpr": jax.make_jaxpr(shown)(*inner.in_avals)})
 
 
 pe.partial_eval_jaxpr_custom_rules[aspen_call_p] = _split
