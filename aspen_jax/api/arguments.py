@@ -146,7 +146,9 @@ def refuse(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
             f"{what}, neither an array of numbers nor hashable; "
             "pass arrays, pytrees of arrays, or hashable values, or register its type as a pytree"
         )
-    return InputError(f"{what}, which hashes by identity, so that a change in it would not be seen; {WHAT_TO_WRITE}")
+    return InputError(
+        f"{what}, which hashes by identity, or holds what does, so that a change in it would not be seen; {WHAT_TO_WRITE}"
+    )
 
 
 WHAT_TO_WRITE = (

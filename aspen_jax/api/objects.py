@@ -28,6 +28,7 @@ Node = tuple[Any, ...]
 _LARGEST = 10_000  # values in an object; reading more of them at each call would take longer than most calls
 _NUMBERS = (int, float, complex)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or by C code as one
+_read = object.__getattribute__
 _WORD = object.__basicsize__ // 2
 
 
@@ -43,7 +44,9 @@ class Rest(NamedTuple):
     fixed: tuple[str | None, ...]
 
     def __repr__(self) -> str:
-        return f"{getattr(self.skeleton[1], '__name__', 'object')} with what it holds"
+        layout = self.skeleton[1]
+        kind = layout.kind() if isinstance(layout, _Layout) else layout
+        return f"<{getattr(kind, '__name__', kind)} and what it holds>"
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -137,7 +140,8 @@ def opened_self(instance: Any, name: str, numbers: Numbers) -> Any:
     kind = type(instance)
     if not jax.tree_util.all_leaves([instance]) or nnx_state.is_object(instance):
         return instance
-    if statics.never_changes(kind) or not _is_plain(kind):
+    layout = _layout(kind)
+    if layout is None or statics.never_changes(kind):
         if statics.is_static(instance) or arguments.is_array(instance, True):
             return instance
         raise InputError(
@@ -147,7 +151,7 @@ def opened_self(instance: Any, name: str, numbers: Numbers) -> Any:
         )
     opening = _Opening(sees_objects=True)
     try:
-        skeleton = opening.object_node(instance)
+        skeleton = opening.object_node(instance, layout)
     except RecursionError:
         raise InputError(
             f"{name}: self of type {kind.__name__} holds objects in too many levels to compare them at each call; register "
@@ -213,7 +217,7 @@ class Unseen:
         object.__setattr__(self, "_path", path)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        path, (_, kind, reason) = object.__getattribute__(self, "_path"), object.__getattribute__(self, "_node")
+        path, (_, kind, reason) = _read(self, "_path"), _read(self, "_node")
         raise InputError(
             f"{path} is read by a decorated method, and {reason.format(kind.__name__)}, so a change in it would not be seen; "
             "make what the method reads of it an argument, or an attribute that is an array, a number, a string or a plain object"
@@ -254,6 +258,9 @@ class _Opening:
         self._left -= 1
         if self._left < 0:
             return self._unseen(value, _LARGE)
+        layout = _opened_layouts.get(id(kind))
+        if layout is not None and self._sees_objects:
+            return self.object_node(value, layout)
         take = _BY_TYPE.get(kind)
         if take is not None:
             return take(self, value)
@@ -264,7 +271,7 @@ class _Opening:
     def _other(self, value: Any) -> Node:
         kind = type(value)
         if kind is Unseen:
-            return object.__getattribute__(value, "_node")
+            return _read(value, "_node")
         if nnx_state.is_object(value):
             self.children.append(value)
             return _ARRAY
@@ -278,8 +285,11 @@ class _Opening:
             return _ARRAY
         if statics.is_static(value):
             return (_static, kind, value)
-        if self._sees_objects and _is_plain(kind):
-            return self.object_node(value)
+        layout = _layout(kind)
+        if self._sees_objects and layout is not None:
+            if not statics.hashes_itself(kind):
+                _opened_layouts[id(kind)] = layout
+            return self.object_node(value, layout)
         return self._unseen(value, _OPAQUE)
 
     def _unseen(self, value: Any, reason: str) -> Node:
@@ -289,24 +299,28 @@ class _Opening:
 
     def _again(self, value: Any) -> Node | None:
         """What stands for a value that was met before."""
-        number = self._numbered.get(id(value))
-        if number is not None:
-            return (_again, number)
-        self._numbered[id(value)] = len(self._numbered)
+        key, numbered = id(value), self._numbered
+        if key in numbered:
+            return (_again, numbered[key])
+        numbered[key] = len(numbered)
         self._kept.append(value)
         return None
 
     def top(self, value: Any) -> Node:
         """The skeleton of an object whatever its type says of equality."""
-        return self.object_node(value) if _is_plain(type(value)) else self.node(value)
+        layout = _layout(type(value))
+        return self.node(value) if layout is None else self.object_node(value, layout)
 
-    def object_node(self, value: Any) -> Node:
+    def object_node(self, value: Any, layout: _Layout) -> Node:
         """The skeleton of a plain object."""
         again = self._again(value)
         if again is not None:
             return again
-        names, values = _attributes(value)
-        return (_object, type(value), names, tuple(map(self.node, values)))
+        if layout.slots or not layout.has_dict:
+            names, values = _attributes(value, layout)
+            return (_object, layout, names, self._nodes(values))
+        fields = _read(value, "__dict__")
+        return (_object, layout, tuple(fields), self._nodes(fields.values()))
 
     def list_node(self, value: list[Any]) -> Node:
         """The skeleton of a list."""
@@ -391,10 +405,11 @@ class _Making:
         self.places[index] = path
         return self._children[index]
 
-    def copy_of(self, kind: type, names: tuple[str, ...]) -> Any:
+    def copy_of(self, layout: _Layout, names: tuple[str, ...]) -> Any:
         """A copy without attributes yet."""
-        made = object.__new__(kind)
+        made = object.__new__(layout.kind())  # type: ignore[arg-type]  # the object that was taken apart has it
         self._copies.append((made, names))
+        self.made.append(made)
         return made
 
     def check_unchanged(self, whole: Any, name: str) -> None:
@@ -407,7 +422,11 @@ class _Making:
             _forget_cached_properties(made, names)
         fresh = _Making(self._rest, self._children).whole("self")
         if not _alike(fresh, whole):
-            where = f"self.{_changed_attribute(fresh, whole)}" if self._rest.skeleton[0] is _object else "what an argument holds"
+            where = (
+                f"self.{_changed_attribute(fresh, whole, self._rest.skeleton[1])}"
+                if self._rest.skeleton[0] is _object
+                else "what an argument holds"
+            )
             raise InputError(
                 f"{name} changes {where}, which a trace cannot keep; return the new value and assign it outside, or register the "
                 "class as a pytree and return the new object"
@@ -421,9 +440,9 @@ def _alike(before: Any, after: Any) -> bool:
     return len(one.children) == len(two.children) and all(map(operator.is_, one.children, two.children))
 
 
-def _changed_attribute(before: Any, after: Any) -> str:
+def _changed_attribute(before: Any, after: Any, layout: _Layout) -> str:
     """The first attribute that is another one."""
-    old, new = (dict(zip(*_attributes(item), strict=True)) for item in (before, after))
+    old, new = (dict(zip(*_attributes(item, layout), strict=True)) for item in (before, after))
     names = dict.fromkeys((*old, *new))
     return next((name for name in names if name not in old or name not in new or not _alike(old[name], new[name])), "")
 
@@ -497,68 +516,84 @@ def _slice(making: _Making, node: Node, path: str) -> Any:
 
 
 def _object(making: _Making, node: Node, path: str) -> Any:
-    _, kind, names, nodes = node
-    made = making.copy_of(kind, names)
-    making.made.append(made)
-    fields = object.__getattribute__(made, "__dict__") if kind.__dictoffset__ else {}
-    slots = _slots(kind)
+    _, layout, names, nodes = node
+    made = making.copy_of(layout, names)
+    fields = _read(made, "__dict__") if layout.has_dict else {}
     for name, item in zip(names, nodes, strict=True):
         value = making.value(item, f"{path}.{name}")
-        if name in slots:
+        if name in layout.slots:
             object.__setattr__(made, name, value)
         else:
             fields[name] = value
     return made
 
 
-# Of types: whether they are plain, and the names of their slots.
-_plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-_slot_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+class _Layout(NamedTuple):
+    """Where objects of a plain type keep what they hold.
+
+    Attributes:
+        kind: the type, weakly, as what is compiled for an object must not keep its class.
+        slots: names of its slots, those of its bases too.
+        has_dict: whether there are other attributes.
+    """
+
+    kind: weakref.ref[type]
+    slots: tuple[str, ...]
+    has_dict: bool
 
 
-def _is_plain(kind: type) -> bool:
-    """Whether all that an object of this type holds is in its attributes, and a copy does no harm when it goes."""
-    known = _plain.get(kind)
-    if known is None:
-        words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(_slots(kind))
-        known = _plain[kind] = (
+# By identity of a type, which is faster to look up than a weak reference to it: its layout, None if it is not plain.
+_layouts: dict[int, _Layout | None] = {}
+# Those of types whose objects are taken apart wherever they are met.
+_opened_layouts: dict[int, _Layout] = {}
+
+
+def _layout(kind: type) -> _Layout | None:
+    """The layout of a type, if all that an object of it holds is in its attributes, and a copy does no harm when it goes."""
+    key = id(kind)
+    if key not in _layouts:
+        slots = _slots(kind)
+        words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + len(slots)
+        is_plain = (
             bool(kind.__flags__ & _IS_HEAP_TYPE)
             and kind.__itemsize__ == 0
             and kind.__basicsize__ <= object.__basicsize__ + words * _WORD
             and not issubclass(kind, type)
             and not hasattr(kind, "__del__")
         )
-    return known
+        weakref.finalize(kind, _forget_type, key).atexit = False
+        _layouts[key] = _Layout(weakref.ref(kind), slots, bool(kind.__dictoffset__)) if is_plain else None
+    return _layouts[key]
+
+
+def _forget_type(key: int) -> None:
+    _layouts.pop(key, None)
+    _opened_layouts.pop(key, None)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    """The names under which objects of this type have slots, those of its bases too."""
-    known = _slot_names.get(kind)
-    if known is None:
-        members = (name for base in kind.__mro__ for name, item in vars(base).items() if type(item) is types.MemberDescriptorType)
-        known = _slot_names[kind] = tuple(dict.fromkeys(members))
-    return known
+    """Names of the slots that class statements made."""
+    members = (vars(base).items() for base in kind.__mro__ if "__slots__" in vars(base))
+    names = (name for items in members for name, item in items if type(item) is types.MemberDescriptorType)
+    return tuple(dict.fromkeys(names))
 
 
-def _attributes(value: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def _attributes(value: Any, layout: _Layout) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Names and values of what a plain object holds, whatever its class makes of reading them."""
-    kind = type(value)
-    fields = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-    slots = _slots(kind)
-    if not slots:
-        return tuple(fields), tuple(fields.values())
     found = {}
-    for name in slots:
+    for name in layout.slots:
         with contextlib.suppress(AttributeError):  # nothing was assigned to it yet
-            found[name] = object.__getattribute__(value, name)
-    return (*found, *fields), (*found.values(), *fields.values())
+            found[name] = _read(value, name)
+    if layout.has_dict:
+        found |= _read(value, "__dict__")
+    return tuple(found), tuple(found.values())
 
 
 def _forget_cached_properties(made: Any, names: tuple[str, ...]) -> None:
     """Drops what a `functools.cached_property` has put beside these attributes; it is computed again when it is wanted."""
     kind = type(made)
     if kind.__dictoffset__:
-        fields = object.__getattribute__(made, "__dict__")
+        fields = _read(made, "__dict__")
         for name in set(fields).difference(names):
             if isinstance(getattr(kind, name, None), functools.cached_property):
                 del fields[name]

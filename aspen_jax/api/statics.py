@@ -87,7 +87,7 @@ def is_static(value: Any) -> bool:
     if kind in HOLDERS:
         return all(map(is_static, _flat(HOLDERS[kind].parts(value))))
     if kind not in _known:
-        _known[kind] = True if never_changes(kind) else (None if _hashes_itself(kind) else False)
+        _known[kind] = True if never_changes(kind) else (None if hashes_itself(kind) else False)
     known = _known[kind]
     if known is not None:
         return known
@@ -98,7 +98,8 @@ def is_static(value: Any) -> bool:
     return all(map(is_static, _held(value)))
 
 
-def _hashes_itself(kind: type) -> bool:
+def hashes_itself(kind: type) -> bool:
+    """Whether a type defines a hash of its own."""
     return kind.__hash__ is not None and kind.__hash__ is not object.__hash__
 
 
