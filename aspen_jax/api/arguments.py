@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from aspen_jax.api import statics
+from aspen_jax.api import equinox_modules, statics
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.leaf_names import path_name
 
-_SCALARS = (int, float, complex)
+_SCALARS = frozenset((int, float, complex))
 
 # Types whose every instance is traced. jax.typeof decides about the first instance of a type; it costs microseconds a leaf.
 traced_types: set[type] = set()
@@ -62,8 +62,8 @@ class Structure:
 def split(leaves: Sequence[Any], tree: Any, *, scalars_static: bool, shapes_traced: bool) -> tuple[Structure, list[Any]]:
     """Parts the leaves of (args, kwargs) into static and traced ones.
 
-    Arrays are traced, and so are Python's int, float and complex unless `scalars_static`. Anything else has to be static: bool,
-    str, functions, enums, dtypes ... (`statics.is_static`).
+    Arrays are traced, and so are Python's int, float and complex, unless `scalars_static` or in modules of Equinox. Anything else
+    has to be static: bool, str, functions, enums, dtypes ... (`statics.is_static`).
 
     Raises:
         HolderLeaf: a leaf is what it holds, such as a bound method; `objects.opened` takes it apart.
@@ -74,11 +74,13 @@ def split(leaves: Sequence[Any], tree: Any, *, scalars_static: bool, shapes_trac
     static = []
     traced = []
     has_scalars = False
+    may_be_traced = not scalars_static and not _SCALARS.isdisjoint(map(type, leaves))
+    of_modules = equinox_modules.leaves_of_modules(tree) if may_be_traced else frozenset()
     for index, leaf in enumerate(leaves):
         as_array = getattr(leaf, "__jax_array__", None)
         if as_array is not None and not is_array(leaf, shapes_traced):
             leaf = as_array()
-        if type(leaf) in _SCALARS and not scalars_static:
+        if may_be_traced and type(leaf) in _SCALARS and index not in of_modules:
             has_scalars = True
             traced.append(leaf)
         elif is_array(leaf, shapes_traced):

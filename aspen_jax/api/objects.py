@@ -167,6 +167,8 @@ def opened_self(instance: Any, name: str, numbers: Numbers) -> Any:
 
 def closed(tree: Any) -> Any:
     """The tree with objects in place of those that were taken apart."""
+    if not any(map(_is_opened, jax.tree.leaves(tree, is_leaf=_is_opened))):
+        return tree
     return jax.tree.map(
         lambda leaf: _Making(leaf.rest, leaf.children).whole("self") if _is_opened(leaf) else leaf, tree, is_leaf=_is_opened
     )
