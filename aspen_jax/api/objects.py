@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from aspen_jax.api import arguments, nnx_state, statics
+from aspen_jax.api.weights import is_prepared
 from aspen_jax.errors import InputError
 
 # Skeleton of what was taken apart: a tuple for each value in it, of the function that makes it and of what that needs.
@@ -51,7 +52,7 @@ class Rest(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Opened:
-    """An object taken apart. As a pytree its children are arrays, numbers that often change, and objects of flax.nnx.
+    """An object taken apart: a pytree of its arrays, prepared ones too, of numbers that often change, and of objects of flax.nnx.
 
     Attributes:
         rest: all else.
@@ -274,7 +275,7 @@ class _Opening:
         kind = type(value)
         if kind is Unseen:
             return _read(value, "_node")
-        if nnx_state.is_object(value):
+        if nnx_state.is_object(value) or is_prepared(value):
             self.children.append(value)
             return _ARRAY
         if not jax.tree_util.all_leaves([value]):
@@ -352,8 +353,10 @@ class _Opening:
         return (_slice, *map(self.node, (value.start, value.stop, value.step)))
 
     def _is_small(self, values: Any) -> bool:
+        if len(values) > self._left:
+            return False
         self._left -= len(values)
-        return self._left >= 0
+        return True
 
     def _nodes(self, values: Any) -> Node:
         if arguments.traced_types.issuperset(map(type, values)):
