@@ -91,10 +91,13 @@ def aspen(
     Arguments are traced or static:
 
     - Arrays and Python numbers are traced.
-    - Other hashable arguments are static: bool, str, None, functions, enums. A new value means a new trace.
+    - Static are bool, str, None, functions, classes, enums, and what defines a hash of its own. A new value means a new trace.
+    - Partials and bound methods are what they hold. An object that hashes by identity is refused: a change in it would be missed.
+    - The object of a decorated method is an argument. Arrays in it are traced at any depth. Other attributes are compared.
     - Some functions need a Python number as it is, as in `range(n)`. They get it once tracing with an abstract one has failed.
     - What the function changes in modules, optimizers and random streams of flax nnx is changed in yours, as by `nnx.jit`.
-    - Globals, and attributes of objects that are no pytrees, are read when the function is traced, as with `jax.jit`.
+    - Globals, and what a function or a callable object given to `aspen` holds, are read when it is traced, as with `jax.jit`.
+    - Leaves of the result that are no arrays, such as functions and strings, come back as they were.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
@@ -121,7 +124,8 @@ def aspen(
 
     Raises:
         InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
-            array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
+            array nor static, or was deleted, or the function changes an object that it closes over or is a method of, or
+            returns an object that is neither.
         TypeError: an option is neither one of those above nor of `jax.jit`.
 
     Example:
