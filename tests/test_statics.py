@@ -131,6 +131,18 @@ def test_values_with_a_hash_are_compared():
     for config.rate in (2.0, 3.0):
         np.testing.assert_allclose(decorated(X, config), X * config.rate)
 
+    class Model:
+        def __init__(self):
+            self.config = Hashed(2.0)
+
+        @aspen
+        def __call__(self, x):
+            return x * self.config.rate
+
+    model = Model()
+    for model.config.rate in (2.0, 3.0):
+        np.testing.assert_allclose(model(X), X * model.config.rate)
+
 
 def test_partials_and_bound_methods_are_what_they_hold():
     traces = []

@@ -29,7 +29,7 @@ class Structure:
         has_scalars: whether Python numbers are among the traced leaves.
     """
 
-    __slots__ = ("_key", "has_scalars", "static", "tree")
+    __slots__ = ("_hash", "_key", "has_scalars", "static", "tree")
 
     def __init__(self, tree: Any, static: tuple[tuple[int, Any], ...], has_scalars: bool):
         self.tree = tree
@@ -38,11 +38,13 @@ class Structure:
         # 1, True and 1.0 are equal, so are 0.0 and -0.0, and nan is not even equal to itself; all of them trace differently.
         self._key = (tree, tuple((index, type(leaf), repr(leaf) if type(leaf) in _SCALARS else leaf) for index, leaf in static))
 
+        self._hash = hash(self._key)  # of now: a static object may be changed later, and be equal to itself all the same
+
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self._key == other._key
+        return isinstance(other, Structure) and self._hash == other._hash and self._key == other._key
 
     def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with the traced leaves only; static ones are None, which is a pytree without leaves."""

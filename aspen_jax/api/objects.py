@@ -287,7 +287,7 @@ class _Opening:
             self.children.append(value)
             return _ARRAY
         if statics.is_static(value):
-            return (_static, kind, value)
+            return (_static, kind, value, hash(value))  # if the value changes it is still equal to itself, its hash is not
         layout = _layout(kind)
         if self._sees_objects and layout is not None:
             if not statics.hashes_itself(kind):
