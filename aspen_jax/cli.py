@@ -387,7 +387,8 @@ def _token(path: Path | None) -> str | None:
 def _decorated(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The function named on the command line, decorated, and arguments for it."""
     from aspen_jax import aspen
-    from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction
+    from aspen_jax.api.bound import BoundAspenFunction
+    from aspen_jax.api.decorator import AspenFunction
     from aspen_jax.api.user_function import example_arguments, load
 
     module, found = load(function)

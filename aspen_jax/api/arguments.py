@@ -10,13 +10,14 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from aspen_jax.api import equinox_modules, statics
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.leaf_names import path_name
 
-_SCALARS = (int, float, complex)
+_SCALARS = frozenset((int, float, complex))
 
 # Types whose every instance is traced. jax.typeof decides about the first instance of a type; it costs microseconds a leaf.
-_traced_types: set[type] = set()
+traced_types: set[type] = set()
 
 
 class Structure:
@@ -28,7 +29,7 @@ class Structure:
         has_scalars: whether Python numbers are among the traced leaves.
     """
 
-    __slots__ = ("_key", "has_scalars", "static", "tree")
+    __slots__ = ("_hash", "_key", "has_scalars", "static", "tree")
 
     def __init__(self, tree: Any, static: tuple[tuple[int, Any], ...], has_scalars: bool):
         self.tree = tree
@@ -37,11 +38,13 @@ class Structure:
         # 1, True and 1.0 are equal, so are 0.0 and -0.0, and nan is not even equal to itself; all of them trace differently.
         self._key = (tree, tuple((index, type(leaf), repr(leaf) if type(leaf) in _SCALARS else leaf) for index, leaf in static))
 
+        self._hash = hash(self._key)  # of now: a static object may be changed later, and be equal to itself all the same
+
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self._key == other._key
+        return isinstance(other, Structure) and self._hash == other._hash and self._key == other._key
 
     def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with the traced leaves only; static ones are None, which is a pytree without leaves."""
@@ -61,42 +64,67 @@ class Structure:
 def split(leaves: Sequence[Any], tree: Any, *, scalars_static: bool, shapes_traced: bool) -> tuple[Structure, list[Any]]:
     """Parts the leaves of (args, kwargs) into static and traced ones.
 
-    Arrays are traced, and so are Python's int, float and complex unless `scalars_static`. Anything else that can be hashed is
-    static: bool, str, functions, enums, dtypes ...
+    Arrays are traced, and so are Python's int, float and complex, unless `scalars_static` or in modules of Equinox. Anything else
+    has to be static: bool, str, functions, enums, dtypes ... (`statics.is_static`).
 
     Raises:
-        UnhashableLeaf: a leaf is neither an array nor hashable.
+        HolderLeaf: a leaf is what it holds, such as a bound method; `objects.opened` takes it apart.
+        RefusedLeaf: a leaf is neither an array nor static.
     """
-    if not scalars_static and _traced_types.issuperset(map(type, leaves)):
+    if not scalars_static and traced_types.issuperset(map(type, leaves)):
         return Structure(tree, (), False), list(leaves)
     static = []
     traced = []
     has_scalars = False
+    may_be_traced = not scalars_static and not _SCALARS.isdisjoint(map(type, leaves))
+    of_modules = equinox_modules.leaves_of_modules(tree) if may_be_traced else frozenset()
     for index, leaf in enumerate(leaves):
         as_array = getattr(leaf, "__jax_array__", None)
-        if as_array is not None and not _is_array(leaf, shapes_traced):
+        if as_array is not None and not is_array(leaf, shapes_traced):
             leaf = as_array()
-        if type(leaf) in _SCALARS and not scalars_static:
+        if may_be_traced and type(leaf) in _SCALARS and index not in of_modules:
             has_scalars = True
             traced.append(leaf)
-        elif _is_array(leaf, shapes_traced):
+        elif is_array(leaf, shapes_traced):
             traced.append(leaf)
-        else:
-            try:
-                hash(leaf)
-            except TypeError:
-                raise UnhashableLeaf(index) from None
+        elif type(leaf) in statics.HOLDERS:
+            raise HolderLeaf
+        elif statics.is_static(leaf):
             static.append((index, leaf))
+        else:
+            raise RefusedLeaf(index)
     return Structure(tree, tuple(static), has_scalars), traced
 
 
-class UnhashableLeaf(Exception):
-    """The leaf at this position is neither an array nor hashable."""
+def tried(do: Callable[..., Any], structure: Structure, traced: list[Any]) -> tuple[bool, Any]:
+    """Whether a function needs its Python numbers as they are, and if not, what `do` gives where they are traced.
+
+    A function that needs them may say so by any error, its own ones too: `range(n)`, `math.sqrt(n)`, `isinstance(n, int)`.
+    Whether the numbers were to blame shows when it is called with them.
+    """
+    try:
+        return False, do(structure, traced)
+    except (AspenError, jax.errors.JaxRuntimeError, RecursionError, MemoryError):
+        raise
+    except Exception:
+        return True, None
 
 
-def _is_array(leaf: Any, shapes_traced: bool) -> bool:
+class HolderLeaf(Exception):
+    """A leaf is what it holds, which may be arrays."""
+
+
+class RefusedLeaf(Exception):
+    """The leaf at this position is neither an array nor static."""
+
+
+def is_array(leaf: Any, shapes_traced: bool) -> bool:
+    """Whether a leaf is traced: an array, or where `shapes_traced` what stands for one.
+
+    Python's numbers are none, nor is anything that derives from them.
+    """
     kind = type(leaf)
-    if kind in _traced_types:
+    if kind in traced_types:
         return True
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return shapes_traced
@@ -107,19 +135,39 @@ def _is_array(leaf: Any, shapes_traced: bool) -> bool:
     except (TypeError, ValueError):
         return False
     if isinstance(leaf, jax.Array):  # a numpy array may yet be one of strings or objects
-        _traced_types.add(kind)
+        traced_types.add(kind)
     return True
 
 
 def refuse(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> InputError:
-    """The error that names a leaf which is neither an array nor hashable."""
+    """The error that names a leaf which is neither an array nor static."""
     where, leaf = _places(fun, args, kwargs)[index]
-    text = repr(leaf)
-    text = text if len(text) <= 80 else text[:77] + "..."
+    what = f"{name}: argument {where} is {shown(leaf)} of type {type(leaf).__name__}"
+    try:
+        hash(leaf)
+    except TypeError:
+        return InputError(
+            f"{what}, neither an array of numbers nor hashable; "
+            "pass arrays, pytrees of arrays, or hashable values, or register its type as a pytree"
+        )
     return InputError(
-        f"{name}: argument {where} is {text} of type {type(leaf).__name__}, neither an array of numbers nor hashable; "
-        "pass arrays, pytrees of arrays, or hashable values, or register its type as a pytree"
+        f"{what}, which hashes by identity, or holds what does, so that a change in it would not be seen; {WHAT_TO_WRITE}"
     )
+
+
+WHAT_TO_WRITE = (
+    "pass the arrays and values that are read of it, close over it if it never changes, register its type as a pytree, or define "
+    "__eq__ and __hash__ for what it holds"
+)
+
+
+def shown(value: Any) -> str:
+    """A value in an error, cut off where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # the type's own fault, which is not what the error is about
+        text = object.__repr__(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def refuse_deleted(fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> InputError:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 from jax.extend import source_info_util
 
-from aspen_jax.api import arguments, nnx_state
+from aspen_jax.api import arguments, bound, nnx_state, objects, results, statics, tracing
+from aspen_jax.api.bound import BoundAspenFunction
+from aspen_jax.api.options import checked_weights, refuse_jit_options
 from aspen_jax.api.weights import Layouts, restore
-from aspen_jax.errors import AspenError, InputError, UnsupportedError
+from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.ir.leaf_names import leaf_names
 from aspen_jax.lowering import rules
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, keeping_values, whole_graph
-from aspen_jax.primitive import experimental, primitive
+from aspen_jax.primitive import primitive
 from aspen_jax.primitive.choices import DEVICES, Choices
 from aspen_jax.runtime import run_key
 
@@ -35,9 +37,12 @@ if TYPE_CHECKING:
     from aspen_jax.report.explain import Explanation
 
 rules.register()
+statics.HOLDERS[BoundAspenFunction] = statics.Holder(
+    lambda method: (method.__func__, method.__self__), lambda function, instance: function.__get__(instance)
+)
 
 # What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
-for _file in (__file__, arguments.__file__, nnx_state.__file__, primitive.__file__):
+for _file in (__file__, *(str(room.__file__) for room in (arguments, bound, nnx_state, objects, tracing, primitive))):
     source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
@@ -86,10 +91,13 @@ def aspen(
     Arguments are traced or static:
 
     - Arrays and Python numbers are traced.
-    - Other hashable arguments are static: bool, str, None, functions, enums. A new value means a new trace.
+    - Static are bool, str, None, functions, classes, enums, and what defines a hash of its own. A new value means a new trace.
+    - Partials and bound methods are what they hold. An object that hashes by identity is refused: a change in it would be missed.
+    - The object of a decorated method is an argument. Arrays in it are traced at any depth. Other attributes are compared.
     - Some functions need a Python number as it is, as in `range(n)`. They get it once tracing with an abstract one has failed.
     - What the function changes in modules, optimizers and random streams of flax nnx is changed in yours, as by `nnx.jit`.
-    - Globals, and attributes of objects that are no pytrees, are read when the function is traced, as with `jax.jit`.
+    - Globals, and what a function or a callable object given to `aspen` holds, are read when it is traced, as with `jax.jit`.
+    - Leaves of the result that are no arrays, such as functions and strings, come back as they were.
 
     Args:
         fun: function, method, callable object or `functools.partial`; takes pytrees. None gives a decorator.
@@ -116,7 +124,8 @@ def aspen(
 
     Raises:
         InputError: an option has another value than those above, or is one of `jax.jit`. In a call: an argument is neither an
-            array nor hashable, or was deleted, or the function changes an object of nnx that it closes over.
+            array nor static, or was deleted, or the function changes an object that it closes over or is a method of, or
+            returns an object that is neither.
         TypeError: an option is neither one of those above nor of `jax.jit`.
 
     Example:
@@ -126,7 +135,7 @@ def aspen(
         >>> y = predict(params, x)
         >>> gradient = jax.grad(lambda params: predict(params, x).sum())(params)
     """
-    _refuse_options(options)
+    refuse_jit_options(options)
     if fun is None:
         return functools.partial(aspen, weights=weights, device=device, strict=strict, priority=priority, deadline=deadline)
     if isinstance(fun, staticmethod | classmethod):
@@ -139,7 +148,7 @@ def aspen(
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
     key = run_key(priority, deadline)
     choices = Choices(strict=strict, device="cuda" if device == "gpu" else device, run_key=key)
-    marks = _check_weights(fun, weights)
+    marks = checked_weights(fun, weights)
     method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
     if nnx_state.is_object(instance):  # it may change, so it is an argument
         marks = tuple(mark + 1 if isinstance(mark, int) and mark >= 0 else mark for mark in marks)
@@ -170,12 +179,18 @@ class AspenFunction(Generic[P, R]):
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
         self._holds_objects: dict[Any, bool] = {}
-        self._of_instance: dict[int, tuple[weakref.ref[Any], AspenFunction[..., Any]]] = {}
+        self._numbers = objects.Numbers()
+        self._is_method = False
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._is_method = True  # so that the object may also be given to it as the first argument
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if primitive.flag("jax_disable_jit"):
             undecorated: Callable[..., Any] = self.__wrapped__
             return undecorated(*restore(args), **restore(kwargs))
+        if self._is_method and args:
+            args = (self._object(args[0]), *args[1:])  # type: ignore[assignment]
         try:
             return nnx_state.call(self._call, args, kwargs, self._holds_objects)
         except (RuntimeError, ValueError) as error:
@@ -185,9 +200,28 @@ class AspenFunction(Generic[P, R]):
             raise clearer from error
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if tracing.is_deep(self._choices):
+            do = tracing.in_place(self.__wrapped__, self.__name__)
+            return results.whole(self._on_arguments(do, args, kwargs, scalars_static=True))
         if self._weights and self._is_for_cpu():
-            args, kwargs = self._layouts.prepared(self._jaxpr, args, kwargs)
-        return self._on_arguments(self._jitted, args, kwargs)
+            args, kwargs = self._layouts.prepared(self._jaxpr, *objects.opened((args, kwargs)))
+        return results.whole(self._on_arguments(self._jitted, args, kwargs))
+
+    def _object(self, instance: Any) -> Any:
+        """The object of a method as an argument, as it is now."""
+        return instance if type(instance) is objects.Opened else objects.opened_self(instance, self.__name__, self._numbers)
+
+    def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with all objects taken apart."""
+        if self._is_method and args:
+            args = (self._object(args[0]), *args[1:])
+        return objects.opened((args, kwargs))
+
+    def _without_object(self, method: Callable[..., Any]) -> AspenFunction[..., Any]:
+        """The function of the arguments behind the object of a method, which is constant in it."""
+        name = next(iter(inspect.signature(self.__wrapped__).parameters), None)
+        marks = (mark if isinstance(mark, str) or mark < 0 else mark - 1 for mark in self._weights if mark not in (0, name))
+        return AspenFunction(method, weights=tuple(marks), choices=self._choices)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """The weights, stored once in the order in which the function's products and convolutions read them.
@@ -206,7 +240,7 @@ class AspenFunction(Generic[P, R]):
         Raises:
             InputError: no argument is marked as weights, or the weights alone do not tell enough.
         """
-        return self._layouts.prepare(self._jaxpr, args, kwargs)
+        return objects.closed(self._layouts.prepare(self._jaxpr, *self._seen(args, kwargs)))
 
     def _is_for_cpu(self) -> bool:
         """Whether weights are worth storing in another order, which only the CPU's kernels ask for."""
@@ -235,7 +269,7 @@ class AspenFunction(Generic[P, R]):
         """The function under `jax.jit`, with nothing compiled yet."""
         fun = self.__wrapped__
         held = weakref.ref(fun) if inspect.isfunction(fun) else lambda: fun
-        return jax.jit(_traceable(held, self.__name__, self._choices), static_argnums=0)
+        return jax.jit(tracing.traceable(held, self.__name__, self._choices), static_argnums=0)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         return self._on_arguments(self._jitted.trace, args, kwargs, shapes_traced=True)
@@ -310,11 +344,11 @@ class AspenFunction(Generic[P, R]):
                 return [name for index, name in enumerate(names) if index not in static]
 
             inputs = self._on_arguments(kept, args, kwargs, shapes_traced=True)
-            return inputs, leaf_names("result", self._traced(args, kwargs).out_info)
+            return inputs, leaf_names("result", results.whole(self._traced(args, kwargs).out_info, arrays_only=True))
 
-        found = nnx_state.call(named, args, kwargs, self._holds_objects)
-        inputs, results = (tuple(names) if len(set(names)) == len(names) else () for names in found)
-        return inputs, results
+        found = nnx_state.call(named, *self._seen(args, kwargs), self._holds_objects)
+        of_inputs, of_results = (tuple(names) if len(set(names)) == len(names) else () for names in found)
+        return of_inputs, of_results
 
     def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What the graph of these arguments takes: their arrays and numbers, in order, without what is static.
@@ -332,7 +366,7 @@ class AspenFunction(Generic[P, R]):
         def kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
             return self._on_arguments(lambda _, traced: traced, args, kwargs)
 
-        return nnx_state.call(kept, args, kwargs, self._holds_objects)
+        return nnx_state.call(kept, *self._seen(args, kwargs), self._holds_objects)
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """The function for arguments that change little from call to call, such as the images of a video.
@@ -356,13 +390,17 @@ class AspenFunction(Generic[P, R]):
             >>> boxes = detect(next_image)  # as f(next_image)
             >>> print(detect.last)  # how many tiles of each op ran
         """
+        return self._stream(tuple, args, kwargs)
+
+    def _stream(self, leading: Callable[[], tuple[Any, ...]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
+        """As `stream`, behind arguments that are asked for at each call."""
         from aspen_jax.api.flat import FlatCall
         from aspen_jax.api.stream import Stream
 
         if self._choices.device == "cuda":
             raise InputError(f"{self.__name__} is for GPUs and streams run on the CPU; decorate it with device='cpu'")
-        call = FlatCall.of(self, args, kwargs)
-        stream = Stream(call, self.graph_without_reuse(*args, **kwargs))
+        first = leading()
+        stream = Stream(FlatCall.of(self, (*first, *args), kwargs), self.graph_without_reuse(*first, *args, **kwargs), leading)
         stream(*args, **kwargs)
         return stream
 
@@ -505,7 +543,8 @@ class AspenFunction(Generic[P, R]):
         def do(structure: arguments.Structure, traced: list[Any]) -> Any:
             def on_kept(*kept: Any, **named: Any) -> R:
                 args, kwargs = structure.whole(jax.tree.leaves((kept, named)))
-                return self(*args, **kwargs)
+                result = results.parted(self(*args, **kwargs), (), self.__name__)
+                return results.whole(result, arrays_only=True)
 
             def is_kept(argument: Any, original: Any) -> bool:
                 return bool(jax.tree.leaves(argument)) or not jax.tree.leaves(original)
@@ -518,11 +557,12 @@ class AspenFunction(Generic[P, R]):
                 vars(on_kept)["__wrapped__"] = self.__wrapped__  # its signature names the arguments
             return getattr(jax.jit(on_kept), stage)(*kept, **named)
 
+        args, kwargs = self._seen(args, kwargs)
         return self._on_arguments(do, args, kwargs, shapes_traced=True)
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClosedJaxpr, list[ClosedJaxpr]]:
         """The jaxpr of a call, and each function in it that is to be tiled."""
-        jaxpr = nnx_state.call(self._traced, args, kwargs, self._holds_objects).jaxpr
+        jaxpr = nnx_state.call(self._traced, *self._seen(args, kwargs), self._holds_objects).jaxpr
         return jaxpr, [equation.params["call_jaxpr"] for equation in jaxpr.eqns if equation.primitive is primitive.aspen_call_p]
 
     def _compiled(
@@ -542,45 +582,41 @@ class AspenFunction(Generic[P, R]):
         )
 
     def _on_arguments(
-        self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes_traced: bool = False
+        self,
+        do: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        shapes_traced: bool = False,
+        scalars_static: bool = False,
     ) -> Any:
+        """What `do` gives for what is static of the arguments and for the traced leaves."""
         leaves, tree = jax.tree.flatten((args, kwargs))
+        static = scalars_static or tree in self._scalars_static
         try:
-            structure, traced = arguments.split(
-                leaves, tree, scalars_static=tree in self._scalars_static, shapes_traced=shapes_traced
-            )
+            structure, traced = arguments.split(leaves, tree, scalars_static=static, shapes_traced=shapes_traced)
             if not structure.has_scalars:
                 return do(structure, traced)
-            try:
-                return do(structure, traced)
-            except (AspenError, jax.errors.JaxRuntimeError):
-                raise
-            except Exception:  # whatever it is, the function may yet work with numbers in place of tracers
-                pass
-            structure, traced = arguments.split(leaves, tree, scalars_static=True, shapes_traced=shapes_traced)
-            result = do(structure, traced)
-        except arguments.UnhashableLeaf as error:
+            needs_numbers, result = arguments.tried(do, structure, traced)
+            if needs_numbers:
+                structure, traced = arguments.split(leaves, tree, scalars_static=True, shapes_traced=shapes_traced)
+                result = do(structure, traced)
+                self._scalars_static.add(tree)
+            return result
+        except arguments.HolderLeaf:
+            pass
+        except arguments.RefusedLeaf as error:
             raise arguments.refuse(self.__wrapped__, self.__name__, args, kwargs, error.args[0]) from None
-        self._scalars_static.add(tree)
-        return result
+        args, kwargs = objects.opened((args, kwargs))
+        return self._on_arguments(do, args, kwargs, shapes_traced=shapes_traced, scalars_static=scalars_static)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not hasattr(self.__wrapped__, "__get__"):
             return self
-        is_leaf = jax.tree_util.all_leaves([instance]) and not nnx_state.is_object(instance)
-        if is_leaf and type(instance).__weakrefoffset__:
-            return BoundAspenFunction(self._for_instance(instance), self.__wrapped__, instance, ())
-        return BoundAspenFunction(self, self.__wrapped__, instance, (instance,))
+        return BoundAspenFunction(self, instance)
 
-    def _for_instance(self, instance: Any) -> AspenFunction[..., Any]:
-        """A function of its own for an object that is no pytree: traces and the arrays in them go when the object goes."""
-        key = id(instance)
-        functions = self._of_instance
-        if key not in functions:
-            marks = tuple(mark if isinstance(mark, str) or mark < 0 else mark - 1 for mark in self._weights if mark != 0)
-            method = AspenFunction(_method(self.__wrapped__, instance), weights=marks, choices=self._choices)
-            functions.setdefault(key, (weakref.ref(instance, lambda _: functions.pop(key, None)), method))
-        return functions[key][1]
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # it never changes, so it may be a static argument
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # As functions are: by reference where this can be imported by its name. What is in __main__ cloudpickle takes by value,
@@ -611,145 +647,11 @@ class AspenFunction(Generic[P, R]):
         return f"<aspen of {self.__wrapped__!r}>"
 
 
-class BoundAspenFunction:
-    """An `AspenFunction` that was read from an object: a method. It holds the object."""
-
-    __wrapped__: Callable[..., Any]
-    __name__: str
-
-    def __init__(self, function: AspenFunction[..., Any], original: Any, instance: Any, first: tuple[Any, ...]):
-        functools.update_wrapper(self, original.__get__(instance), updated=())
-        self.__self__ = instance
-        self._function = function
-        self._first = first
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*self._first, *args, **kwargs)
-
-    def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
-        """As `AspenFunction.graph`."""
-        return self._function.graph(*self._first, *args, **kwargs)
-
-    def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """As `AspenFunction.graph_inputs`."""
-        return self._function.graph_inputs(*self._first, *args, **kwargs)
-
-    def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """As `AspenFunction.stream`; arrays of the object are constants."""
-        return self._with_object().stream(*args, **kwargs)
-
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """As `AspenFunction.explain`."""
-        return self._function.explain(*self._first, *args, **kwargs)
-
-    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
-        """As `AspenFunction.tune`."""
-        return self._function.tune(*self._first, *args, **kwargs)
-
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As `AspenFunction.prepare`."""
-        return self._function.prepare(*self._first, *args, **kwargs)
-
-    def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As `AspenFunction.cost_analysis`."""
-        return self._function.cost_analysis(*self._first, *args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """As `AspenFunction.trace`; the object is part of what is traced."""
-        return self._with_object().trace(*args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `AspenFunction.lower`; the object is part of what is lowered."""
-        return self._with_object().lower(*args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `AspenFunction.eval_shape`."""
-        return self._with_object().eval_shape(*args, **kwargs)
-
-    def _with_object(self) -> AspenFunction[..., Any]:
-        """The function of the arguments without the object, whose arrays are constants, as in `jax.jit` of the method."""
-        if not self._first:
-            return self._function
-        return AspenFunction(self.__wrapped__, weights=(), choices=self._function._choices)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(getattr(type(self.__self__), self.__name__, None), AspenFunction):
-            return getattr, (self.__self__, self.__name__)  # as methods are pickled and copied
-        return self._function.__get__, (self.__self__,)
-
-    def __repr__(self) -> str:
-        return f"<aspen of {self.__wrapped__!r}>"
-
-
 # Of each function its traces, which go when the function goes. So nothing in here holds the function.
 _jitted_functions: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Any]] = weakref.WeakKeyDictionary()
-
-
-def _traceable(held: Callable[[], Any], name: str, choices: Choices) -> Callable[..., Any]:
-    """What `held` gives as a function of a `Structure` and the traced leaves, which is what `jax.jit` sees."""
-
-    def traceable(structure: arguments.Structure, leaves: list[Any]) -> Any:
-        fun = held()
-
-        @functools.wraps(fun, updated=())
-        def on_traced(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = restore(structure.whole(jax.tree.leaves((args, kwargs))))
-            return nnx_state.traced(fun, args, kwargs)
-
-        experimental.register_loaded()
-        args, kwargs = structure.traced(leaves)
-        return primitive.call(on_traced, args, kwargs, choices=choices)
-
-    traceable.__name__ = traceable.__qualname__ = name
-    return traceable
 
 
 def _described(fun: Callable[..., Any], name: str) -> str:
     """The function's name and line."""
     code = getattr(inspect.unwrap(fun.func if isinstance(fun, functools.partial) else fun), "__code__", None)
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
-
-
-def _method(fun: Any, instance: Any) -> Callable[..., Any]:
-    """The method of an object, not holding the object."""
-    reference = weakref.ref(instance)
-
-    @functools.wraps(fun)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return fun.__get__(reference())(*args, **kwargs)
-
-    vars(method)["__signature__"] = inspect.signature(fun.__get__(instance))
-    return method
-
-
-def _refuse_options(options: dict[str, Any]) -> None:
-    """Says of the options of `jax.jit` where they belong, and refuses any other as a function would."""
-    for name, value in options.items():
-        if name not in inspect.signature(jax.jit).parameters:
-            raise TypeError(f"aspen() got an unexpected keyword argument {name!r}")
-        around = f"give it to jax.jit around the decorated function: jax.jit(aspen(f), {name}={value!r})"
-        if name in ("static_argnums", "static_argnames"):
-            around = f"leave it out, as hashable arguments that are no arrays are static by themselves, or {around}"
-        raise InputError(f"{name} is no option of aspen; {around}")
-
-
-def _check_weights(fun: Callable[..., Any], weights: Any) -> tuple[int | str, ...]:
-    """The weights option as a tuple, checked against the function's parameters."""
-    marks = (weights,) if isinstance(weights, int | str) else weights
-    if not isinstance(marks, Sequence) or not all(isinstance(mark, int | str) and not isinstance(mark, bool) for mark in marks):
-        raise InputError(f"weights={weights!r} is not a position, a name or a sequence of those; pass 0 or 'params', say")
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):  # some callables tell nothing about themselves
-        return tuple(marks)
-    kinds = {parameter.kind for parameter in parameters}
-    positional = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    named = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    for mark in marks:
-        if isinstance(mark, str):
-            fits = mark in named or inspect.Parameter.VAR_KEYWORD in kinds
-        else:
-            fits = -len(positional) <= mark < len(positional) or (mark >= 0 and inspect.Parameter.VAR_POSITIONAL in kinds)
-        if not fits:
-            raise InputError(f"weights={mark!r} is no argument of {fun!r}, which takes {', '.join(p.name for p in parameters)}")
-    return tuple(marks)

@@ -13,7 +13,8 @@ from jax.core import Tracer
 from jax.extend import core
 
 from aspen_jax.api import arguments, nnx_state
-from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction, aspen
+from aspen_jax.api.bound import BoundAspenFunction
+from aspen_jax.api.decorator import AspenFunction, aspen
 from aspen_jax.api.weights import restore
 from aspen_jax.errors import InputError
 
@@ -54,17 +55,17 @@ class FlatCall:
         """
         function = fun if isinstance(fun, AspenFunction | BoundAspenFunction) else aspen(fun)
         if isinstance(function, BoundAspenFunction):
-            function = function._with_object()
-        args, kwargs = restore(args), restore(kwargs)
-        objects = list(filter(nnx_state.is_object, jax.tree.leaves((args, kwargs), is_leaf=nnx_state.is_object)))
+            function = function._of_constants()
+        args, kwargs = restore(function._seen(args, kwargs))
+        changing = list(filter(nnx_state.is_object, jax.tree.leaves((args, kwargs), is_leaf=nnx_state.is_object)))
 
         def traced(structure: arguments.Structure, leaves: list[Any]) -> Any:
             return structure, leaves, function._jitted.trace(structure, leaves)
 
         name = function.__name__
-        if objects:
+        if changing:
             raise InputError(
-                f"{name}: an argument holds a {type(objects[0]).__name__} of flax.nnx, which may change; close over it, or "
+                f"{name}: an argument holds a {type(changing[0]).__name__} of flax.nnx, which may change; close over it, or "
                 "take it apart by nnx.split and pass its state"
             )
         structure, leaves, trace = function._on_arguments(traced, args, kwargs, shapes_traced=True)
@@ -94,7 +95,7 @@ class FlatCall:
             InputError: the structure, a static argument, a shape or a dtype is another one than in the call that was traced.
         """
         name = self.function.__name__
-        leaves, tree = jax.tree.flatten(restore((args, kwargs)))
+        leaves, tree = jax.tree.flatten(restore(self.function._seen(args, kwargs)))
         if tree != self.structure.tree:
             raise InputError(f"{name} was made for arguments of the structure {self.structure.tree}, not {tree}; make it anew")
         for index, value in reversed(self.structure.static):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from aspen_jax.api import results
 from aspen_jax.api.flat import FlatCall
 from aspen_jax.errors import InputError
 from aspen_jax.graph.incremental import Incremental
@@ -86,8 +88,9 @@ class Stream:
     after the other. It holds all values of the function, each in memory of its own.
     """
 
-    def __init__(self, call: FlatCall, graph: TileGraph):
+    def __init__(self, call: FlatCall, graph: TileGraph, leading: Callable[[], tuple[Any, ...]] = tuple):
         self._call = call
+        self._leading = leading
         self._incremental = Incremental(graph)
         self._lock = threading.Lock()
 
@@ -101,17 +104,17 @@ class Stream:
         kinds = set(map(type, jax.tree.leaves((args, kwargs))))
         if any(issubclass(kind, Tracer | jax.ShapeDtypeStruct) for kind in kinds):
             raise InputError(f"{self!r} computes with arrays, so it cannot be traced; call it with arrays, outside of jax.jit")
-        leaves = self._call.inputs(args, kwargs)
+        leaves = self._call.inputs((*self._leading(), *args), kwargs)
         avals: list[Any] = self._call.jaxpr.in_avals
         inputs = [  # numpy's float64 is float32 to JAX, unless jax_enable_x64 is set
             leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, aval.dtype)
             for leaf, aval in zip(leaves, avals, strict=True)
         ]
         with self._lock:
-            results, ran = self._incremental.run(inputs)
-            copies = [jnp.array(result) for result in results]  # before the next run writes there
+            computed, ran = self._incremental.run(inputs)
+            copies = [jnp.array(result) for result in computed]  # before the next run writes there
             self._ran = ran
-        return jax.tree.unflatten(jax.tree.structure(self._call.result), copies)
+        return results.whole(jax.tree.unflatten(jax.tree.structure(self._call.result), copies))
 
     @property
     def last(self) -> Reach:

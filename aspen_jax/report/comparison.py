@@ -10,8 +10,9 @@ from typing import Any
 import jax
 
 from aspen_jax import runtime
-from aspen_jax.api import arguments
-from aspen_jax.api.decorator import AspenFunction, BoundAspenFunction, aspen
+from aspen_jax.api import arguments, objects
+from aspen_jax.api.bound import BoundAspenFunction
+from aspen_jax.api.decorator import AspenFunction, aspen
 from aspen_jax.api.user_function import blaming
 from aspen_jax.cost.timing import Timing, check_rounds, interleaved, speedup, table
 from aspen_jax.errors import InputError
@@ -150,7 +151,7 @@ def _flops(plain: Any, leaves: list[Any]) -> float:
 
 def _split(decorated: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[arguments.Structure, list[Any]]:
     """Static and traced leaves, as the decorated function parts them."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
+    leaves, tree = jax.tree.flatten(objects.opened((args, kwargs)))
     try:
         structure, traced = arguments.split(leaves, tree, scalars_static=False, shapes_traced=False)
         if structure.has_scalars:
@@ -158,14 +159,14 @@ def _split(decorated: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
                 jax.eval_shape(_on_leaves(decorated.__wrapped__, structure), traced)
             except Exception:  # as the decorator does: the function may need numbers as they are
                 structure, traced = arguments.split(leaves, tree, scalars_static=True, shapes_traced=False)
-    except arguments.UnhashableLeaf as error:
+    except arguments.RefusedLeaf as error:
         raise arguments.refuse(decorated.__wrapped__, name, args, kwargs, error.args[0]) from None
     return structure, traced
 
 
 def _on_leaves(function: Callable[..., Any], structure: arguments.Structure) -> Callable[[list[Any]], Any]:
     def on_leaves(leaves: list[Any]) -> Any:
-        args, kwargs = structure.whole(leaves)
+        args, kwargs = objects.closed(structure.whole(leaves))
         return function(*args, **kwargs)
 
     return on_leaves
