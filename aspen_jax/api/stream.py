@@ -109,7 +109,7 @@ class Stream:
         ]
         with self._lock:
             results, ran = self._incremental.run(inputs)
-            copies = [jnp.array(result) for result in results]  # before the next run writes there
+            copies = [jnp.asarray(np.array(result)) for result in results]  # NumPy's, done before the next run writes there
             self._ran = ran
         return jax.tree.unflatten(jax.tree.structure(self._call.result), copies)
 
