@@ -277,7 +277,7 @@ def serve(
     Args:
         function: what to serve; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
         shape: a positional argument, such as f32[1,224,224,3].
-        args: a callable that returns the arguments: a tuple, or a single argument.
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
         host: the address to listen at; others than this machine's own need TLS, or --plain-text.
         port: 0 takes a free one.
         token_file: a file with the token that clients must show.
@@ -295,9 +295,9 @@ def serve(
 
     share_cores(workers)
     tls = None if tls_cert is tls_key is tls_roots is None else room.Tls.load(tls_cert, tls_key, tls_roots)
-    found, positional = _split_function(function, shape, args)
+    found, positional, keywords = _decorated(function, shape, args)
     name = function.rpartition(":")[2]
-    offer = room.Offer(found, positional, cuts or None, hand_out_heads)
+    offer = room.Offer(found, positional, cuts or None, hand_out_heads, keywords)
     token = _token(token_file)
     with room.serve({name: offer}, host=host, port=port, token=token, tls=tls, plain_text=plain_text, threads=threads) as server:
         print(f"serving {name} at {server.address}, fingerprint {server.fingerprints[name].hex()[:16]}", flush=True)
@@ -332,7 +332,7 @@ def split(
     Args:
         function: what to split; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
         shape: a positional argument, such as f32[1,224,224,3], filled with seeded random numbers.
-        args: a callable that returns the arguments: a tuple, or a single argument.
+        args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
         server: HOST:PORT of `aspen serve` with the same function.
         cut: 0 runs all of it on the server, the last cut all of it here.
         bits: of a float on the link, 1 to 16; all of them by default.
@@ -352,28 +352,20 @@ def split(
     from aspen_jax.report.split_calls import cuts_table, split_calls
 
     share_cores(workers)
-    found, positional = _split_function(function, shape, args)
+    found, positional, keywords = _decorated(function, shape, args)
     if server is None:
-        print(cuts_table(found, positional))
+        print(cuts_table(found, positional, keywords))
         return 0
     is_encrypted = tls or not (tls_roots is tls_cert is tls_key is None)
     certificates = room.Tls.load(tls_cert, tls_key, tls_roots) if is_encrypted else None
-    positional, _ = filled((positional, {}))
+    positional, keywords = filled((positional, keywords))
     token = _token(token_file)
     with room.Client(
-        server, found, positional, cut=cut, bits=bits, token=token, tls=certificates, plain_text=plain_text
+        server, found, positional, keywords, cut=cut, bits=bits, token=token, tls=certificates, plain_text=plain_text
     ) as client:
-        calls = split_calls(client, found, positional, rounds)
+        calls = split_calls(client, found, positional, keywords, rounds)
     print(calls)
     return 0 if bits is not None or calls.difference <= tolerance else 1
-
-
-def _split_function(function: str, shape: Sequence[str], args: str | None) -> tuple[Any, tuple[Any, ...]]:
-    """The function named on the command line, decorated, and positional arguments for it."""
-    decorated, positional, keywords = _decorated(function, shape, args)
-    if keywords:
-        raise InputError(f"the arguments of {function} are keywords; a split function takes positional ones, return a tuple")
-    return decorated, positional
 
 
 def _token(path: Path | None) -> str | None:

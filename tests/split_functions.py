@@ -20,3 +20,16 @@ def net(x):
 
 def net_args():
     return jax.ShapeDtypeStruct((16, 24), np.float32)
+
+
+HALF = np.float32(0.5)
+
+
+def halved(x):
+    """For a callback: reads a global."""
+    return np.asarray(x) * HALF
+
+
+def calling(callback):
+    """A function that calls one of Python."""
+    return lambda x: jax.pure_callback(callback, jax.ShapeDtypeStruct((), np.float32), x)

@@ -308,14 +308,14 @@ def test_split_runs_through_a_server(workplace, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "mine:powers"], "are keywords"),
+        (["serve", "mine:powers", "--port", "70000"], "there is no port 70000"),
         (["serve", "mine:dense", "--args", "pair", "--host", "192.0.2.1"], "is not this machine"),
         (["serve", "mine:dense", "--args", "pair", "--tls-cert", "mine.py"], "needs a certificate and its key"),
         (["serve", "mine:dense", "--args", "pair", "--tls-cert", "nothing"], "'nothing' cannot be read"),
         (["serve", "mine:dense", "--args", "pair", "--token-file", "nothing"], "'nothing' cannot be read"),
         (["serve", "mine:dense", "--args", "pair", "--token-file", "empty"], "must be printable ASCII"),
         (["serve", "mine:dense", "--args", "pair", "--cuts", "99"], "there is no cut 99"),
-        (["split", "mine:powers", "--server", "127.0.0.1:1"], "are keywords"),
+        (["split", "mine:powers", "--server", "127.0.0.1:70000"], "there is no port 70000"),
         (["split", "mine:dense", "--args", "pair", "--server", "here"], "'here' is no address"),
         (["split", "mine:dense", "--args", "pair", "--server", "192.0.2.1:1"], "is not this machine"),
         (["split", "mine:dense", "--args", "pair", "--server", "127.0.0.1:1", "--rounds", "0"], "the number of rounds is 0"),

@@ -233,7 +233,7 @@ def test_halves_are_decorated_functions(choosing):
     head, tail = cut(f, 3, params, x)
     assert (head.__name__, tail.__name__) == ("fun_head", "fun_tail")
     expected = fun(params, x)
-    assert_like(jax.jit(lambda params, x: tail(*head(params, x)))(params, x), expected)
+    assert_like(jax.jit(lambda x: tail(*head(params, x)))(x), expected)
     np.testing.assert_allclose(tail(*head(head.prepare(params, x), x)), expected, rtol=1e-5, atol=1e-5)
     (part,) = tail.explain(*head(params, x)).parts
     assert part.ops
@@ -368,6 +368,105 @@ def test_weights_must_be_there_to_be_held():
     with pytest.raises(InputError, match="needs the weights w"):
         cut(f, 1, shape, x)
     assert len(cut(f, num_cuts(f, shape, x) - 1, shape, x)) == 2  # nobody behind that cut reads them
+
+
+@pytest.fixture(params=["forced", "default"])
+def either_mode(request):
+    """The mode of the tests, in which all is tiled, and that of users."""
+    if request.param == "default":
+        request.getfixturevalue("choosing")
+
+
+def two_layers(params, x, scale=1.0):
+    return jnp.tanh(x @ params["a"]) @ params["b"] * scale
+
+
+def weights(random):
+    return {name: split_networks.normal(random, 4, 4) for name in "ab"}
+
+
+def test_other_weights_than_those_of_the_cut_are_refused(either_mode):
+    random = np.random.default_rng(SEED)
+    old, new, x = weights(random), weights(random), split_networks.normal(random, 2, 4)
+    f = aspen(two_layers, weights="params")
+    head, tail = cut(f, 1, old, x)
+    assert_like(tail(*head(old, x)), two_layers(old, x))
+    copies = jax.tree.map(jnp.array, old)
+    for _ in range(2):  # compared, then known
+        assert_like(tail(*head(copies, x)), two_layers(old, x))
+    # The head alone reads "a": with another one the result is that of the new model.
+    mixed = old | {"a": new["a"]}
+    assert_like(tail(*head(mixed, x)), two_layers(mixed, x))
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"the weights params\.b are not those"):
+            head(new, x)
+        with pytest.raises(InputError, match=r"the weights params\.b are not those"):
+            head(x=x, params=new)
+    with pytest.raises(InputError, match="not those"):
+        head.graph_inputs(new, x)
+    with pytest.raises(InputError, match="not those"):
+        head(f.prepare(new, x), x)
+    assert_like(tail(*head(f.prepare(old, x), x)), two_layers(old, x))
+    nearly = old | {"b": old["b"].at[3, 3].set(jnp.nextafter(old["b"][3, 3], 9.0))}
+    with pytest.raises(InputError, match="not those"):
+        head(nearly, x)
+    with pytest.raises(InputError, match=r"was made for float32\[4,4\] as params\.b"):
+        head(old | {"b": old["b"][:1]}, x)
+    last = num_cuts(f, old, x) - 1  # behind it nobody holds weights
+    assert_like(run(cut(f, last, old, x), new, x), two_layers(new, x))
+
+
+def test_weights_that_are_traced_are_refused(either_mode):
+    random = np.random.default_rng(SEED)
+    params, x = weights(random), split_networks.normal(random, 2, 4)
+    f = aspen(two_layers, weights="params")
+    head, tail = cut(f, 1, params, x)
+    for call in (
+        lambda: jax.jit(head)(params, x),
+        lambda: jax.grad(lambda params: tail(*head(params, x)).sum())(params),
+        lambda: jax.vmap(head, in_axes=(0, None))(jax.tree.map(lambda w: w[None], params), x),
+        lambda: jax.eval_shape(head, params, x),
+        lambda: head.lower(params, x),
+        lambda: head.trace(params, x),
+        lambda: head.stream(params, x),
+    ):
+        with pytest.raises(InputError, match=r"are traced here.*close over them"):
+            call()
+    assert_like(tail(*jax.jit(lambda x: head(params, x))(x)), two_layers(params, x))
+
+
+def test_arrays_of_numpy_may_change_after_the_cut(either_mode):
+    random = np.random.default_rng(SEED)
+    params, x = jax.tree.map(np.array, weights(random)), np.array(split_networks.normal(random, 2, 4))
+    before = jax.tree.map(np.copy, params)
+    offset = np.ones((2, 4), np.float32)
+
+    def fun(params, x):
+        return two_layers(params, x) + offset
+
+    head, tail = cut(aspen(fun, weights=0), 1, params, x)
+    expected = two_layers(before, x) + 1
+    crossed = head(params, x)
+    params["b"][:] = 0
+    offset[:] = 100
+    assert_like(tail(*crossed), expected)  # compiled after the change
+    with pytest.raises(InputError, match="not those"):
+        head(params, x)
+    params["b"][:] = before["b"]
+    assert_like(tail(*head(params, x)), expected)
+
+
+def test_keys_and_numbers_among_weights(either_mode):
+    def fun(weights, x):
+        return x * weights["scale"] + jax.random.normal(weights["key"], x.shape)
+
+    x = jnp.ones(3)
+    old, new = ({"scale": scale, "key": jax.random.key(seed)} for scale, seed in ((2.0, 0), (3.0, 1)))
+    head, tail = cut(aspen(fun, weights=0), 0, old, x)
+    assert_like(tail(*head({"scale": 2.0, "key": jax.random.key(0)}, x)), fun(old, x))
+    for wrong in (old | {"scale": 3.0}, old | {"key": new["key"]}):
+        with pytest.raises(InputError, match="not those"):
+            head(wrong, x)
 
 
 def test_values_that_are_no_arrays_of_numbers():

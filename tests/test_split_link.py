@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -10,21 +11,35 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
-from aspen_jax import InputError
+from aspen_jax import InputError, aspen
 from aspen_jax.errors import LinkError
-from aspen_jax.split import cut, num_cuts
+from aspen_jax.split import ScanStep, cut, num_cuts
 from benchmarks.split import bed
 from tests.split_functions import net, net_args
 
 grpc = pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
 
-from aspen_jax.split import Client, Halves, Offer, PeerLimits, Tls, codec, serve, split_pb2  # noqa: E402
+from aspen_jax.split import (  # noqa: E402
+    Client,
+    Halves,
+    Offer,
+    PeerLimits,
+    Tls,
+    codec,
+    handed_out,
+    serve,
+    split_pb2,
+    split_pb2_grpc,
+)
 
 FILE = Path(__file__).parent / "split_functions.py"
 ROOT = FILE.parents[1]
@@ -441,6 +456,225 @@ def test_certificates(certificates):
             unknown(x)
 
 
+# --- Servers that nobody trusts ---
+
+
+@contextlib.contextmanager
+def pretending(answer=None, description=None):
+    """A server that says what it is told to."""
+
+    class Pretender(split_pb2_grpc.SplitServicer):
+        def Run(self, request_iterator, context):
+            for request in request_iterator:
+                yield answer(request)
+
+        def Describe(self, request, context):
+            return description(request)
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    split_pb2_grpc.add_SplitServicer_to_server(Pretender(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            {"refusal": {"reason": 99, "message": "\x1b[2J\x07\u202egone\n"}},
+            r"refused \(UNKNOWN\): \\x1b\[2J\\x07\\u202egone\\n$",
+        ),
+        ({"refusal": {"reason": 5, "message": "x" * 900}}, r"refused \(FAILED\): x{500}\.\.\.$"),
+        ({"tensors": b"\x1b[2J"}, "does not fit"),
+        ({}, r"refused \(UNKNOWN\)"),
+        ({"tensors": b"", "server_ns": 2**64 - 1}, "does not fit"),
+    ],
+)
+def test_what_a_server_answers_ends_the_call_in_printable_text(answer, message):
+    def say(request):
+        return split_pb2.Answer(id=request.id, **answer)
+
+    with pretending(say) as address, Client(address, net, (net_args(),), cut=2) as client:
+        with pytest.raises(LinkError, match=message) as caught:
+            client.submit(fresh()).result(LONG)
+        assert str(caught.value).isprintable()
+
+
+def test_texts_of_a_status_are_printable():
+    def refuse(request):
+        raise RuntimeError("\x1b]0;title\x07 refused")
+
+    with pretending(description=refuse) as address, pytest.raises(LinkError, match="refused") as caught:
+        Client(address, "net")
+    assert str(caught.value).isprintable()
+
+
+def described(offer_of=net, cut=2, args=None):
+    """What an honest server says of a function, and of a head."""
+    halves = Halves(offer_of, (net_args(),) if args is None else args)
+    head = handed_out.exported_head(halves, cut)
+    return split_pb2.Description(
+        model=halves.fingerprint,
+        cuts=halves.num_cuts,
+        results=handed_out.exported_results(halves),
+        head=head,
+        sha256=hashlib.sha256(head).digest(),
+    )
+
+
+def test_rubbish_from_describe_is_refused():
+    right = described()
+    with pretending(description=lambda _: right) as address, Client(address, "net", cut=2) as client:
+        assert len(client._halves.head(2)(fresh())) == len(cut(net, 2, net_args())[0](fresh()))
+    wrong = [
+        {field: junk} for field in ("model", "results") for junk in (b"", b"rubbish" * 9, right.results[:100], RANDOM.bytes(900))
+    ]
+    wrong += [{"cuts": 0}, {"model": b"", "cuts": 0, "results": b""}]
+    for change in wrong:
+        description = split_pb2.Description(**{"model": right.model, "cuts": 3, "results": right.results} | change)
+        with pretending(description=lambda _, description=description: description) as address:
+            with pytest.raises(LinkError, match=r"is none|cannot be run") as caught:
+                Client(address, "net")
+            assert str(caught.value).isprintable()
+
+
+def test_rubbish_for_a_head_is_refused():
+    right = described()
+    for junk in (b"", b"\0" * 64, RANDOM.bytes(500), right.head[:200], right.head[:-64], right.results):
+
+        def say(request, junk=junk):
+            if not request.HasField("cut"):
+                return right
+            return split_pb2.Description(model=right.model, head=junk, sha256=hashlib.sha256(junk).digest())
+
+        with pretending(description=say) as address, Client(address, "net", cut=2) as client:
+            if junk == right.results:
+                with pytest.raises(InputError, match="takes arguments of the structure"):
+                    client(fresh())
+                continue
+            with pytest.raises(LinkError, match="the head of cut 2 cannot be run") as caught:
+                client(fresh())
+            assert str(caught.value).isprintable()
+
+
+def test_a_head_calls_what_is_listed_alone():
+    def python(x):
+        return jax.pure_callback(np.sin, x, x)
+
+    def strange(x):
+        return jax.ffi.ffi_call("nobodys\x1bcall", x)(x)
+
+    struct = net_args()
+    with pytest.raises(LinkError, match=r"calls 'xla\w*python\w*', which no head may call"):
+        handed_out.check_calls(jax.jit(lambda x: jax.lax.map(python, x)).lower(struct))
+    checks = [export.DisabledSafetyCheck.custom_call("nobodys\x1bcall")]
+    head = bytes(export.export(jax.jit(lambda x: (strange(x),)), disabled_checks=checks)(struct).serialize())
+    right = described()
+    offered = split_pb2.Description(model=right.model, head=head, sha256=hashlib.sha256(head).digest())
+    with (
+        pretending(description=lambda request: offered if request.HasField("cut") else right) as address,
+        Client(address, "net", cut=2) as client,
+        pytest.raises(LinkError, match="no head may call") as caught,
+    ):
+        client(fresh())
+    assert str(caught.value).isprintable()
+
+
+def test_a_head_with_a_callback_is_not_handed_out():
+    offer = Offer(lambda x: jax.pure_callback(np.sin, x, x) + 1, (net_args(),), hands_out_heads=True)
+    with serve({"net": offer}) as server, Client(server.address, "net", cut=1) as client:
+        with pytest.raises(LinkError, match="cannot be handed out") as caught:
+            client(fresh())
+        assert caught.value.reason == "FAILED_PRECONDITION"
+        client.configure(0)
+        np.testing.assert_allclose(client(np.ones((16, 24), np.float32)), np.sin(np.ones((16, 24))) + 1, rtol=1e-6)
+
+
+HEADS = {
+    "tiles": lambda x: jax.nn.relu(x @ x + 1) @ x,
+    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(16)),
+    "qr": lambda x: jnp.linalg.qr(x)[0],
+    "svd": lambda x: jnp.linalg.svd(x)[1],
+    "eigh": lambda x: jnp.linalg.eigh(x + x.T)[0],
+    "eig": lambda x: jnp.abs(jnp.linalg.eigvals(x)).sum(),
+    "solve": lambda x: jnp.linalg.solve(x + 9 * jnp.eye(16), x),
+    "triangular": lambda x: jax.scipy.linalg.solve_triangular(x + 9 * jnp.eye(16), x),
+    "expm": jax.scipy.linalg.expm,
+    "schur": lambda x: jax.scipy.linalg.schur(x)[0],
+    "hessenberg": lambda x: jax.scipy.linalg.hessenberg(x),
+    "tridiagonal": lambda x: jax.lax.linalg.tridiagonal_solve(x[0], x[1] + 9, x[2], x),
+    "fft": lambda x: jnp.abs(jnp.fft.fft2(x)),
+    "sort": lambda x: jnp.sort(x, 1),
+    "top_k": lambda x: jax.lax.top_k(x, 3)[0],
+    "approx_top_k": lambda x: jax.lax.approx_max_k(x, 3)[0],
+    "random": lambda x: x + jax.random.normal(jax.random.key(1), x.shape),
+    "rbg": lambda x: x + jax.random.normal(jax.random.key(1, impl="rbg"), x.shape),
+    "erf_inv": lambda x: jax.scipy.special.erfinv(jnp.tanh(x)) + jax.scipy.special.gammaln(jnp.abs(x) + 1),
+    "loop": lambda x: jax.lax.while_loop(lambda y: jnp.abs(y).max() < 1e3, lambda y: y * 2, x),
+    "cumsum": lambda x: jnp.cumsum(x, 0) + jax.scipy.special.bessel_jn(x, v=2)[0],
+    "reduce": lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2), (1, 1), "SAME"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_all_kinds_are_handed_out(name):
+    x = RANDOM.normal(size=(16, 16)).astype(np.float32)
+    halves = Halves(HEADS[name], (x,))
+    last = halves.num_cuts - 1
+    offer = described(HEADS[name], last, (x,))
+    received = handed_out.HandedOut("net", lambda _: offer)
+    for ours, theirs in zip(received.head(last)(x), jax.tree.leaves(HEADS[name](x)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_and_static_arguments_are_in_a_head_that_is_handed_out():
+    @aspen(weights="weights")
+    def fun(weights, x, mode, *, scale):
+        y = jnp.tanh(x @ weights["a"]) * scale
+        return y @ weights["b"] if mode == "two" else y
+
+    weights = {name: RANDOM.normal(size=(24, 24)).astype(np.float32) for name in "ab"}
+    offer = Offer(fun, (weights, net_args(), "two"), hands_out_heads=True, kwargs={"scale": 0.5})
+    with serve({"net": offer}) as server, Client(server.address, "net", cut=2) as client:
+        x = fresh()
+        np.testing.assert_allclose(client(x, scale=0.5), fun(weights, x, "two", scale=0.5), rtol=1e-4, atol=1e-4)
+        with pytest.raises(InputError, match="takes arguments of the structure"):
+            client(weights, x, scale=0.5)
+
+
+def test_other_weights_end_a_call_and_keywords_work():
+    @aspen(weights="weights")
+    def fun(x, *, weights, scale):
+        return jnp.tanh(x @ weights["a"]) @ weights["b"] * scale
+
+    old, new = ({name: RANDOM.normal(size=(24, 24)).astype(np.float32) for name in "ab"} for _ in range(2))
+    kwargs = {"weights": old, "scale": 0.5}
+    with (
+        serve({"net": Offer(fun, (net_args(),), kwargs=kwargs)}) as server,
+        Client(server.address, fun, (net_args(),), kwargs, cut=2) as client,
+    ):
+        x = fresh()
+        for number in (2, 0, client.num_cuts - 1):
+            client.configure(number)
+            np.testing.assert_allclose(client(x, **kwargs), fun(x, **kwargs), rtol=1e-4, atol=1e-4)
+        client.configure(2)
+        with pytest.raises(InputError, match=r"the weights weights\.b are not those"):
+            client(x, weights=new, scale=0.5)
+
+
+def test_a_function_is_traced_once_and_its_constants_do_not_change():
+    weights = np.eye(24, dtype=np.float32)
+    halves = Halves(lambda x: jnp.tanh(x @ weights) @ weights, (net_args(),))
+    x, before = fresh(), Halves(lambda x: jnp.tanh(x @ weights) @ weights, (net_args(),)).fingerprint
+    weights[:] = 0
+    assert halves.fingerprint == before
+    np.testing.assert_allclose(halves.tail(1)(*halves.head(1)(x)), np.tanh(x), rtol=1e-5, atol=1e-5)
+
+
 # --- What is refused before anything is sent ---
 
 
@@ -455,6 +689,19 @@ def test_what_cannot_be_served_is_refused(tmp_path):
         serve(table, tls=Tls())
     with pytest.raises(InputError, match="there is no cut 1000"):
         serve({"net": Offer(net, (net_args(),), cuts=(1000,))})
+    for cuts, message in (
+        (((2, 5),), "between two operations"),
+        ((True,), "no cut True"),
+        ((1.0,), "no cut 1.0"),
+        (3, "is no sequence"),
+    ):
+        with pytest.raises(InputError, match=message):
+            serve({"net": Offer(net, (net_args(),), cuts=cuts)})
+    for port in (-1, 65536, 70000, True, "80", 80.0):
+        with pytest.raises(InputError, match="there is no port"):
+            serve(table, port=port)
+    with pytest.raises(InputError, match="cannot be called with these arguments"):
+        serve({"net": (net, ())})
     with pytest.raises(InputError, match="cannot be read"):
         Tls.load(roots=tmp_path / "nothing.pem")
     with serve(table) as server, pytest.raises(InputError, match="nothing can listen"):
@@ -468,7 +715,16 @@ def test_what_cannot_be_served_is_refused(tmp_path):
         ("here", {}, "is no address"),
         ("127.0.0.1:", {}, "is no address"),
         ("192.0.2.1:80", {}, "is not this machine"),
+        ("127.0.0.1:0", {}, "no port 0"),
+        ("127.0.0.1:65536", {}, "no port 65536"),
+        ("127.0.0.1:\u0663", {}, "is no address"),
         ("127.0.0.1:1", {"cut": 1000}, "there is no cut 1000"),
+        ("127.0.0.1:1", {"cut": (2, 5)}, r"once, between two operations, not at \(2, 5\)"),
+        ("127.0.0.1:1", {"cut": ScanStep(0, 1)}, "once, between two operations, not at ScanStep"),
+        ("127.0.0.1:1", {"cut": True}, "there is no cut True"),
+        ("127.0.0.1:1", {"cut": 1.0}, "there is no cut 1.0"),
+        ("127.0.0.1:1", {"cut": "1"}, "there is no cut '1'"),
+        ("127.0.0.1:1", {"kwargs": {"y": 1}}, "cannot be called with these arguments"),
         ("127.0.0.1:1", {"cut": -1}, "there is no cut -1"),
         ("127.0.0.1:1", {"bits": 17}, "17"),
         ("127.0.0.1:1", {"token": ""}, "printable ASCII"),

@@ -272,6 +272,14 @@ def test_methods_and_alias_results():
         np.testing.assert_allclose(one, x @ layer.w, rtol=1e-4, atol=1e-4)
 
 
+def test_results_stay_when_the_next_call_comes_at_once():
+    stream = aspen(lambda x: x + 1).stream(jnp.zeros((1024, 2048)))
+    inputs = [jnp.full((1024, 2048), number, jnp.float32) for number in range(20)]
+    results = [stream(x) for x in inputs]  # nobody waits for any of them
+    for number, result in enumerate(results):
+        assert (np.asarray(result) == number + 1).all()
+
+
 def test_threads_take_turns():
     f, x = network(np.random.default_rng(SEED))
     stream = f.stream(x)

@@ -106,14 +106,16 @@ class FlatCall:
             check_type(name, where, leaf, aval)
         return leaves
 
-    def decorated(self, fun: Callable[..., Any], name: str, *, takes_arguments: bool) -> AspenFunction[..., Any]:
-        """`fun` decorated as the function is; its weights are the function's where it takes the same arguments."""
+    def decorated(
+        self, fun: Callable[..., Any], name: str, *, takes_arguments: bool, kind: type[AspenFunction[..., Any]] = AspenFunction
+    ) -> AspenFunction[..., Any]:
+        """`fun` decorated as the function is, by `kind`; its weights are the function's where it takes the same arguments."""
         fun.__name__ = fun.__qualname__ = name
         if not takes_arguments:
             return AspenFunction(fun, weights=(), choices=self.function._choices)
         with contextlib.suppress(TypeError, ValueError):  # some callables tell nothing about themselves
             vars(fun)["__signature__"] = inspect.signature(self.function.__wrapped__)
-        return AspenFunction(fun, weights=self.function._weights, choices=self.function._choices)
+        return kind(fun, weights=self.function._weights, choices=self.function._choices)
 
 
 def check_type(name: str, where: str, given: Any, wanted: Any) -> None:

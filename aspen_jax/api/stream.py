@@ -112,7 +112,7 @@ class Stream:
         ]
         with self._lock:
             computed, ran = self._incremental.run(inputs)
-            copies = [jnp.array(result) for result in computed]  # before the next run writes there
+            copies = [jnp.asarray(np.array(result)) for result in computed]  # NumPy's, done before the next run writes there
             self._ran = ran
         return results.whole(jax.tree.unflatten(jax.tree.structure(self._call.result), copies))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -51,10 +51,11 @@ class SplitCalls:
         ))  # fmt: skip
 
 
-def cuts_table(function: Callable[..., Any], args: Sequence[Any], rows: int = 40) -> str:
+def cuts_table(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rows: int = 40) -> str:
     """What crosses each cut, at most `rows` of them, those with the fewest bytes."""
     found = [
-        (sum(item.nbytes for item in crossing), number, crossing) for number, crossing in enumerate(crossings(function, *args))
+        (sum(item.nbytes for item in crossing), number, crossing)
+        for number, crossing in enumerate(crossings(function, *args, **kwargs))
     ]
     kept = sorted(sorted(found, key=lambda row: row[0])[:rows], key=lambda row: row[1])
     lines = [f"{'cut':>6}  {'bytes':>12}  what crosses"]
@@ -64,13 +65,16 @@ def cuts_table(function: Callable[..., Any], args: Sequence[Any], rows: int = 40
     return "\n".join([*lines, f"{len(found)} cuts; shown are the {len(kept)} with the fewest bytes"])
 
 
-def split_calls(client: Client, function: Callable[..., Any], args: Sequence[Any], rounds: int) -> SplitCalls:
+def split_calls(
+    client: Client, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rounds: int
+) -> SplitCalls:
     """Call a client, and compare with the whole function here.
 
     Args:
         client: for that function.
         function: decorated or not.
         args: arrays.
+        kwargs: arrays by name.
         rounds: calls one behind the other, and again as many at once.
 
     Raises:
@@ -79,18 +83,18 @@ def split_calls(client: Client, function: Callable[..., Any], args: Sequence[Any
     """
     check_rounds(rounds)
     whole: Any = function if isinstance(function, AspenFunction | BoundAspenFunction) else aspen(function)
-    expected = whole(*args)
-    result = client(*args)  # both compile
+    expected = whole(*args, **kwargs)
+    result = client(*args, **kwargs)  # both compile
     client.records.clear()
     alone = []
     for _ in tqdm(range(rounds), desc="calls", dynamic_ncols=True, leave=False, disable=None):
         begin = time.perf_counter()
-        largest_difference(whole(*args), expected)  # waits
+        largest_difference(whole(*args, **kwargs), expected)  # waits
         alone.append(time.perf_counter() - begin)
-        client(*args)
+        client(*args, **kwargs)
     records = tuple(client.records)
     begin = time.perf_counter()
-    for _ in client.map(*([arg] * rounds for arg in args)):
-        pass
+    for future in [client.submit(*args, **kwargs) for _ in range(rounds)]:
+        future.result()
     pipelined = (time.perf_counter() - begin) / rounds
     return SplitCalls(records, pipelined, min(alone), largest_difference(result, expected))

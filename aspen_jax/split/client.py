@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import jax
 import jax.numpy as jnp
-from jax import export
 
 from aspen_jax.errors import InputError, LinkError
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
+from aspen_jax.split.handed_out import HandedOut
+from aspen_jax.split.printable import printable
 from aspen_jax.split.quantise import checked_bits
-from aspen_jax.split.security import Tls, check_plain_text, check_token
+from aspen_jax.split.security import Tls, check_address, check_plain_text, check_token
 from aspen_jax.split.stream import Stream, link_error, metadata, open_channel
 
 # How often a request is sent again because the server had ended its stream in order before it read it.
@@ -66,43 +66,11 @@ class _Plan:
     is_local: bool
 
 
-class _FromServer:
-    """Heads that a server hands out: what `Halves` knows, for a client without the model."""
-
-    def __init__(self, name: str, ask: Callable[[Any], Any]):
-        self._ask, self._name = ask, name
-        described = ask(split_pb2.Question(name=name))
-        self.fingerprint, self.num_cuts = described.model, described.cuts
-        results = export.deserialize(bytearray(described.results))
-        self.results = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results.out_avals)
-        self.tree = results.out_tree
-        self._heads: dict[int, tuple[export.Exported, Callable[..., Any]]] = {}
-
-    def _head(self, number: int) -> tuple[export.Exported, Callable[..., Any]]:
-        if number not in self._heads:
-            described = self._ask(split_pb2.Question(name=self._name, cut=number))
-            if hashlib.sha256(described.head).digest() != described.sha256 or described.model != self.fingerprint:
-                raise LinkError(f"the head of cut {number} is damaged, or the server has another function now; connect anew")
-            exported = export.deserialize(bytearray(described.head))
-            self._heads[number] = exported, jax.jit(exported.call)
-        return self._heads[number]
-
-    def check(self, number: int) -> None:
-        if not 0 <= number < self.num_cuts:
-            raise InputError(f"there is no cut {number}; take 0 to {self.num_cuts - 1}")
-
-    def crossing(self, number: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._head(number)[0].out_avals)
-
-    def head(self, number: int) -> Callable[..., Any]:
-        return self._head(number)[1]
-
-
 class _Call:
     """One call on its way through the stages."""
 
-    def __init__(self, number: int, plan: _Plan, args: tuple[Any, ...], client: Client):
-        self.id, self.plan, self.args, self.client = number, plan, args, client
+    def __init__(self, number: int, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any], client: Client):
+        self.id, self.plan, self.args, self.kwargs, self.client = number, plan, args, kwargs, client
         self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
         self.request: Any = None
@@ -110,7 +78,10 @@ class _Call:
         self.begun = self.computed = self.packed = self.sent = 0.0
 
     def answered(self, answer: Any) -> None:
-        self.client._answered(self, answer)
+        try:
+            self.client._answered(self, answer)
+        except Exception as error:  # the call ends all the same
+            self.client._fail(self, error)
 
 
 class Client:
@@ -129,6 +100,7 @@ class Client:
         address: str,
         function: Callable[..., Any] | Halves | str,
         args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         *,
         cut: int = 0,
         bits: int | None = None,
@@ -147,6 +119,7 @@ class Client:
             function: the function that the server has too, with its weights closed over; or its `Halves`, which clients of
                 several servers may share. A text is a name in the server's table: the server then hands out the head.
             args: arguments to trace it for; arrays, `jax.ShapeDtypeStruct`, or trees of them. None for `Halves` or a name.
+            kwargs: arguments by name, likewise.
             cut: 0 runs all on the server, the last cut (`num_cuts` - 1) all here.
             bits: of a float on the link, 1 to 16; None sends floats as they are.
             codec: as `pack` takes it.
@@ -163,18 +136,16 @@ class Client:
         """
         if deadline <= 0 or depth < 1:
             raise InputError(f"deadline={deadline!r} and depth={depth!r} must be positive")
-        host, _, port = address.rpartition(":")
-        if not (host and port.isdecimal()):
-            raise InputError(f"{address!r} is no address; write HOST:PORT")
+        host = check_address(address)
         check_token(token)
         if tls is None:
             check_plain_text(host, plain_text)
         self._address, self._token, self._tls, self._deadline, self._depth = address, token, tls, deadline, depth
-        self._halves: Halves | _FromServer
+        self._halves: Halves | HandedOut
         if isinstance(function, str):
-            self._halves = _FromServer(function, self._ask)
+            self._halves = HandedOut(function, self._ask)
         else:
-            self._halves = function if isinstance(function, Halves) else Halves(function, args)
+            self._halves = function if isinstance(function, Halves) else Halves(function, args, kwargs)
         self.records: collections.deque[Record] = collections.deque(maxlen=_RECORDS_KEPT)
         self._numbers = itertools.count(1)
         self._slots = threading.Semaphore(depth)
@@ -204,12 +175,16 @@ class Client:
         is_local = isinstance(self._halves, Halves) and cut == self._halves.num_cuts - 1
         self._plan = _Plan(cut, bits, codec, bandwidth, is_local)
 
-    def __call__(self, *args: Any) -> Any:
-        """The function's result, as `submit(*args).result()`."""
-        return self.submit(*args).result()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, as `submit(*args, **kwargs).result()`."""
+        return self.submit(*args, **kwargs).result()
 
-    def submit(self, *args: Any) -> Future[Any]:
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call; waits while `depth` calls are on their way.
+
+        Args:
+            *args: as the function takes them. A head that the server handed out has weights and static arguments in it.
+            **kwargs: likewise.
 
         Returns:
             A future with the function's result, a tree of JAX arrays. In asyncio: `await asyncio.wrap_future(future)`. It raises
@@ -223,7 +198,7 @@ class Client:
             if self._is_closed:
                 self._slots.release()
                 raise _closed()
-            call = _Call(next(self._numbers), self._plan, args, self)
+            call = _Call(next(self._numbers), self._plan, args, kwargs, self)
             self._calls[call.id] = call
             self._computing.submit(self._compute, call)
         return call.future
@@ -262,7 +237,7 @@ class Client:
     def _compute(self, call: _Call) -> None:
         try:
             call.begun = time.perf_counter()
-            crossing = jax.block_until_ready(self._halves.head(call.plan.cut)(*call.args))
+            crossing = jax.block_until_ready(self._halves.head(call.plan.cut)(*call.args, **call.kwargs))
             call.computed = time.perf_counter()
             if call.plan.is_local:
                 assert isinstance(self._halves, Halves)
@@ -308,8 +283,9 @@ class Client:
 
     def _answered(self, call: _Call, answer: Any) -> None:
         if not answer.HasField("tensors"):
-            name = split_pb2.Refusal.Reason.Name(answer.refusal.reason)
-            self._fail(call, LinkError(f"the server at {self._address} refused ({name}): {answer.refusal.message}", name))
+            name = _name_of(answer.refusal.reason)
+            text = f"the server at {self._address} refused ({name}): {printable(answer.refusal.message)}"
+            self._fail(call, LinkError(text, name))
             return
         round_trip = time.perf_counter() - call.sent
         server = min(answer.server_ns / 1e9, round_trip)
@@ -318,7 +294,7 @@ class Client:
             limits = codec.Limits(most_bytes(results), sum(map(num_bytes, results)), len(results))
             leaves = [jnp.asarray(array) for array in codec.unpack(answer.tensors, results, limits)]
         except Exception as error:
-            self._fail(call, LinkError(f"the answer of the server at {self._address} does not fit: {error}"))
+            self._fail(call, LinkError(f"the answer of the server at {self._address} does not fit: {printable(str(error))}"))
             return
         record = Record(
             cut=call.plan.cut,
@@ -364,6 +340,12 @@ class Client:
                 return stub.Describe(question, timeout=self._deadline, metadata=metadata(self._token))
             except grpc.RpcError as error:
                 raise link_error(self._address, error) from None
+
+
+def _name_of(reason: int) -> str:
+    """The name of a refusal's reason; a newer server may have further ones."""
+    reasons = split_pb2.Refusal.Reason
+    return reasons.Name(reason) if reason in reasons.values() else reasons.Name(reasons.UNKNOWN)
 
 
 def _closed() -> LinkError:

@@ -7,6 +7,7 @@ crosses it is every value that stands before it and is read behind it (section 3
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from aspen_jax.api.decorator import AspenFunction
 from aspen_jax.api.flat import FlatCall, check_type
 from aspen_jax.errors import InputError
 from aspen_jax.split.equations import FlatJaxpr, closed_over, flatten, with_scans_split
+from aspen_jax.split.same_weights import Held, head_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,8 @@ def cut(fun: Callable[..., Any], k: Cut | Sequence[Cut], *args: Any, **kwargs: A
     part passes through it. Another process that cuts the same function in the same way gets the same parts.
 
     Constants do not cross, nor do arguments that `fun` marks as weights: each part holds those that it reads. The first part
-    takes weights as arguments, as `fun` does. A side effect, such as `jax.debug.print`, happens in the part where it stands.
+    takes weights as arguments, as `fun` does, and refuses others than those that a later part holds. A side effect, such as
+    `jax.debug.print`, happens in the part where it stands.
     Donation is up to the caller, as in `jax.jit(tail, donate_argnums=0)`.
 
     Args:
@@ -93,26 +96,39 @@ def cut(fun: Callable[..., Any], k: Cut | Sequence[Cut], *args: Any, **kwargs: A
 
     Raises:
         InputError: there is no such cut; a value that crosses is no array; weights are needed behind a cut and no arrays were
-            given. A part raises it for arguments of another structure, shape or dtype than the function was cut for.
+            given. A part raises it for arguments of another structure, shape or dtype than the function was cut for. The first
+            part raises it for weights that a later part holds and that are others here, or are traced.
 
     Example:
         >>> head, tail = cut(f, 3, x)
         >>> tail(*head(x))  # as f(x)
     """
     call = FlatCall.of(fun, args, kwargs)
+    return cut_call(call, flatten(call), k)
+
+
+def cut_call(call: FlatCall, jaxpr: FlatJaxpr, k: Cut | Sequence[Cut]) -> tuple[AspenFunction[..., Any], ...]:
+    """Cuts a function that was traced already; see `cut`.
+
+    Args:
+        call: the call.
+        jaxpr: its equations, as `flatten` gives them.
+        k: as `cut` takes it.
+    """
     cuts = list(k) if isinstance(k, Sequence) else [k]
-    jaxpr, positions = _positions(flatten(call), cuts, call.function.__name__)
+    jaxpr, positions = _positions(jaxpr, cuts, call.function.__name__)
     ends = [0, *positions, len(jaxpr.equations)]
     live = jaxpr.live(positions)
     for variables in live:
         _describe(jaxpr, variables)
     names = [call.function.__name__ + suffix for suffix in _suffixes(len(ends) - 1)]
+    held: set[core.Var] = set()
     parts = []
-    for number, name in enumerate(names):
+    for number, name in reversed(list(enumerate(names))):  # the first one last: it knows what the others hold
         taken = None if number == 0 else live[number - 1]
         given = None if number == len(positions) else live[number]
-        parts.append(_part(call, jaxpr, name, jaxpr.equations[ends[number] : ends[number + 1]], taken, given))
-    return tuple(parts)
+        parts.append(_part(call, jaxpr, name, jaxpr.equations[ends[number] : ends[number + 1]], taken, given, held))
+    return tuple(reversed(parts))
 
 
 def crossing(fun: Callable[..., Any], k: Cut, *args: Any, **kwargs: Any) -> tuple[Crossing, ...]:
@@ -135,7 +151,11 @@ def crossing(fun: Callable[..., Any], k: Cut, *args: Any, **kwargs: Any) -> tupl
 
 def crossings(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[tuple[Crossing, ...], ...]:
     """What crosses each cut, by one walk over the function; see `crossing`."""
-    jaxpr = flatten(FlatCall.of(fun, args, kwargs))
+    return crossings_of(flatten(FlatCall.of(fun, args, kwargs)))
+
+
+def crossings_of(jaxpr: FlatJaxpr) -> tuple[tuple[Crossing, ...], ...]:
+    """What crosses each cut of a function that was traced already."""
     return tuple(_describe(jaxpr, variables) for variables in jaxpr.live(range(len(jaxpr.equations) + 1)))
 
 
@@ -218,6 +238,7 @@ def _part(
     equations: Sequence[Any],
     taken: Sequence[core.Var] | None,
     given: Sequence[core.Var] | None,
+    weights_held: set[core.Var],
 ) -> AspenFunction[..., Any]:
     """A part as a decorated function.
 
@@ -228,16 +249,18 @@ def _part(
         equations: those that are the part's own.
         taken: the values that it takes; None for the arguments of the whole function.
         given: the values that it hands on; None for the results of the whole function.
+        weights_held: weights that later parts hold. A part that holds some adds them.
     """
     arguments = jaxpr.inputs if taken is None else tuple(taken)
     outputs = jaxpr.outputs if given is None else tuple(given)
     held = dict(jaxpr.constants)
     if taken is not None:
-        held.update((var, call.leaves[index]) for index, var in enumerate(jaxpr.inputs) if index in call.weights)
+        held |= jaxpr.weights
     inner = closed_over(equations, arguments, outputs, held)
     for var, value in zip(inner.jaxpr.constvars, inner.consts, strict=True):
         if isinstance(value, Tracer | jax.ShapeDtypeStruct):
             raise InputError(f"{name} needs the weights {jaxpr.names[var]}; give arrays for the weights, not shapes or tracers")
+    weights_held.update(var for var in inner.jaxpr.constvars if var in jaxpr.weights)
     run = core.jaxpr_as_fun(inner)
     result_tree = jax.tree.structure(call.result)
 
@@ -246,7 +269,15 @@ def _part(
         return jax.tree.unflatten(result_tree, found) if given is None else tuple(map(_send, found))
 
     if taken is None:
-        return call.decorated(lambda *args, **kwargs: results(call.inputs(args, kwargs)), name, takes_arguments=True)
+        static = {index for index, _ in call.structure.static}
+        places = [index for index in range(call.structure.tree.num_leaves) if index not in static]
+        compared = {
+            place: Held(jaxpr.names[var], leaf, jaxpr.weights[var], call.jaxpr.in_avals[number].dtype)
+            for number, (place, var, leaf) in enumerate(zip(places, jaxpr.inputs, call.leaves, strict=True))
+            if var in weights_held
+        }
+        part = functools.partial(call.decorated, lambda *args, **kwargs: results(call.inputs(args, kwargs)), name)
+        return head_of(lambda kind: part(takes_arguments=True, kind=kind), compared, call.structure.tree.num_leaves)
     described = _describe(jaxpr, taken)
 
     def later(*values: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core, source_info_util
@@ -20,7 +21,7 @@ from aspen_jax.frontend.trace import called_jaxpr
 from aspen_jax.primitive.control_flow import scan_arguments
 
 # Calls that stay equations: inlined, they would lose the user's own rule for derivatives, or for batches.
-_WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call")
+WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call")
 
 Atom = Any  # a core.Var or a core.Literal
 
@@ -32,15 +33,15 @@ class FlatJaxpr:
     Attributes:
         inputs: a variable for each array of the arguments.
         input_names: their names.
-        weights: those of the inputs that are weights.
-        constants: variables known when tracing, with their values.
+        weights: those of the inputs that are weights, with what was given for them.
+        constants: variables known when tracing, with their values. Here as there, arrays of NumPy, which may change, are copies.
         equations: in an order in which they can run.
         outputs: what the function returns, variables or literals.
     """
 
     inputs: tuple[core.Var, ...]
     input_names: tuple[str, ...]
-    weights: frozenset[core.Var]
+    weights: dict[core.Var, Any]
     constants: dict[core.Var, Any]
     equations: tuple[core.JaxprEqn, ...]
     outputs: tuple[Atom, ...]
@@ -94,7 +95,7 @@ def flatten(call: FlatCall) -> FlatJaxpr:
                 f"{call.function.__name__} changes a value in place ({equation.primitive.name}), which no cut can hand on; "
                 "compute a new value instead"
             )
-    weights = frozenset(inputs[index] for index in call.weights)
+    weights = {inputs[index]: _frozen(call.leaves[index], inputs[index].aval) for index in sorted(call.weights)}
     return FlatJaxpr(inputs, call.names, weights, constants, tuple(_needed(equations, outputs)), tuple(outputs))
 
 
@@ -203,6 +204,11 @@ def _split_scan(
     return [*carry, *(ys or ())], ends[:-1]
 
 
+def _frozen(value: Any, aval: Any) -> Any:
+    """The value, or a copy of an array that its owner may write to: a part may be compiled long after the other."""
+    return np.array(value, aval.dtype) if isinstance(value, np.ndarray) else value
+
+
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -218,11 +224,11 @@ def _inline(
     environment: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         environment[var] = core.Var(var.aval)
-        constants[environment[var]] = value
+        constants[environment[var]] = _frozen(value, var.aval)
     for equation in closed.jaxpr.eqns:
         inputs = [_replaced(atom, environment) for atom in equation.invars]
         inner = stack + equation.source_info.name_stack
-        called = None if equation.primitive.name in _WITH_RULES else called_jaxpr(equation)
+        called = None if equation.primitive.name in WITH_RULES else called_jaxpr(equation)
         if called is not None:
             outputs = _inline(called, inputs, inner, constants, equations)
         else:
@@ -257,6 +263,6 @@ def _replaced(atom: Atom, by: dict[Any, Atom]) -> Atom:
 
 def _name(equation: core.JaxprEqn) -> str:
     """The named scope, and the primitive or the function that a custom rule belongs to."""
-    called = called_jaxpr(equation) if equation.primitive.name in _WITH_RULES else None
+    called = called_jaxpr(equation) if equation.primitive.name in WITH_RULES else None
     own = equation.primitive.name if called is None else called.jaxpr.debug_info.func_name
     return "/".join(part for part in (str(equation.source_info.name_stack), own) if part)

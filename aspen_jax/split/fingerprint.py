@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from aspen_jax.api.flat import FlatCall
-from aspen_jax.split.equations import FlatJaxpr
-
-_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+from aspen_jax.errors import InputError
+from aspen_jax.split.contents import Contents, Unknown
+from aspen_jax.split.equations import WITH_RULES, FlatJaxpr
 
 
 def fingerprint(call: FlatCall, flat: FlatJaxpr) -> bytes:
-    """SHA-256 of a call: its equations, and the bytes of the constants and weights that they read.
+    """SHA-256 of a call: its equations, the bytes of constants and weights that they read, and what callbacks hold.
 
-    Two processes get the same one for the same source, weights, argument shapes and version of JAX. Another version of JAX may
-    trace other equations, and then a cut would mean another place.
+    Two processes get the same one for the same source, weights, argument shapes and version of JAX, and with callbacks of Python.
+    Another version of JAX may trace other equations, and then a cut would mean another place. Rules for derivatives do not count:
+    no half runs them.
 
     Args:
         call: the call.
@@ -29,70 +27,74 @@ def fingerprint(call: FlatCall, flat: FlatJaxpr) -> bytes:
 
     Returns:
         32 bytes.
+
+    Raises:
+        InputError: a callback or a static argument holds what no fingerprint can cover.
     """
-    state = hashlib.sha256(f"{call.structure.tree}{jax.tree.structure(call.result)}".encode())
-    _add_value(state, call.structure.static)
-    _add_equations(state, tuple(flat.constants), flat.inputs, flat.equations, flat.outputs)
-    _add_value(state, [*flat.constants.values(), *(call.leaves[index] for index in sorted(call.weights))])
-    return state.digest()
+    contents = Contents(_add_jaxpr)
+    try:
+        contents.add(call.structure.tree, "arguments")
+        contents.add(jax.tree.structure(call.result), "result")
+        contents.add(call.structure.static, "static arguments")
+        _add_equations(contents, tuple(flat.constants), flat.inputs, flat.equations, flat.outputs)
+        contents.add([*flat.constants.values(), *flat.weights.values()], "constants")
+    except Unknown as error:
+        raise InputError(
+            f"{call.function.__name__} cannot be told from others: {error.where} is {_described(error.value)}, and no "
+            "fingerprint covers what that holds; let callbacks and static arguments hold arrays, numbers, text and what pickle "
+            "takes"
+        ) from None
+    except RecursionError:
+        raise InputError(
+            f"{call.function.__name__} cannot be told from others: a callback or a static argument holds objects too deep inside "
+            "of each other; let it hold arrays and numbers"
+        ) from None
+    return contents.digest()
 
 
-def _add_closed(state: Any, closed: core.ClosedJaxpr) -> None:
-    for constant in closed.consts:
-        _add_value(state, constant)
-    _add_jaxpr(state, closed.jaxpr)
+def _described(value: Any) -> str:
+    kind = type(value)
+    name = getattr(value, "__name__", "")
+    return f"of type {kind.__module__}.{kind.__qualname__}" + (f" ({name})" if isinstance(name, str) and name else "")
 
 
-def _add_jaxpr(state: Any, jaxpr: core.Jaxpr) -> None:
-    _add_equations(state, jaxpr.constvars, jaxpr.invars, jaxpr.eqns, jaxpr.outvars)
+def _add_jaxpr(contents: Contents, value: Any) -> bool:
+    if isinstance(value, core.ClosedJaxpr):  # asked first: newer versions of JAX make it a kind of Jaxpr
+        contents.add(list(value.consts), "constants")
+        value = value.jaxpr
+    elif not isinstance(value, core.Jaxpr):
+        return False
+    _add_equations(contents, value.constvars, value.invars, value.eqns, value.outvars)
+    return True
 
 
 def _add_equations(
-    state: Any, constants: Sequence[Any], inputs: Sequence[Any], equations: Sequence[core.JaxprEqn], outputs: Sequence[Any]
+    contents: Contents,
+    constants: Sequence[Any],
+    inputs: Sequence[Any],
+    equations: Sequence[core.JaxprEqn],
+    outputs: Sequence[Any],
 ) -> None:
     numbers: dict[Any, int] = {}
 
     def add(atoms: Sequence[Any]) -> None:
         for atom in atoms:
             if isinstance(atom, core.Literal):
-                _add_value(state, atom.val)
+                contents.add(atom.val)
             else:
-                state.update(f"{numbers.setdefault(atom, len(numbers))}:{atom.aval};".encode())
+                contents.text(f"{numbers.setdefault(atom, len(numbers))}:{atom.aval}")
 
     add(constants)
     add(inputs)
     for equation in equations:
-        state.update(f"{equation.primitive.name}(".encode())
+        primitive = equation.primitive.name
+        contents.text(primitive)
         add(equation.invars)
-        for name in sorted(equation.params):
-            state.update(f"{name}=".encode())
-            _add_value(state, equation.params[name])
+        for name, value in sorted(equation.params.items()):
+            if primitive in WITH_RULES and not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+                continue
+            contents.text(name)
+            contents.add(value, f"{primitive}.{name}")
         add(equation.outvars)
-    state.update(b"return ")
+    contents.text("return")
     add(outputs)
-
-
-def _add_value(state: Any, value: Any) -> None:
-    if isinstance(value, core.ClosedJaxpr):
-        _add_closed(state, value)
-    elif isinstance(value, core.Jaxpr):
-        _add_jaxpr(state, value)
-    elif isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        state.update(str(value.dtype).encode())
-        _add_value(state, jax.random.key_data(value))
-    elif isinstance(value, np.ndarray | np.generic | jax.Array):
-        state.update(f"{value.dtype}{value.shape}".encode())
-        state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    elif isinstance(value, Mapping):
-        _add_value(state, sorted(value.items(), key=repr))
-    elif isinstance(value, list | tuple):
-        state.update(f"{type(value).__name__}[{len(value)}](".encode())
-        for item in value:
-            _add_value(state, item)
-    elif isinstance(value, set | frozenset):  # their order differs between processes
-        _add_value(state, sorted(map(repr, value)))
-    elif callable(value):
-        state.update(getattr(value, "__qualname__", type(value).__qualname__).encode())
-    else:
-        state.update(_ADDRESS.sub("", repr(value)).encode())
-    state.update(b";")

@@ -74,6 +74,29 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def check_address(address: str) -> str:
+    """The host of an address, HOST:PORT.
+
+    Raises:
+        InputError: it is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal()):
+        raise InputError(f"{address!r} is no address; write HOST:PORT")
+    check_port(int(port), least=1)
+    return host
+
+
+def check_port(port: int, *, least: int = 0) -> None:
+    """See that there is such a port.
+
+    Raises:
+        InputError: there is none.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not least <= port < 1 << 16:
+        raise InputError(f"there is no port {port!r}; take an integer from {least} to {(1 << 16) - 1}")
+
+
 def check_token(token: str | None) -> None:
     """See that a token can be sent.
 

@@ -14,7 +14,7 @@ from grpc import aio
 
 from aspen_jax.errors import InputError
 from aspen_jax.split import split_pb2_grpc
-from aspen_jax.split.security import Tls, check_plain_text
+from aspen_jax.split.security import Tls, check_plain_text, check_port
 from aspen_jax.split.servicer import Offer, PeerLimits, Servicer
 
 # A peer that is gone is noticed within two of these. One that greets slowly, or not at all, is shut out.
@@ -119,6 +119,7 @@ def serve(
         ...     print(client(image))
     """
     limits = limits or PeerLimits()
+    check_port(port)
     if tls is None:
         check_plain_text(host, plain_text)
     credentials = None if tls is None else tls.for_server()

@@ -17,12 +17,12 @@ from typing import Any
 import grpc
 import jax
 import numpy as np
-from jax import export
 
 from aspen_jax.errors import InputError
-from aspen_jax.runtime import CUSTOM_CALL_TARGET
 from aspen_jax.split import codec, split_pb2, split_pb2_grpc
 from aspen_jax.split.halves import Halves, most_bytes, num_bytes
+from aspen_jax.split.handed_out import exported_head, exported_results
+from aspen_jax.split.printable import printable
 from aspen_jax.split.security import check_token
 
 _LOG = logging.getLogger("aspen_jax.split")
@@ -59,12 +59,14 @@ class Offer:
         args: its arguments, arrays or `jax.ShapeDtypeStruct` or trees of them.
         cuts: cuts whose tails are run; all if None. A tail is compiled when it is first asked for: offer few to strangers.
         hands_out_heads: whether a client without the model gets the head of a cut, with the weights in it.
+        kwargs: arguments by name.
     """
 
     function: Callable[..., Any]
-    args: Sequence[Any]
+    args: Sequence[Any] = ()
     cuts: Sequence[int] | None = None
     hands_out_heads: bool = False
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Refused(Exception):
@@ -93,11 +95,14 @@ class _Offered:
     """An offer that was traced."""
 
     def __init__(self, offer: Offer):
-        self.halves = Halves(offer.function, offer.args)
+        self.halves = Halves(offer.function, offer.args, offer.kwargs)
         self.hands_out_heads = offer.hands_out_heads
-        self.cuts = tuple(sorted(set(range(self.halves.num_cuts) if offer.cuts is None else offer.cuts)))
-        for number in self.cuts:
+        if not isinstance(offer.cuts, Sequence | None):
+            raise InputError(f"cuts={offer.cuts!r} is no sequence of cuts; write ({offer.cuts!r},)")
+        cuts = range(self.halves.num_cuts) if offer.cuts is None else offer.cuts
+        for number in cuts:
             self.halves.check(number)
+        self.cuts = tuple(sorted(set(map(int, cuts))))
         self.longest = self.halves.most_bytes(self.cuts)
 
 
@@ -182,9 +187,13 @@ class Servicer(split_pb2_grpc.SplitServicer):
             raise _Denied(grpc.StatusCode.PERMISSION_DENIED, "the server does not hand out this head")
         halves, run = offered.halves, asyncio.get_running_loop().run_in_executor
         description = split_pb2.Description(model=halves.fingerprint, cuts=halves.num_cuts, offered=offered.cuts)
-        description.results = await run(self._computing, _exported_results, halves)
+        description.results = await run(self._computing, exported_results, halves)
         if asks:
-            description.head = await run(self._computing, _exported_head, halves, request.cut)
+            try:
+                description.head = await run(self._computing, exported_head, halves, request.cut)
+            except InputError as error:
+                _LOG.exception("the head of cut %d cannot be handed out", request.cut)
+                raise _Denied(grpc.StatusCode.FAILED_PRECONDITION, printable(str(error), _LONGEST_MESSAGE)) from None
             description.sha256 = hashlib.sha256(description.head).digest()
         return description
 
@@ -272,7 +281,7 @@ class Servicer(split_pb2_grpc.SplitServicer):
                 answer.tensors, answer.compute_ns = await self._computed(offered.halves, request)
         except _Refused as refused:
             answer.refusal.reason = refused.reason
-            answer.refusal.message = str(refused)[:_LONGEST_MESSAGE]
+            answer.refusal.message = printable(str(refused), _LONGEST_MESSAGE)
         answer.server_ns = time.perf_counter_ns() - arrived_ns
         return answer
 
@@ -315,17 +324,6 @@ def _run(halves: Halves, cut: int, arrays: list[np.ndarray]) -> tuple[list[np.nd
     leaves = jax.tree.leaves(halves.tail(cut)(*arrays))
     results = [np.asarray(leaf) for leaf in leaves]  # waits
     return results, time.perf_counter_ns() - begin
-
-
-def _exported_head(halves: Halves, cut: int) -> bytes:
-    """The head, which StableHLO describes, so that a client runs no Python of ours."""
-    checks = [export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)]
-    return bytes(export.export(jax.jit(halves.head(cut)), disabled_checks=checks)(*halves.args).serialize())
-
-
-def _exported_results(halves: Halves) -> bytes:
-    """A function from the leaves of the results to the results: it says shapes, dtypes and tree."""
-    return bytes(export.export(jax.jit(lambda *leaves: jax.tree.unflatten(halves.tree, leaves)))(*halves.results).serialize())
 
 
 def _host(context: Any) -> str:

@@ -12,6 +12,7 @@ import grpc
 
 from aspen_jax.errors import LinkError
 from aspen_jax.split import split_pb2_grpc
+from aspen_jax.split.printable import printable
 from aspen_jax.split.security import Tls, is_loopback
 
 # A server that is gone without a word is noticed within two of these.
@@ -57,7 +58,7 @@ def metadata(token: str | None) -> list[tuple[str, str]]:
 def link_error(address: str, error: grpc.RpcError | None) -> LinkError:
     """What a status of gRPC means for a call."""
     code = error.code() if isinstance(error, grpc.Call) else None
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    details = printable(str(error.details() if isinstance(error, grpc.Call) else error))
     name = code.name if code is not None else ""
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return LinkError(f"the server at {address} refused the token: {details}; pass the token that it was started with", name)
