@@ -483,3 +483,15 @@ def test_values_that_are_no_arrays_of_numbers():
 
     with pytest.raises(InputError, match="changes a value in place"):
         num_cuts(changes, 1.0)
+
+
+def test_results_that_are_no_arrays_come_back_as_they_were():
+    def function(x):
+        return {"array": jnp.tanh(x) * 2, "name": "two", "function": jnp.sin}
+
+    x = np.ones((4, 4), np.float32)
+    for number in range(3):
+        head, tail = cut(function, number, x)
+        got = tail(*head(x))
+        assert (got["name"], got["function"]) == ("two", jnp.sin)
+        np.testing.assert_allclose(got["array"], np.tanh(x) * 2, rtol=1e-5)

@@ -758,3 +758,22 @@ def test_generated_code_is_that_of_the_proto(tmp_path):
         for field in message.field:
             field.ClearField("json_name")
     assert file == here
+
+
+def test_results_that_are_no_arrays_need_no_link():
+    def function(x):
+        return {"array": jnp.tanh(x) * 2, "name": "two"}
+
+    x = fresh()
+    server = serve({"function": (function, (x,))})
+    try:
+        with Client(server.address, function, (x,)) as client:
+            for number in range(client.num_cuts):
+                client.configure(number)
+                got = client(x)
+                assert got["name"] == "two"
+                np.testing.assert_allclose(got["array"], np.tanh(x) * 2, rtol=1e-5)
+        with pytest.raises(LinkError, match="also returns what is no array"):
+            Client(server.address, "function")
+    finally:
+        server.stop(0)

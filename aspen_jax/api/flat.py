@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.extend import core
 
-from aspen_jax.api import arguments, nnx_state
+from aspen_jax.api import arguments, nnx_state, results
 from aspen_jax.api.bound import BoundAspenFunction
 from aspen_jax.api.decorator import AspenFunction, aspen
 from aspen_jax.api.weights import restore
@@ -105,6 +105,14 @@ class FlatCall:
         for leaf, aval, where in zip(leaves, self.jaxpr.in_avals, self.names, strict=True):
             check_type(name, where, leaf, aval)
         return leaves
+
+    def returned(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, from the outputs of the jaxpr."""
+        return results.whole(jax.tree.unflatten(jax.tree.structure(self.result), arrays))
+
+    def outputs(self, returned: Any) -> list[Any]:
+        """The outputs of the jaxpr, from what the function returned."""
+        return results.arrays(returned, self.result)
 
     def decorated(
         self, fun: Callable[..., Any], name: str, *, takes_arguments: bool, kind: type[AspenFunction[..., Any]] = AspenFunction

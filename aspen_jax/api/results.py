@@ -82,6 +82,18 @@ def whole(result: Any, *, arrays_only: bool = False) -> Any:
     return result.whole(arrays_only=arrays_only) if type(result) is Returned else result
 
 
+def arrays(result: Any, described: Any) -> list[Any]:
+    """The leaves of what a function returned that JAX takes.
+
+    Args:
+        result: as the user sees it.
+        described: a result of the same function as `parted` gave it.
+    """
+    leaves = jax.tree.leaves(result)
+    static = {index for index, _ in described.static} if type(described) is Returned else set()
+    return [leaf for index, leaf in enumerate(leaves) if index not in static]
+
+
 def _is_traced(leaf: Any) -> bool:
     # JAX takes what has __jax_array__ and numbers of any type.
     return arguments.is_array(leaf, False) or hasattr(leaf, "__jax_array__") or isinstance(leaf, int | float | complex)

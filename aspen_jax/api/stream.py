@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from aspen_jax.api import results
 from aspen_jax.api.flat import FlatCall
 from aspen_jax.errors import InputError
 from aspen_jax.graph.incremental import Incremental
@@ -114,7 +113,7 @@ class Stream:
             computed, ran = self._incremental.run(inputs)
             copies = [jnp.asarray(np.array(result)) for result in computed]  # NumPy's, done before the next run writes there
             self._ran = ran
-        return results.whole(jax.tree.unflatten(jax.tree.structure(self._call.result), copies))
+        return self._call.returned(copies)
 
     @property
     def last(self) -> Reach:

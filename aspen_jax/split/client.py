@@ -307,7 +307,7 @@ class Client:
             sent_bytes=len(call.request.tensors),
             received_bytes=len(answer.tensors),
         )
-        self._finish(call, jax.tree.unflatten(self._halves.tree, leaves), record)
+        self._finish(call, self._halves.returned(leaves), record)
 
     def _ended(self, left: Sequence[_Call], error: LinkError | None) -> None:
         """A stream ended before these calls were answered. If it ended in order, the server has not read them."""

@@ -262,11 +262,10 @@ def _part(
             raise InputError(f"{name} needs the weights {jaxpr.names[var]}; give arrays for the weights, not shapes or tracers")
     weights_held.update(var for var in inner.jaxpr.constvars if var in jaxpr.weights)
     run = core.jaxpr_as_fun(inner)
-    result_tree = jax.tree.structure(call.result)
 
     def results(values: Sequence[Any]) -> Any:
         found = run(*values)
-        return jax.tree.unflatten(result_tree, found) if given is None else tuple(map(_send, found))
+        return call.returned(found) if given is None else tuple(map(_send, found))
 
     if taken is None:
         static = {index for index, _ in call.structure.static}

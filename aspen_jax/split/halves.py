@@ -51,8 +51,7 @@ class Halves:
         self._flat = flatten(self._call)
         self.fingerprint = fingerprint(self._call, self._flat)
         self._crossings = [tuple(map(_struct, crossing)) for crossing in crossings_of(self._flat)]
-        leaves, self.tree = jax.tree.flatten(self._call.result)
-        self.results = tuple(map(_struct, leaves))
+        self.results = tuple(map(_struct, jax.tree.leaves(self._call.result)))
         held = sum(getattr(value, "nbytes", 0) for value in (*self._flat.constants.values(), *self._flat.weights.values()))
         kept = min(max(_KEPT_BYTES // max(held, 1), _LEAST_KEPT), _MOST_KEPT)
         self._pair = functools.lru_cache(kept)(self._made)
@@ -81,6 +80,14 @@ class Halves:
     def tail(self, number: int) -> Callable[..., Any]:
         """What comes behind a cut: takes what crosses, and gives the function's result."""
         return self._pair(number)[1]
+
+    def returned(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, from its arrays."""
+        return self._call.returned(arrays)
+
+    def arrays(self, returned: Any) -> list[Any]:
+        """The arrays of what a tail returned."""
+        return self._call.outputs(returned)
 
     def closed_head(self, number: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The head with its weights and static arguments in it: what takes the other arguments, and those that it was traced for.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -64,8 +64,14 @@ def exported_head(halves: Halves, cut: int) -> bytes:
 
 
 def exported_results(halves: Halves) -> bytes:
-    """A function from the leaves of the results to the results: it says shapes, dtypes and tree."""
-    return bytes(export.export(jax.jit(lambda *leaves: jax.tree.unflatten(halves.tree, leaves)))(*halves.results).serialize())
+    """A function from the leaves of the results to the results: it says shapes, dtypes and tree.
+
+    Raises:
+        InputError: a leaf is no array, so it cannot travel.
+    """
+    if halves.arrays(halves.returned(halves.results)) != jax.tree.leaves(halves.returned(halves.results)):
+        raise InputError("the function also returns what is no array; give its clients the function instead of its name")
+    return bytes(export.export(jax.jit(lambda *leaves: halves.returned(leaves)))(*halves.results).serialize())
 
 
 class HandedOut:
@@ -77,7 +83,6 @@ class HandedOut:
         fingerprint: 32 bytes.
         num_cuts: how many cuts there are.
         results: shape and dtype of each result.
-        tree: the tree that the results are leaves of.
     """
 
     def __init__(self, name: str, ask: Callable[[Any], Any]):
@@ -96,7 +101,7 @@ class HandedOut:
         if len(self.fingerprint) != _BYTES_OF_A_FINGERPRINT or self.num_cuts < 1:
             raise LinkError(f"the server's description of {name!r} is none; see whether another program listens there")
         results = _deserialized(described.results, f"the description of {name!r}")
-        self.results, self.tree = _structs(results.out_avals), results.out_tree
+        self.results, self._tree = _structs(results.out_avals), results.out_tree
         self._heads: dict[int, tuple[export.Exported, Callable[..., Any]]] = {}
 
     def check(self, number: int) -> None:
@@ -126,6 +131,10 @@ class HandedOut:
             return compiled(*args, **kwargs)
 
         return run
+
+    def returned(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, from its arrays."""
+        return jax.tree.unflatten(self._tree, arrays)
 
     def _asked(self, number: int) -> tuple[export.Exported, Callable[..., Any]]:
         described = self._ask(split_pb2.Question(name=self._name, cut=number))

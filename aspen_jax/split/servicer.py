@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import jax
 import numpy as np
 
 from aspen_jax.errors import InputError
@@ -187,14 +186,14 @@ class Servicer(split_pb2_grpc.SplitServicer):
             raise _Denied(grpc.StatusCode.PERMISSION_DENIED, "the server does not hand out this head")
         halves, run = offered.halves, asyncio.get_running_loop().run_in_executor
         description = split_pb2.Description(model=halves.fingerprint, cuts=halves.num_cuts, offered=offered.cuts)
-        description.results = await run(self._computing, exported_results, halves)
-        if asks:
-            try:
+        try:
+            description.results = await run(self._computing, exported_results, halves)
+            if asks:
                 description.head = await run(self._computing, exported_head, halves, request.cut)
-            except InputError as error:
-                _LOG.exception("the head of cut %d cannot be handed out", request.cut)
-                raise _Denied(grpc.StatusCode.FAILED_PRECONDITION, printable(str(error), _LONGEST_MESSAGE)) from None
-            description.sha256 = hashlib.sha256(description.head).digest()
+                description.sha256 = hashlib.sha256(description.head).digest()
+        except InputError as error:
+            _LOG.exception("%r cannot be handed out", request.name)
+            raise _Denied(grpc.StatusCode.FAILED_PRECONDITION, printable(str(error), _LONGEST_MESSAGE)) from None
         return description
 
     # --- One stream ---
@@ -321,8 +320,7 @@ class Servicer(split_pb2_grpc.SplitServicer):
 
 def _run(halves: Halves, cut: int, arrays: list[np.ndarray]) -> tuple[list[np.ndarray], int]:
     begin = time.perf_counter_ns()
-    leaves = jax.tree.leaves(halves.tail(cut)(*arrays))
-    results = [np.asarray(leaf) for leaf in leaves]  # waits
+    results = [np.asarray(leaf) for leaf in halves.arrays(halves.tail(cut)(*arrays))]  # waits
     return results, time.perf_counter_ns() - begin
 
 
