@@ -287,7 +287,7 @@ def _case(step: Tileable, part: Part, evidence: choice.Evidence) -> trial.Case:
     def by_xla(*operands: Any) -> list[Any]:
         environment = dict(zip(inputs, operands, strict=True))
         for item in step.left_to_xla(""):
-            _run_fallback(item, environment)
+            _run_fallback(item, environment, masks=())
         return [environment[value] for value in part.outputs]
 
     return trial.Case(

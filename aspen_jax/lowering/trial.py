@@ -236,17 +236,20 @@ def _known(num_workers: int) -> _Kept:
 def _remember(num_workers: int, name: str, found: Times | None) -> Times | None:
     """Keeps the times of a part, unless another thread or process has kept some meanwhile; those count."""
     with _lock:
-        kept: _Kept = {**_times.get(num_workers, {}), **_file(num_workers).read(_parsed)}
-        found = kept.setdefault(name, found)
+        known: _Kept = {name: found, **_times.get(num_workers, {})}
+        kept, _ = _file(num_workers).update({}, _parsed, _to_json, known)
         _times[num_workers] = kept
-        _file(num_workers).write({name: item and [item.xla, item.tiles] for name, item in sorted(kept.items())})
-        return found
+        return kept[name]
 
 
 def forget() -> None:
     """Read from disk again when asked next."""
     with _lock:
         _times.clear()
+
+
+def _to_json(times: Times | None) -> list[float] | None:
+    return None if times is None else [times.xla, times.tiles]
 
 
 def _parsed(entry: Any) -> Times | None:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -270,9 +270,10 @@ def _part(
     if taken is None:
         static = {index for index, _ in call.structure.static}
         places = [index for index in range(call.structure.tree.num_leaves) if index not in static]
+        avals = cast("Sequence[Any]", call.jaxpr.in_avals)
         compared = {
-            place: Held(jaxpr.names[var], leaf, jaxpr.weights[var], call.jaxpr.in_avals[number].dtype)
-            for number, (place, var, leaf) in enumerate(zip(places, jaxpr.inputs, call.leaves, strict=True))
+            place: Held(jaxpr.names[var], leaf, jaxpr.weights[var], aval.dtype)
+            for place, var, leaf, aval in zip(places, jaxpr.inputs, call.leaves, avals, strict=True)
             if var in weights_held
         }
         part = functools.partial(call.decorated, lambda *args, **kwargs: results(call.inputs(args, kwargs)), name)
