@@ -279,7 +279,7 @@ COMPILED = {
     "convolutions": (lambda x, w, u: conv(jax.nn.relu(conv(x, w)), u), ((32, 56, 56, 48), (3, 3, 48, 48), (1, 1, 48, 48))),
 }
 REGISTERS = {
-    ("bfloat16", "sm_80"): (133, 96, 116, 96),
+    ("bfloat16", "sm_80"): (133, 96, 116, 100),
     ("bfloat16", "sm_90a"): (133, 96, 125, 96),
     ("float32", "sm_80"): (119, 93, 112, 100),
 }

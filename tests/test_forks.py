@@ -17,7 +17,10 @@ OF_A_CALL = {
     "engine/arrivals.h": "a run's; in a fork the run is refused before the lock is asked for",
     "engine/couriers.h": "of a call of the lab, whose threads end with it",
     "engine/fork_safe_mutex.h": "what the locks of the process are made of",
+    "engine/desk.h": "of a call of the lab",
+    "engine/ffi.cc": "a call's; only the thread that began it waits",
     "engine/lab.cc": "of a call of the lab",
+    "engine/ready_tiles.h": "of a call of the lab",
     "engine/outcome.h": "a run's; only the thread that began it waits",
     "cuda/executable.h": "asked for once the driver has named the stream's context, which it refuses in a fork",
     "cuda/loaded.h": "likewise",
@@ -32,6 +35,7 @@ MADE_EARLY = {
     ("cpu/kernels.cc", "table"): "made under the lock of plan_cache.cc",
     ("engine/plan_cache.cc", "registry"): "made under a lock of the process",
     ("engine/ffi_buffers.h", "info"): "made under a lock of the process",
+    ("engine/lab.cc", "good"): "made under the GIL, which a fork holds",
     ("engine/runtime.cc", "instance"): "made when the library is loaded",
 }
 SCRIPT = """\

@@ -37,6 +37,12 @@ def small(x):
 X, W = jnp.ones((512, 256)), jnp.ones((256, 256))
 
 
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """Calls are cut for the workers that there are when they are compiled, and graphs for those that there are now."""
+    jax.clear_caches()
+
+
 class Merged:
     """The file after the block."""
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from aspen_jax import _engine, runtime
+from aspen_jax import _engine, aspen, runtime
 from aspen_jax.errors import AspenError, EngineError, GraphFormatError, InputError
 from aspen_jax.graph import graph_format
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
@@ -28,9 +29,7 @@ COPY = BlockProgram(1, (), (), 0)
 TWO_AND_A_HALF = BlockProgram(0, (int(np.float32(2.5).view(np.int32)),), (), 0)
 
 
-def block_graph(
-    program: BlockProgram, shape: Sequence[int], dtype: str = "float32", splits: Sequence[int] = (), workspace: int = 0
-) -> bytes:
+def block_graph(program: BlockProgram, shape: Sequence[int], dtype: str = "float32", splits: Sequence[int] = ()) -> bytes:
     """A graph of one block op on `program.num_inputs` operands, with tiles cut at `splits` along the first dimension."""
     rank, number = len(shape), DTYPE_NUMBERS[np.dtype(dtype)]
     count = program.num_inputs
@@ -42,7 +41,7 @@ def block_graph(
     params = [1, *program.to_words()]
     arrays: list[Sequence[int]] = [
         list(b"block\0by hand\0"),
-        [1, count, 1, count + 1, 1, len(boxes), workspace, 0],
+        [1, count, 1, count + 1, 1, len(boxes), 0, 0],
         [word for value in range(count + 1) for word in (value, 0, number, rank)],
         [*shape] * (count + 1),
         range(count),
@@ -156,11 +155,13 @@ def test_bytes_that_are_no_graph_are_refused_at_both_doors() -> None:
 
 
 def test_a_graph_that_needs_more_memory_than_there_is_fails_and_others_go_on() -> None:
-    graph, a, b = block_graph(SUM, (6, 2), workspace=1 << 52), normal((6, 2), 1), normal((6, 2), 2)
-    with pytest.raises(EngineError, match="memory"):
-        _engine.Plan(graph).run([a, b])
-    with pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
-        call(graph, (6, 2), "float32", a, b)
+    last = aspen(lambda x: jnp.cumsum(x[:, None] * x, 0)[-1], strict=True)  # of 2^40 products
+    x = np.ones(1 << 20, np.float32)
+    with pytest.raises(EngineError, match="out of memory: a run needs a workspace of"):
+        last.graph(x).run(x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory: a run needs a workspace of"):
+        last(x)
+    a, b = normal((6, 2), 1), normal((6, 2), 2)
     np.testing.assert_array_equal(call(block_graph(SUM, (6, 2)), (6, 2), "float32", a, b), a + b)
 
 

@@ -1,6 +1,7 @@
 // Who works at each place, a row of the Ready Pool, and who stands in while a thread is away.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -55,6 +56,9 @@ class Places {
     return true;
   }
 
+  bool someone_stays_away(int64_t now) const noexcept {
+    return some_away() && std::ranges::any_of(places_, [&](const Place& place) { return place.taken && place.stays_away(now); });
+  }
   bool some_away() const noexcept { return num_away_.load(std::memory_order_relaxed) > 0; }  // atomic
   bool all_away() const noexcept { return num_away_.load(std::memory_order_relaxed) == num_taken(); }
 
@@ -62,7 +66,7 @@ class Places {
   std::optional<int> stand_in(int end, int64_t now) noexcept {
     for (int place = 0; place < end; ++place) {
       Place& empty = places_[place];
-      if (empty.away_since == kAtWork || now - empty.away_since < kAbsence.count()) continue;
+      if (!empty.stays_away(now)) continue;
       ++empty.holder;
       fill(empty);
       return place;
@@ -84,6 +88,8 @@ class Places {
     Holder holder = 0;
     int64_t away_since = kAtWork;
     bool taken = false;
+
+    bool stays_away(int64_t now) const noexcept { return away_since != kAtWork && now - away_since >= kAbsence.count(); }
   };
 
   void fill(Place& place) noexcept {

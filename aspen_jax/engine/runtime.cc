@@ -375,6 +375,7 @@ bool Runtime::Impl::leave(int self) noexcept {
   if (self < target_.load(std::memory_order_relaxed)) return false;
   placement_.leave(self);
   places_.give_up(self);
+  if (places_.all_away() && !pool_.order().is_empty()) call_stand_in();  // those who stay may wait for what we leave
   return true;
 }
 
@@ -448,7 +449,8 @@ void Runtime::Impl::admit(RunState& run) noexcept {
       return;
     }
     run.set_slot(slot);
-    if (places_.some_away()) call_stand_in();
+    // Of several workers the others begin; a thread is woken only for one who stays away.
+    if (places_.some_away() && (places_.all_away() || places_.someone_stays_away(now_ns()))) call_stand_in();
   }
   spread(run);
 }

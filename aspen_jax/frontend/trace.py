@@ -303,8 +303,8 @@ def _array(item: _Known) -> np.ndarray | None:
 def _is_mask(item: _Item) -> bool:
     """Whether a known value is bools that depend on positions, converted to numbers."""
     while isinstance(item, _Deferred):
-        (source, *_), (target,) = item.equation.invars, item.equation.outvars
         if item.equation.primitive.name == "convert_element_type":
+            (source,), (target,) = item.equation.invars, item.equation.outvars
             return _array_type(source.aval)[1] == np.bool_ and _array_type(target.aval)[1].name in masks.DTYPES
         if item.equation.primitive.name not in ("reshape", "squeeze", "copy", "stop_gradient"):
             return False

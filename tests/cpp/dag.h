@@ -4,6 +4,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -169,6 +171,17 @@ inline std::shared_ptr<const Plan> recorded_plan(const Dag& dag, int64_t tile_co
 // Enough for a run not to be small, whatever its number of tiles.
 inline constexpr int64_t kInPool = kWakeUpNs;
 inline constexpr int64_t kInline = 0;
+
+// Threads of this process whose names begin so.
+inline int threads_named(const std::string& begin) {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    count += name.starts_with(begin);
+  }
+  return count;
+}
 
 // Waits for runs to be done.
 class Waiter {

@@ -101,6 +101,7 @@ TEST(a_run_knows_at_its_end_that_another_thread_stands_in) {
   const Dag dag = stencil_dag(4, 4);
   const auto plan = recorded_plan(dag, kInPool);
   runtime().set_num_workers(1);
+  while (threads_named("aspen-") > 1) std::this_thread::sleep_for(1ms);  // those who leave may still run tiles
   CHECK(!runtime().is_replaced());
   Waiter waiter;
   Recording recording(dag);

@@ -38,15 +38,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-int threads_named_aspen() {
-  int count = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    count += name.starts_with("aspen-");
-  }
-  return count;
-}
+int threads_named_aspen() { return threads_named("aspen-"); }
 
 std::chrono::microseconds tile_time;
 
