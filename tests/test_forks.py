@@ -19,7 +19,7 @@ OF_A_CALL = {
     "engine/fork_safe_mutex.h": "what the locks of the process are made of",
     "engine/desk.h": "of a call of the lab",
     "engine/ffi.cc": "a call's; only the thread that began it waits",
-    "engine/lab.cc": "of a call of the lab",
+    "engine/turns.h": "of a call of the lab",
     "engine/ready_tiles.h": "of a call of the lab",
     "engine/outcome.h": "a run's; only the thread that began it waits",
     "cuda/executable.h": "asked for once the driver has named the stream's context, which it refuses in a fork",

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -24,6 +23,7 @@
 #include "expectation.h"
 #include "place.h"
 #include "placed_run.h"
+#include "turns.h"
 #include "virtual_time.h"
 
 namespace nb = nanobind;
@@ -296,23 +296,29 @@ class LabRun {
   bool is_given_up() const { return is_given_up_; }
 
  private:
+  // A lane is in the policy while this lives.
+  struct Placing {
+    explicit Placing(std::atomic<bool>& is_placing) : is_placing(is_placing) {
+      is_placing.store(true, std::memory_order_relaxed);
+    }
+    ~Placing() { is_placing.store(false, std::memory_order_relaxed); }
+    Placing(const Placing&) = delete;
+    Placing& operator=(const Placing&) = delete;
+    std::atomic<bool>& is_placing;
+  };
+
   // Policies that decide during the run do so one tile at a time; what that takes, with the wait for others, is their price.
   // Those of Python do so in the calling thread, which an exception of a signal can end.
   int place_in_turn(uint32_t tile, int64_t now) {
     const auto begin = std::chrono::steady_clock::now();
-    const std::lock_guard lock(turn_);
-    if (has_ended_.load(std::memory_order_relaxed)) throw RunError("the run has ended");
-    try {
-      is_placing_.store(true, std::memory_order_relaxed);
-      const int resource = is_python_ ? desk_.ask([&] { return where_(tile, now); }) : where_(tile, now);
-      is_placing_.store(false, std::memory_order_relaxed);
-      price_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
-      return resource;
-    } catch (...) {
-      is_placing_.store(false, std::memory_order_relaxed);
-      has_ended_.store(true, std::memory_order_relaxed);
-      throw;
-    }
+    const int resource = turns_.take([&] {
+      // Nobody sees this error: the calling thread's own is the one reported.
+      if (is_interrupted_.load(std::memory_order_relaxed)) throw RunError("the run has ended");
+      const Placing placing(is_placing_);
+      return is_python_ ? desk_.ask([&] { return where_(tile, now); }) : where_(tile, now);
+    });
+    price_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+    return resource;
   }
 
   void attend() {
@@ -321,7 +327,7 @@ class LabRun {
     next_look_ = std::chrono::steady_clock::now() + kLook;
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() == 0) return;
-    has_ended_.store(true, std::memory_order_relaxed);
+    is_interrupted_.store(true, std::memory_order_relaxed);
     throw nb::python_error();
   }
 
@@ -336,8 +342,8 @@ class LabRun {
   Attendant attendant_;
   Desk desk_;
   bool is_python_ = false, is_given_up_ = false;
-  std::mutex turn_;
-  std::atomic<bool> is_placing_{false}, has_ended_{false};
+  Turns turns_;
+  std::atomic<bool> is_placing_{false}, is_interrupted_{false};
   std::atomic<int64_t> price_ns_{0};
   std::chrono::steady_clock::time_point next_look_;
 };

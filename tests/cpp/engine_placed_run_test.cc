@@ -16,6 +16,7 @@
 
 #include "aspen_jax/engine/desk.h"
 #include "aspen_jax/engine/placed_run.h"
+#include "aspen_jax/engine/turns.h"
 #include "dag.h"
 #include "virtual_graph.h"
 
@@ -388,6 +389,7 @@ TEST(values_that_share_memory_are_refused_where_there_are_several) {
   const int64_t first = builder.workspace(DType::kI64, {4}), second = builder.workspace(DType::kI64, {4});
   const int64_t last = builder.result(DType::kI64, {4});
   builder.values[static_cast<size_t>(second)].offset = 0;  // where `first` lies
+  builder.workspace_bytes = 64;                            // that of one value
   int64_t depth = 0;
   for (const int64_t output : {first, second, last}) {
     builder.op("op", "reading", {builder.whole(context)}, output, {0}, depth);
@@ -447,6 +449,19 @@ TEST(the_calling_thread_is_asked_and_may_end_the_run) {
     }
     CHECK_EQ(num_over.load(), 1);
   }
+}
+
+TEST(who_comes_after_a_failure_throws_the_first_cause) {
+  Turns turns;
+  CHECK_EQ(turns.take([] { return 7; }), 7);
+  CHECK_THROWS(turns.take([]() -> int { throw std::runtime_error("no idea"); }), "no idea");
+  std::vector<std::thread> threads;
+  std::atomic<int> num_asked{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { CHECK_THROWS(turns.take([&] { return ++num_asked; }), "no idea"); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(num_asked.load(), 0);
 }
 
 TEST(what_does_not_fit_is_refused) {
