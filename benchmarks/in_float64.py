@@ -17,6 +17,9 @@ _WIDE = np.dtype(np.float64)
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint")
 
+# XLA on CPU computes these by vectors, and so the largest of NaN and 1 may be 1 there, also in float64.
+_LOSE_NAN = ("reduce_max", "reduce_min")
+
 # What these do depends on how many bits a float has.
 _OF_BITS = ("bitcast_convert_type", "nextafter")
 
@@ -92,6 +95,13 @@ def _equation(equation: Any, inputs: list[Any]) -> list[Any]:
             for item, dtype in zip(inputs, map(_dtype, equation.invars), strict=True)
         ]
         return [_widened(primitive.bind(*narrow, **params))]
+    if primitive.name in ("reduce_window_max", "reduce_window_min") and _is_float(inputs[0].dtype):
+        is_nan = jnp.isnan(inputs[0]).astype(np.int32)
+        has_nan = lax.reduce_window(is_nan, np.int32(0), lax.max, **params) > 0  # lost in the same way
+        return [jnp.where(has_nan, jnp.nan, primitive.bind(*inputs, **params))]
+    if primitive.name in _LOSE_NAN and _is_float(inputs[0].dtype):
+        has_nan = jnp.isnan(inputs[0]).any(params["axes"])
+        return [jnp.where(has_nan, jnp.nan, primitive.bind(*inputs, **params))]
     results = primitive.bind(*inputs, **{name: _widened_parameter(value) for name, value in params.items()})
     return list(results) if primitive.multiple_results else [results]
 
