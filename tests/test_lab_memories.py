@@ -128,6 +128,7 @@ def test_a_late_copy_spoils_no_newer_value():
         np.testing.assert_array_equal(mine, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_forward_and_backward(name):
     network = NETWORKS[name]()

@@ -21,6 +21,7 @@ COUNT = 60
 FIRST = 50_000_000
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", range(COUNT))
 def test_random_programs(number, request):
     """Half of them in the default mode; tools/random_programs.py tries more of either."""

@@ -64,7 +64,7 @@ def test_two_processes(tmp_path):
 def test_collectives_of_more_devices_than_cores_end(devices, mode, tmp_path):
     """XLA goes on from our call to a collective, which waits for the other devices' calls."""
     flags = f"--xla_force_host_platform_device_count={devices}"
-    finish(start(tmp_path, flags, "40", script=COLLECTIVES, mode=mode))
+    finish(start(tmp_path, flags, "20", script=COLLECTIVES, mode=mode))
 
 
 @pytest.mark.parametrize("mode", ["forced", "default"])
