@@ -4,13 +4,13 @@
 #include <link.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+
+#include "cpp/refusable_memory.h"
 
 namespace {
 
@@ -64,26 +64,17 @@ bool is_victims() {
   return false;
 }
 
+}  // namespace
+
+namespace aspen::testing {
+
 bool is_refused() {
   if (!is_on.load(std::memory_order_acquire) || is_looking || !is_victims()) return false;
   const int64_t number = requests.fetch_add(1);
   return number >= first_refused && number - first_refused < num_refused;
 }
 
-void* taken(size_t size, size_t alignment) {
-  void* memory = nullptr;
-  if (is_refused() || posix_memalign(&memory, std::max(alignment, sizeof(void*)), size == 0 ? 1 : size) != 0) return nullptr;
-  return memory;
-}
-
-void* taken_or_thrown(size_t size, size_t alignment) {
-  if (void* const memory = taken(size, alignment)) return memory;
-  throw std::bad_alloc();
-}
-
-constexpr size_t kAlignment = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
-
-}  // namespace
+}  // namespace aspen::testing
 
 extern "C" {
 
@@ -115,27 +106,4 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
   return refuses_threads.load() ? EAGAIN : create(thread, attributes, start, argument);
 }
 
-void* aligned_alloc(size_t alignment, size_t size) noexcept { return taken(size, alignment); }
-
 }  // extern "C"
-
-[[gnu::noinline]] void* operator new(size_t size) { return taken_or_thrown(size, kAlignment); }
-[[gnu::noinline]] void* operator new[](size_t size) { return taken_or_thrown(size, kAlignment); }
-[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment) {
-  return taken_or_thrown(size, static_cast<size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new[](size_t size, std::align_val_t alignment) {
-  return taken_or_thrown(size, static_cast<size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept { return taken(size, kAlignment); }
-[[gnu::noinline]] void* operator new[](size_t size, const std::nothrow_t&) noexcept { return taken(size, kAlignment); }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }

@@ -14,11 +14,7 @@
 #include <utility>
 
 #include "dag.h"
-
-// As in engine_workers_test.cc, for children of a fork.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
-static bool is_forked_child = false;
-extern "C" int __lsan_is_turned_off() { return is_forked_child; }
+#include "forked_child.h"
 
 namespace aspen::testing {
 namespace {

@@ -17,12 +17,7 @@
 
 #include "aspen_jax/engine/usable_cores.h"
 #include "dag.h"
-
-// A forked child of a process with threads may start threads of its own: ThreadSanitizer would end it.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
-// Nor can LeakSanitizer know that the child leaves alone what the threads of its parent hold.
-static bool is_forked_child = false;
-extern "C" int __lsan_is_turned_off() { return is_forked_child; }
+#include "forked_child.h"
 
 namespace aspen::testing {
 namespace {
