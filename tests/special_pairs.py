@@ -1,6 +1,6 @@
 """What tests/test_special_values.py runs in a process of its own: pairs of operations on special values, three ways.
 
-    python -m tests.special_pairs --seed 7 [--share 0.1] [--default]
+    python tests/special_pairs.py --seed 7 [--share 0.1] [--default]
 
 Each pair runs in tiles, by `jax.jit` at XLA's default optimisation level, and in NumPy. There each operation computes in float64
 and rounds to float32: that is who is right. Prints a line of JSON: what differed, and what was run.

@@ -709,6 +709,6 @@ except RuntimeError:
 """
     # There is no such backend, so an import that starts one fails.
     environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == aspen_jax.__version__

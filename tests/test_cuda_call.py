@@ -226,7 +226,7 @@ try:
 except AspenError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"CUDA code cannot be compiled here \(.*\); pip install 'aspen_jax\[cuda13\]', or use", done.stdout)
 

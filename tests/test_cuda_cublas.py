@@ -315,6 +315,6 @@ except EngineError as error:
 
 def test_without_the_library_the_error_says_what_to_do(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _WITHOUT]
+    command = [sys.executable, "-P", "-c", _WITHOUT]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert "cublasLt is not here (libcublasLt.so.13), but ops were tuned to be its; pip install" in done.stdout, done.stderr

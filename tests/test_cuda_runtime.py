@@ -457,7 +457,7 @@ assert (aspen(lambda x: x @ x)(x) == 64).all()  # the CPU is no worse off
 def said_without_a_device(folder, before=""):
     graph = folder / "net.aspen"
     small_net().save(graph)
-    command = [sys.executable, "-c", f"{before}\n{WITHOUT_A_DEVICE}", str(graph)]
+    command = [sys.executable, "-P", "-c", f"{before}\n{WITHOUT_A_DEVICE}", str(graph)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -38,7 +38,7 @@ PARAMS = {"w": normal(0, 5, 5), "b": normal(1, 5)}
 def run_elsewhere(script: str, directory: Path, **environment: str) -> str:
     """Output of a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-P", "-c", script],
         capture_output=True,
         text=True,
         cwd=directory,

@@ -101,7 +101,8 @@ def test_entries_that_threads_and_processes_put_at_once_are_all_kept(monkeypatch
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(put, range(8)))
     code = "from tests.test_disk_cache import put\nfor number in range({0}, {0} + 10): put(number)"
-    processes = [subprocess.Popen([sys.executable, "-c", code.format(begin)], cwd=ROOT) for begin in (100, 200)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path[1:], str(ROOT)])}  # what is installed comes first
+    processes = [subprocess.Popen([sys.executable, "-P", "-c", code.format(begin)], env=environment) for begin in (100, 200)]
     assert [process.wait(120) for process in processes] == [0, 0]
     expected = {*range(8), *range(100, 110), *range(200, 210)}
     assert set(MeasurementFile("measured", {}).read(int).values()) == expected

@@ -119,6 +119,6 @@ def test_no_static_variable_is_made_while_another_thread_may_fork() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_at_any_moment_can_parse_run_and_end() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, "100"]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", SCRIPT, "100"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout == "right\n", (result.returncode, result.stdout, result.stderr[-4000:])

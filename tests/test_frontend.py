@@ -388,7 +388,7 @@ def test_every_primitive_of_jax_is_classified():
         "from jax.extend.core import Primitive;"
         "print(*{item.name for item in gc.get_objects() if isinstance(item, Primitive)})"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert len(found) > 200
     handled = {*CONVERTERS, *frontend._CALLS, *frontend._CASTS, *control_flow._BODIES, *left_to_xla.REASONS}
     assert sorted(set(found) - handled) == []

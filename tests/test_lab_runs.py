@@ -312,5 +312,5 @@ def test_networkx_is_asked_for_by_name(graph, monkeypatch):
 
 def test_a_process_that_holds_machines_to_its_end_ends_silently():
     code = "import benchmarks.lab as lab; print([machine.virtual.num_resources for machine in lab.MACHINES.values()])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
     assert (found.stdout, found.stderr, found.returncode) == ("[1, 1, 2, 2]\n", "", 0)

@@ -390,7 +390,8 @@ for what in sys.argv[1:]:
 
 
 def lines_of_interrupted(*what):
-    found = subprocess.run([sys.executable, "-c", INTERRUPTED, *what], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-P", "-c", INTERRUPTED, *what]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (found.stderr, found.returncode) == ("", 0)
     return found.stdout.splitlines()
 

@@ -122,7 +122,7 @@ def failing_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(library: Path, code: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "ASPEN_DISABLE_PASSES"}
     environment |= {"LD_PRELOAD": str(library), "ASPEN_NUM_WORKERS": "2"}
-    command = [sys.executable, "-c", SCRIPT + code]
+    command = [sys.executable, "-P", "-c", SCRIPT + code]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
 
 

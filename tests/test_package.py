@@ -93,7 +93,7 @@ def test_the_command_is_installed() -> None:
 
 def test_importing_needs_no_compiler_and_no_other_program(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PATH"}
-    command = [sys.executable, "-W", "error", "-c", "import aspen_jax; print(aspen_jax.__version__)"]
+    command = [sys.executable, "-P", "-W", "error", "-c", "import aspen_jax; print(aspen_jax.__version__)"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment | {"PATH": ""}, timeout=120)
     assert (result.stdout, result.stderr) == (f"{aspen_jax.__version__}\n", "")
 
@@ -128,3 +128,12 @@ def test_what_reads_files_of_strangers_is_hardened(name: str) -> None:
 
 def test_python_and_the_engine_agree_on_block_opcodes() -> None:
     assert _engine.block_opcodes() == {name: (opcode.number, opcode.arity) for name, opcode in OPCODES.items()}
+
+
+def test_children_of_tests_import_what_is_installed() -> None:
+    """Without -P, code that is started in the checkout would find the sources first, which may have no engine."""
+    command = re.compile(r'sys\.executable,(?!\s*"-P")[^]]*"-c"')
+    allowed = {"import aspen_jax"}  # of the test above
+    for path in Path(__file__).parent.glob("*.py"):
+        for found in command.finditer(path.read_text()):
+            assert any(path.read_text()[found.end() :].startswith(f', "{code}"]') for code in allowed), (path.name, found[0])

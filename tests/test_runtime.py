@@ -209,9 +209,8 @@ def test_the_number_of_workers_changes_between_runs() -> None:
 
 def python(code: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, away from the checkout, which would shadow the installed package."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=directory, env=os.environ | environment, timeout=120
-    )
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=directory, env=os.environ | environment, timeout=120)
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "two", "1e3", "99999999999999999999"])

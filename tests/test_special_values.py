@@ -173,7 +173,7 @@ def test_gradients_of_a_decorated_function_select(mode, inner):
 def test_pairs_of_operations_are_right(options):
     """In a process of its own: XLA computes for users at another optimisation level than for the other tests."""
     seed = os.environ.get("ASPEN_TEST_SEED", str(zlib.crc32(Path(special_pairs.__file__).read_bytes())))
-    command = [sys.executable, "-m", "tests.special_pairs", "--seed", seed, "--share", "1" if SWEEPS_ALL else "0.012", *options]
+    command = [sys.executable, special_pairs.__file__, "--seed", seed, "--share", "1" if SWEEPS_ALL else "0.012", *options]
     print(*command)
     kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "ASPEN_DISABLE_PASSES")}
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)

@@ -183,10 +183,9 @@ def test_other_processes_get_the_same(tmp_path):
     for seed in ("1", "2"):
         folder = tmp_path / seed
         folder.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path[1:], str(ROOT)])}
+        command = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1

@@ -70,6 +70,6 @@ def test_the_target_is_the_one_that_was_asked_for(tmp_path):
     code = "from aspen_jax import _engine; print(_engine.cpu_target())"
     for target in _engine.cpu_targets():
         environment = {**os.environ, "ASPEN_CPU_TARGET": target}
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-P", "-c", code]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
         assert result.stdout.strip() == target

@@ -216,7 +216,7 @@ def test_a_real_second_process_compiles_the_same_program(tmp_path):
     def digest(word):
         environment = {**os.environ, "ASPEN_TIME_CHOICES": word}
         return subprocess.run(
-            [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=300
+            [sys.executable, "-P", "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=300
         ).stdout
 
     first = digest("on")

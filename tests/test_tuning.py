@@ -160,7 +160,7 @@ def test_entries_of_two_processes_are_joined(directory):
         "from aspen_jax.cost import measured; from aspen_jax.cost.measured import Measured\n"
         f"measured.remember({WORKERS}, {{'b': Measured((2,), 2.0)}})"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=directory)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120, cwd=directory)
     measured.remember(WORKERS, {"c": Measured((3,), 3.0)})
     measured.forget()
     assert set(measured.measurements(WORKERS).entries) == {"a", "b", "c"}
@@ -171,7 +171,7 @@ def test_tunings_of_two_threads_and_two_processes_at_once_are_joined(directory):
         "import sys; from aspen_jax.cost import measured; from aspen_jax.cost.measured import Measured\n"
         f"for k in range(20): measured.remember({WORKERS}, {{f'{{sys.argv[1]}} {{k}}': Measured((2,), 2.0)}})"
     )
-    others = [subprocess.Popen([sys.executable, "-c", code, name], cwd=directory.parent) for name in ("first", "second")]
+    others = [subprocess.Popen([sys.executable, "-P", "-c", code, name], cwd=directory.parent) for name in ("first", "second")]
 
     def remember(name):
         for k in range(20):
