@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,7 +28,8 @@ class BoundAspenFunction:
     __name__: str
 
     def __init__(self, function: AspenFunction[..., Any], instance: Any):
-        functools.update_wrapper(self, function.__wrapped__.__get__(instance), updated=())
+        vars(self).update(function._named)
+        self.__wrapped__ = function.__wrapped__.__get__(instance)
         self.__self__ = instance
         self.__func__ = function
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 from jax.extend import source_info_util
 
-from aspen_jax.api import arguments, bound, nnx_state, objects, results, statics, tracing
+from aspen_jax.api import arguments, bound, nnx_state, objects, results, skeletons, statics, tracing
 from aspen_jax.api.bound import BoundAspenFunction
+from aspen_jax.api.known_objects import KnownObjects
 from aspen_jax.api.options import checked_weights, refuse_jit_options
 from aspen_jax.api.weights import Layouts, restore
 from aspen_jax.errors import InputError, UnsupportedError
@@ -42,7 +43,7 @@ statics.HOLDERS[BoundAspenFunction] = statics.Holder(
 )
 
 # What JAX tells of where an equation comes from (saved residuals, failed checks, profiles) is the caller's line, not one in here.
-for _file in (__file__, *(str(room.__file__) for room in (arguments, bound, nnx_state, objects, tracing, primitive))):
+for _file in (__file__, *(str(room.__file__) for room in (arguments, bound, nnx_state, objects, skeletons, tracing, primitive))):
     source_info_util.register_exclusion(_file)
 
 P = ParamSpec("P")
@@ -173,13 +174,15 @@ class AspenFunction(Generic[P, R]):
         named = fun.func if isinstance(fun, functools.partial) else fun
         self.__name__ = getattr(fun, "__name__", getattr(named, "__name__", type(named).__name__))
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+        # Of methods that are read from objects, at each call.
+        self._named = {name: getattr(fun, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(fun, name)}
         self._weights = weights
         self._choices = choices._replace(function=_described(fun, self.__name__))
         self._jitted = self._shared_jit()
         self._layouts = Layouts(fun, self.__name__, weights)
         self._scalars_static: set[Any] = set()
         self._holds_objects: dict[Any, bool] = {}
-        self._numbers = objects.Numbers()
+        self._known = KnownObjects()
         self._is_method = False
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -209,7 +212,7 @@ class AspenFunction(Generic[P, R]):
 
     def _object(self, instance: Any) -> Any:
         """The object of a method as an argument, as it is now."""
-        return instance if type(instance) is objects.Opened else objects.opened_self(instance, self.__name__, self._numbers)
+        return instance if type(instance) is objects.Opened else objects.opened_self(instance, self.__name__, self._known)
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with all objects taken apart."""
