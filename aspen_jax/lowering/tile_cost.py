@@ -106,7 +106,7 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
         found[f"thin {kernel} rows" if kernel == "matmul" and columns < _THIN else f"{kernel} rows"] = rows
         if own:
             found[f"{narrow}{kernel} flops"] = own
-    if kernel in _PRODUCTS:
+    if kernel in _PRODUCTS and columns >= _THIN:  # those of fewer are sums along the depth, which fill registers
         found[f"{kernel} idle flops"] = own * (-columns % _COLUMNS) / columns
     if family.kernel == "ragged_dot":
         *batch, _, _ = shape

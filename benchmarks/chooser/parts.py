@@ -616,6 +616,49 @@ def _experts(draw: Draw) -> GeneratedPart:
     return GeneratedPart("experts", *draw.one_of((lax.ragged_dot, (x, up, sizes)), (layer, (x, up, down, sizes))))
 
 
+def _decoding(draw: Draw) -> GeneratedPart:
+    """A decoder that writes one row of its caches a turn and reads all of them."""
+    turns, depth, heads = 16, draw.size(1, 4), draw.one_of(4, 8)
+    width, length, batch = heads * draw.one_of(16, 32, 64), draw.round_size(32, 512), draw.round_size(1, 8)
+    words = draw.round_size(200, 4000)
+    dtype = draw.one_of(np.float32, np.float32, jnp.bfloat16)
+    is_tied = draw.chance(0.5)
+
+    def weights(inputs: int, outputs: int) -> Any:
+        return draw.weights(inputs, outputs, dtype=dtype)
+
+    layers = [
+        (weights(width, 3 * width), weights(width, width), weights(width, 4 * width), weights(4 * width, width))
+        for _ in range(depth)
+    ]
+    table, last = draw.array(words, width, dtype=dtype), weights(width, words)
+    caches = [tuple(jnp.zeros((batch, length, heads, width // heads), dtype) for _ in range(2)) for _ in range(depth)]
+
+    def normal(x: Any) -> Any:
+        return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+    def step(turn: Any, state: Any, layers: Any, table: Any, last: Any) -> Any:
+        tokens, caches = state
+        x, written = table[tokens], []
+        for (into, out, up, down), cache in zip(layers, caches, strict=True):
+            query, *new = (part.reshape(batch, 1, heads, -1) for part in jnp.split(normal(x) @ into, 3, -1))
+            keys, values = (lax.dynamic_update_slice_in_dim(old, row, turn, 1) for old, row in zip(cache, new, strict=True))
+            scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) * (width // heads) ** -0.5
+            scores = jax.nn.softmax(jnp.where(jnp.arange(length) <= turn, scores, -jnp.inf), -1)
+            x = x + jnp.einsum("bhqk,bkhd->bqhd", scores, values).reshape(batch, width) @ out
+            x = x + jax.nn.gelu(normal(x) @ up) @ down
+            written.append((keys, values))
+        words_of = x @ (table.T if is_tied else last)
+        # In bfloat16 equal words are many, and the sides would go on with others.
+        chosen = jnp.argmax(words_of, -1) if dtype is np.float32 else tokens + (words_of.max(-1) > 0)
+        return chosen, written
+
+    def decode(tokens: Any, caches: Any, layers: Any, table: Any, last: Any) -> Any:
+        return lax.fori_loop(0, turns, lambda turn, state: step(turn, state, layers, table, last), (tokens, caches))
+
+    return GeneratedPart("decoding", decode, (draw.integers(words, batch), caches, layers, table, last), turns)
+
+
 GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "small": _small,
     "trailing": _trailing,
@@ -636,6 +679,7 @@ GENERATORS: dict[str, Callable[[Draw], GeneratedPart]] = {
     "scatters": _scatters,
     "weights": _weights,
     "experts": _experts,
+    "decoding": _decoding,
 }
 # Those that the paragraph on losses names come more often.
 _OFTEN = ("small", "trailing", "loop", "loop", "updates")
