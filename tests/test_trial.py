@@ -108,17 +108,21 @@ def test_later_processes_compile_the_same_program(function, times, timed, monkey
     assert not is_tiled(fresh(function), X)
 
 
-def test_nothing_is_timed_unless_asked_for(timed, monkeypatch):
+def test_what_is_timed_by_default(timed, monkeypatch):
     monkeypatch.delenv("ASPEN_TIME_CHOICES")
-    assert Options().trials is Trials.KEPT
-    assert not is_tiled(fresh(squared), X)
-    monkeypatch.setenv("ASPEN_TIME_CHOICES", "on")
+    assert trial.by_environment() is Trials.ON
     aspen(fresh(squared)).explain(X)  # explaining is no compiling
     aspen(fresh(squared), strict=True).lower(X)
     assert not timed
     monkeypatch.setenv("ASPEN_TIME_CHOICES", "perhaps")
     with pytest.raises(InputError, match="ASPEN_TIME_CHOICES is 'perhaps'; write on, kept or off"):
         aspen(fresh(squared))(X)
+    monkeypatch.setenv("ASPEN_TIME_CHOICES", "kept")
+    assert not is_tiled(fresh(squared), X)
+    assert not timed
+    monkeypatch.delenv("ASPEN_TIME_CHOICES")
+    assert is_tiled(fresh(squared), X)
+    assert len(timed) == 1
 
 
 def test_programs_that_others_compile_too_use_predictions(timed, monkeypatch):
@@ -144,11 +148,19 @@ def test_a_trial_that_fails_leaves_the_predictions(monkeypatch):
 
 
 def test_without_time_the_predictions_decide_from_then_on(timed, monkeypatch):
-    monkeypatch.setattr(trial, "BUDGET_S", 0.0)
+    rounds = trial._LEAST_ROUNDS
+    monkeypatch.setattr(trial, "_LEAST_ROUNDS", 10**9)
     assert not is_tiled(fresh(squared), X)
-    monkeypatch.setattr(trial, "BUDGET_S", 60.0)
+    monkeypatch.setattr(trial, "_LEAST_ROUNDS", rounds)
     assert not is_tiled(fresh(squared), X)
     assert not timed
+
+
+def test_more_time_takes_more_equations(timed, monkeypatch):
+    monkeypatch.setattr(trial, "_EQUATIONS_OF_A_SECOND", 2 / trial.BUDGET_S)  # the function has three
+    assert not is_tiled(fresh(squared), X)
+    monkeypatch.setattr(trial, "BUDGET_S", 2 * trial.BUDGET_S)
+    assert is_tiled(fresh(squared), X)
 
 
 def test_only_close_predictions_of_long_parts_are_timed():

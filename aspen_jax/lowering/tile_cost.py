@@ -30,7 +30,9 @@ _COLUMNS = 32
 _THIN = 8
 
 # Instructions that take longer than an addition, by name without the type.
-_DEAR = ("div", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "rem")
+_DEAR = ("div", "sqrt", "exp", "log", "log1p", "tanh", "logistic", "sin", "rem")
+# Those that few programs have take as long as one like them.
+_LIKE = {"rsqrt": "sqrt", "expm1": "exp", "erf": "tanh", "cos": "sin", "pow": "sin"}
 _PRODUCTS = ("matmul", "matmul_panels", "bf16x6", "strassen")
 # Kernels that do the work of another one, and have its rates.
 _AS_ANOTHER = {"ragged_dot": "matmul"}
@@ -129,6 +131,7 @@ def _add_program(found: Amounts, program: BlockProgram, elements: float, columns
     lanes = elements / columns * (-columns % _LANES)
     for opcode, _ in program.instructions:
         name = opcode.rpartition("_")[0] or opcode
+        name = _LIKE.get(name, name)
         kind = name if name in _DEAR else "instruction"
         if name == "rem" and columns < _LANES:
             kind = "rem of short rows"

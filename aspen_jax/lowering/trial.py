@@ -42,8 +42,8 @@ TUNING_S = 10.0
 _CLOSE = 2.0
 # A shorter part is not worth the compilation that a trial takes.
 _LEAST_NS = 2e5
-# Equations that XLA compiles in about the budget's time, and bytes that are written in a tenth of it.
-_MOST_EQUATIONS = 150
+# Equations that XLA compiles in a second, and bytes that are written in a tenth of the budget's time.
+_EQUATIONS_OF_A_SECOND = 300
 _MOST_BYTES = 1 << 28
 _LEAST_ROUNDS = 3
 # Of a trial, both sides run so long at most.
@@ -71,7 +71,7 @@ def by_environment() -> Trials:
     Raises:
         InputError: it says something else.
     """
-    word = os.environ.get(VARIABLE, Trials.KEPT.value)
+    word = os.environ.get(VARIABLE, Trials.ON.value)
     try:
         return Trials(word)
     except ValueError:
@@ -79,10 +79,15 @@ def by_environment() -> Trials:
 
 
 class Budget:
-    """Seconds that are left for trials."""
+    """Seconds for trials.
+
+    Attributes:
+        whole: how many there were.
+        left: how many are left.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self.left = seconds
+        self.whole = self.left = seconds
 
     @contextlib.contextmanager
     def spent(self) -> Iterator[None]:
@@ -161,7 +166,7 @@ def settled(case: Case, num_workers: int, trials: Trials, budget: Budget | None)
     known = _known(num_workers)
     if name in known or trials is Trials.KEPT or budget is None:
         return known.get(name)
-    if len(case.items) > _MOST_EQUATIONS or sum(value.nbytes for value in case.inputs) > _MOST_BYTES:
+    if len(case.items) > _EQUATIONS_OF_A_SECOND * budget.whole or sum(value.nbytes for value in case.inputs) > _MOST_BYTES:
         return None
     try:
         with budget.spent():
