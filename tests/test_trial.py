@@ -15,7 +15,6 @@ from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.errors import InputError
 from aspen_jax.lowering import choice, trial
 from aspen_jax.lowering.choice import Rates
-from aspen_jax.lowering.compile import Options
 from aspen_jax.lowering.trial import Case, Times, Trials
 
 pytestmark = pytest.mark.usefixtures("choosing", "of_its_own")
