@@ -41,7 +41,6 @@ from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
 from benchmarks.gpu.command import gpu
-from benchmarks.gpu.fit import gpu_fit
 from benchmarks.peers import command
 from benchmarks.split.command import split
 from benchmarks.stacks.command import stacks
@@ -81,7 +80,6 @@ COMMANDS = {
     "graphs": lab.graphs,
     "simgrid": beside_simgrid.simgrid,
     "gpu": gpu,
-    "gpu-fit": gpu_fit,
     "candidates": candidates.candidates,
     "gpu-check": gpu_check.gpu_check,
 }

@@ -107,8 +107,8 @@ def aspen(
             `AspenFunction.prepare`.
         device: where the function is tiled. "cpu": on CPUs. "cuda" or "gpu": on GPUs; a call for the CPU is an error, and
             CuPy must be installed where the function is traced. "auto": on CPUs, and on a GPU where `AspenFunction.tune` timed
-            the function there and found tiles faster, or where nothing was timed and they are predicted to win clearly
-            (docs/explanation/gpu.md). In all other places XLA runs it as if it were not decorated.
+            the function there and found tiles faster (docs/explanation/gpu.md). In all other places XLA runs it as if it were not
+            decorated.
             ASPEN_CUDA_EXECUTOR overrides "auto" and "cuda" on GPUs (docs/how-to/gpu.md).
         strict: raise `UnsupportedError` where something cannot be tiled, instead of leaving it to XLA. All of the function is
             then tiled, also what XLA would do as fast.

@@ -235,7 +235,8 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     # One jaxpr may be closed over different constants.
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
-    trace = traced(jaxpr, options)
+    without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
+    trace = frontend.trace(without_dead_code, options.refuses)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))
@@ -248,12 +249,6 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
         if options.trials is trial.Trials.ON:  # what was timed is kept
             of_jaxpr[dataclasses.replace(options, trials=trial.Trials.KEPT)] = compiled
     return compiled
-
-
-def traced(jaxpr: core.ClosedJaxpr, options: Options) -> frontend.Trace:
-    """A function cut into parts and what stays with XLA, before all passes."""
-    without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
-    return frontend.trace(without_dead_code, options.refuses)
 
 
 def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> tuple[Part | Fallback, ...]:

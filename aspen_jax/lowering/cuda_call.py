@@ -66,7 +66,7 @@ def compile_for_cuda(jaxpr: ClosedJaxpr, choices: Choices) -> Compiled | None:
 
 
 def _fastest(jaxpr: ClosedJaxpr, choices: Choices) -> str:
-    """What was, or is predicted to be, the fastest for this function on this GPU."""
+    """What was the fastest for this function on this GPU, XLA if nothing was timed."""
     from aspen_jax.lowering.cuda_choice import chosen
 
     return chosen(jaxpr, choices).executor

@@ -173,17 +173,6 @@ def _memory(nodes: Sequence[_Node], of_threads: set[int]) -> Amounts:
     return {"bytes of memory": sum(inputs.values()) - shared, "bytes of memory in threads": shared}
 
 
-def kernels(items: Sequence[Converted], outputs: Iterable[Value]) -> tuple[int, float]:
-    """How many loops, products and convolutions XLA makes of a part, and the bytes that they read and write.
-
-    Args:
-        items: its equations, in order.
-        outputs: what is read of it by others.
-    """
-    loops = [_loop(node, 1) for node in _placed(items, outputs) if node.is_root]
-    return len(loops), sum(loop.get(name, 0.0) for loop in loops for name in ("bytes", "far bytes"))
-
-
 def _placed(items: Sequence[Converted], outputs: Iterable[Value]) -> list[_Node]:
     """The nodes of a part; each knows whether it is the last of a loop."""
     nodes = _linked(items, set(outputs))
