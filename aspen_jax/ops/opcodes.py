@@ -6,6 +6,7 @@ or b (bool); instructions of uint32 read int32 lanes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -176,6 +177,7 @@ _LANES: dict[str, str] = {
 }
 
 
+@functools.cache  # asked of each operand by each pass, and names of dtypes are made anew
 def lane_of(dtype: np.dtype) -> str | None:
     """The lane that a dtype is loaded into, or None where block programs can only copy it."""
     return _LANES.get(np.dtype(dtype).name)

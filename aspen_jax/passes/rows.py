@@ -53,10 +53,11 @@ def run(program: Program) -> Program:
         done.add(seed.output)
         space = Space.of(seed)
         if space is not None:
-            merged = _without_parts(program, space, seed)
-            program = (
-                _Search(*merged, space, seed).rewritten() or _Search(program, frozenset(), space, seed).rewritten() or program
-            )
+            changed, needed = _without_parts(program, space, seed)
+            found = _Search(changed, needed, space, seed).rewritten()
+            if found is None and changed is not program:
+                found = _Search(program, frozenset(), space, seed).rewritten()
+            program = found or program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,6 @@ def _without_parts(program: Program, space: Space, seed: Op) -> tuple[Program, f
     They are computed for each element instead, but for what depends on the row alone (`_Writer`). Returned too are the results of
     the ops that compute them, which see their inputs over all elements of the rows and so must become part of a row program.
     """
-    uses = program.uses()
     below = {seed.output}
     parts: list[Op] = []
     for op in program.ops:
@@ -138,7 +138,9 @@ def _without_parts(program: Program, space: Space, seed: Op) -> tuple[Program, f
                 parts.append(op)
             if kind is not None or op in parts[-1:]:
                 below.add(op.output)
-    ops = {op.output: op for op in program.ops}
+    if not parts:
+        return program, frozenset()
+    uses, ops = program.uses(), {op.output: op for op in program.ops}
     changed: set[Value] = set()
     for part in reversed(parts):
         readers = [reader and ops[reader.output] for reader, _ in uses[part.output] if reader is None or reader.output in ops]
@@ -152,7 +154,7 @@ def _without_parts(program: Program, space: Space, seed: Op) -> tuple[Program, f
             del ops[part.output]
             for item in part.inputs:
                 uses[item.value] += [(op, 0) for op in merged]
-    return program.replace(ops=tuple(ops.values())), frozenset(changed)
+    return program.replace(ops=tuple(ops.values())) if changed else program, frozenset(changed)
 
 
 def _over_rows(op: Op, space: Space) -> Op | None:
@@ -249,12 +251,13 @@ class _Search:
         def renamed(operands: Sequence[Operand]) -> tuple[Operand, ...]:
             return tuple(Operand(op.output, item.view) if item.value is last.output else item for item in operands)
 
+        readers = {reader for reader, _ in self.uses.get(last.output, ())}
         ops = []
         for old in self.program.ops:
             if old is last:
                 ops.append(op)
             elif old.output not in cluster:
-                ops.append(old.replace(inputs=renamed(old.inputs)))
+                ops.append(old.replace(inputs=renamed(old.inputs)) if old in readers else old)
         return self.program.replace(ops=tuple(ops), outputs=renamed(self.program.outputs))
 
 
