@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import threading
 import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+T = TypeVar("T")
 
 
 class Lock:
@@ -44,3 +49,20 @@ def _free_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_free_all_in_child)
+
+
+class cached_property(functools.cached_property[T]):
+    """A `functools.cached_property` without a lock. Two threads may compute it at once, and both get what was there first.
+
+    That of Python 3.11 has one lock for all objects of a class. A child would wait for the thread that was computing it.
+    """
+
+    if not TYPE_CHECKING and sys.version_info < (3, 12):
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            known = vars(instance)
+            if self.attrname not in known:
+                known.setdefault(self.attrname, self.func(instance))
+            return known[self.attrname]

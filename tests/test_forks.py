@@ -74,6 +74,7 @@ def work():
     for lock in locks:
         with lock, lock:  # its thread may enter again
             pass
+    assert not Slow().value
     compile_jaxpr(jaxpr, Options())
     for room in (measured, trial, kernel_choices):
         room.forget()
@@ -103,11 +104,24 @@ def forked(act):
 are_held, may_go = threading.Event(), threading.Event()
 
 
+class Slow:
+    def __init__(self, act=bool):
+        self.act = act
+
+    @forks.cached_property
+    def value(self):
+        return self.act()
+
+
+def wait():
+    are_held.set()
+    return may_go.wait()
+
+
 def hold():
     for lock in locks:
         lock.__enter__()
-    are_held.set()
-    may_go.wait()
+    assert Slow(wait).value
     for lock in locks:
         lock.__exit__()
 
@@ -227,6 +241,11 @@ def makes_a_lock(node: ast.AST) -> bool:
 def test_every_lock_of_the_package_takes_part_in_forks() -> None:
     found = {name for name, text in modules().items() if any(map(makes_a_lock, ast.walk(ast.parse(text))))}
     assert found == set(OF_PYTHON), "make it a forks.Lock, or say here why no child of a fork waits for it"
+
+
+def test_no_property_of_the_package_has_a_lock() -> None:
+    found = [name for name, text in modules().items() if "@functools.cached_property" in text or "import cached_property" in text]
+    assert not found, "make it a forks.cached_property"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -83,7 +82,7 @@ class Arrivals:
         wanted[list(self.parts_of)] = 1
         self._engine = graph.plan.arrivals(*self.waiting, wanted)
 
-    @functools.cached_property
+    @forks.cached_property
     def _first_piece(self) -> dict[int, int]:
         counts = [len(boxes) for boxes in self.pieces.values()]
         return dict(zip(self.pieces, (np.cumsum(counts) - counts).tolist(), strict=True))
