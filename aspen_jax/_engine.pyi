@@ -139,7 +139,7 @@ class Plan:
 
         Raises:
             InputError: something does not fit.
-            EngineError: memory is short, or no worker can be started.
+            EngineError: memory is short or beyond the limits, or no worker can be started.
         """
 
     def run_placed(
@@ -175,7 +175,8 @@ class Plan:
 
         Raises:
             InputError: something does not fit.
-            EngineError: a tile failed, or a compiled function said so. What a function in `place` raises is raised here.
+            EngineError: a tile failed, the run is beyond the limits, or a compiled function said so. What a function in `place`
+                raises is raised here.
         """
 
     @property
@@ -209,7 +210,10 @@ class Arrivals:
     def num_pieces(self) -> int: ...
 
 class ArrivingRun:
-    """A run that waits for pieces. Where it is dropped, it is cancelled, and waited for."""
+    """A run that waits for pieces. Where it is dropped, it is cancelled, and waited for.
+
+    Whoever asks for what has ended when the limit of time is over cancels it.
+    """
 
     def arrived(self, piece: int) -> None:
         """Say that the bytes of a piece are in the operand. Does nothing after `cancel`.

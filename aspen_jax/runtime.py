@@ -146,16 +146,20 @@ AS_BEFORE = _AsBefore()
 
 
 def limits(*, workspace: int | _AsBefore | None = AS_BEFORE, nanoseconds: int | _AsBefore | None = AS_BEFORE) -> Limits:
-    """Limit what runs of `TileGraph.run` and `TileGraph.timeline` may take, in the whole process.
+    """Limit what runs of graphs may take, in the whole process.
 
-    Use it before you run a graph from somebody whom you do not trust. Calls of decorated functions have no limits. Runs that have
-    begun keep the limits that they began with.
+    Use it before you run a graph from somebody whom you do not trust. Limits hold for `TileGraph.run`, `TileGraph.timeline`,
+    `aspen_jax.schedule.run`, and runs whose inputs arrive in pieces. Calls of decorated functions have no limits, under `jax.jit`
+    or without, nor have their streams: the graph of a call is your program's own. Runs that have begun keep the limits that they
+    began with.
 
     Args:
         workspace: the most bytes of memory that a run may need beside its inputs and results: its workspace, and the scratch of a
-            worker. A run that needs more is refused before it takes any. None: any number. Not given: as before.
-        nanoseconds: how long a run may take. A run that takes longer ends at its next tile. A tile that has begun is not stopped.
-            None: any number. Not given: as before.
+            worker. Of a run over several memories, the workspaces and results in all of them. A run that needs more is refused
+            before it takes any. None: any number. Not given: as before.
+        nanoseconds: how long a run may take. Waits count too: for other runs, for pieces of inputs, for copies between memories.
+            A run that takes longer ends at its next tile, and while it waits for pieces or copies. A tile that has begun is not
+            stopped, nor is a policy that places one. None: any number. Not given: as before.
 
     Returns:
         The limits that hold now. In a `with` statement they hold until its end, and then those from before.

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import aspen_jax
+import aspen_jax.schedule as sched
 from aspen_jax import TileGraph, aspen
 from aspen_jax.errors import EngineError, GraphFormatError, InputError
+from aspen_jax.graph.arrivals import Arrivals
 
 X = np.full((256, 256), 1e-3, np.float32)
 
@@ -138,3 +141,94 @@ def test_a_workspace_that_no_op_writes_is_refused(more: int, tmp_path: Path) -> 
         TileGraph.load(tmp_path / "g")
     with pytest.raises(GraphFormatError, match="of which its ops write the first"):
         large.run(X)
+
+
+def linked(latency_ns: int) -> sched.Machine:
+    links = [sched.Link("host", "fake", latency_ns, 1e9), sched.Link("fake", "host", latency_ns, 1e9)]
+    return sched.Machine([sched.Cpu(1), sched.Fake(1)], links)
+
+
+MACHINES = {
+    "one memory": sched.Machine([sched.Cpu(2)]),
+    "two memories": linked(1_000),
+}
+POLICIES = {"one memory": sched.ReadyPool(), "two memories": sched.LayerCut()}
+
+
+@pytest.mark.parametrize("memories", MACHINES)
+def test_limits_hold_for_runs_of_the_lab(memories: str) -> None:
+    graph, machine, policy = deep.graph(X), MACHINES[memories], POLICIES[memories]
+
+    def run() -> Any:
+        return sched.run(graph, X, machine=machine, policy=policy).results[0]
+
+    expected = graph.run(X)[0]
+    for nanoseconds in (0, 10**6):
+        with (
+            aspen_jax.limits(nanoseconds=nanoseconds),
+            pytest.raises(EngineError, match=rf"longer than the limit of {nanoseconds} nanoseconds.* raise the limit"),
+        ):
+            run()
+    apart = graph.apart.workspace_bytes * 2 + X.nbytes
+    least = graph.workspace_bytes if memories == "one memory" else apart
+    with aspen_jax.limits(workspace=least - 1), pytest.raises(EngineError, match=f"the limit is {least - 1}; raise the limit"):
+        run()
+    with aspen_jax.limits(workspace=least + (1 << 24), nanoseconds=10**12):
+        np.testing.assert_array_equal(run(), expected)
+
+
+def test_a_run_of_the_lab_ends_at_its_limit_while_a_copy_is_on_its_way() -> None:
+    begin = time.perf_counter()
+    with aspen_jax.limits(nanoseconds=10**8), pytest.raises(EngineError, match="longer than the limit"):
+        sched.run(deep.graph(X), X, machine=linked(300 * 10**9), policy=sched.LayerCut())
+    assert time.perf_counter() - begin < 60
+
+
+def halves(graph: TileGraph) -> Arrivals:
+    return Arrivals(graph, {0: np.array([[[0, 128], [0, 256]], [[128, 256], [0, 256]]])})
+
+
+@pytest.mark.parametrize("number_there", [0, 1, 2])
+def test_limits_of_time_hold_for_runs_whose_inputs_arrive(number_there: int) -> None:
+    graph = deep.graph_without_reuse(X)
+    arrivals = halves(graph)
+    for wait in (lambda run: run.results(60), lambda run: list(run.parts(60))):
+        with aspen_jax.limits(nanoseconds=10**6):
+            run = arrivals.start(None)
+            for piece in range(number_there):
+                run.put(0, piece, X[:128])
+            with pytest.raises(EngineError, match="longer than the limit of 1000000 nanoseconds"):
+                wait(run)
+        for piece in range(number_there, 2):
+            run.put(0, piece, X[:128])  # too late, and no error
+    run = arrivals.start(None)
+    for piece in range(2):
+        run.put(0, piece, X[:128])
+    np.testing.assert_array_equal(run.results(60)[0], graph.run(X)[0])
+
+
+def test_limits_of_memory_hold_for_runs_whose_inputs_arrive() -> None:
+    graph = deep.graph_without_reuse(X)
+    limit = graph.workspace_bytes - 1
+    with aspen_jax.limits(workspace=limit), pytest.raises(EngineError, match=f"the limit is {limit}; raise the limit"):
+        halves(graph).start(None)
+
+
+def test_a_limit_is_that_from_the_begin_of_an_arriving_run() -> None:
+    arrivals = halves(deep.graph_without_reuse(X))
+    with aspen_jax.limits(nanoseconds=10**12):
+        run = arrivals.start(None)
+    with aspen_jax.limits(nanoseconds=0):
+        for piece in range(2):
+            run.put(0, piece, X[:128])
+        run.results(60)
+
+
+@pytest.mark.parametrize("mode", ["forced", "choosing"])
+def test_calls_of_decorated_functions_have_no_limits(mode: str, request: pytest.FixtureRequest) -> None:
+    if mode == "choosing":
+        request.getfixturevalue("choosing")
+    expected = deep(X)
+    with aspen_jax.limits(workspace=0, nanoseconds=0):
+        for call in (deep, jax.jit(lambda x: deep(x)), deep.stream(X)):
+            np.testing.assert_array_equal(call(X), expected)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "aspen_jax"
 # What every room may import.
-COMMON = {"errors", "files", "runtime", "_engine", ""}
+COMMON = {"errors", "files", "forks", "runtime", "_engine", ""}
 
 
 def modules() -> dict[str, Path]:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from aspen_jax import aspen
+from aspen_jax import CUSTOM_CALL_TARGET, aspen
 
 SHARDED = Path(__file__).parent / "sharded_processes.py"
 COLLECTIVES = Path(__file__).parent / "collective_processes.py"
@@ -101,3 +101,31 @@ def test_types_with_shardings_are_no_error_where_jax_checks_types(checking):
     with jax.set_mesh(mesh):
         x = jax.device_put(np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512), P("x", None))
         np.testing.assert_allclose(aspen(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+@pytest.mark.parametrize("what", ["function", "gradient"])
+def test_what_is_exported_for_several_devices_runs_when_it_is_loaded(what, mode, request):
+    """XLA's partitioner would call Python, and an artifact has none to call."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    of_batch, of_weights = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    random = np.random.default_rng(7)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((64, 512), (512, 512)))
+
+    def layer(x, w):
+        return jnp.tanh(x @ w / 32)
+
+    def wanted(function):
+        return function if what == "function" else jax.grad(lambda x, w: jnp.sum(function(x, w) ** 2), argnums=1)
+
+    exported = jax.export.export(
+        jax.jit(wanted(aspen(layer, strict=True)), in_shardings=(of_batch, of_weights)),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)],
+    )(x, w)
+    assert CUSTOM_CALL_TARGET in exported.mlir_module()
+    loaded = jax.export.deserialize(exported.serialize())
+    assert loaded.nr_devices == 2
+    result = jax.jit(loaded.call)(jax.device_put(x, of_batch), jax.device_put(w, of_weights))
+    np.testing.assert_allclose(result, jax.jit(wanted(layer))(x, w), rtol=1e-4, atol=1e-4)

@@ -380,3 +380,15 @@ def test_another_sign_of_zero_is_a_change(mode, dtype, array, request):
         got = np.asarray(stream(array(x)), np.float32)
         np.testing.assert_array_equal(got, np.where(np.signbit(x.astype(np.float32)), -np.inf, np.inf))
     assert stream.last.tiles_run == 0
+
+
+def test_a_call_inside_of_a_call_is_refused(monkeypatch):
+    """A handler of a signal could make it. Both runs would write the same memory."""
+    x = np.ones(600, np.float32)
+    stream = aspen(lambda x: jnp.tanh(x) * 2).stream(x)
+    run = stream._incremental.run
+    monkeypatch.setattr(stream._incremental, "run", lambda _: stream(x))
+    with pytest.raises(EngineError, match="by a handler of a signal while it runs; call it when that has ended"):
+        stream(x)
+    monkeypatch.setattr(stream._incremental, "run", run)
+    np.testing.assert_array_equal(stream(2 * x), stream(2 * x))

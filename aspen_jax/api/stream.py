@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from aspen_jax import forks
 from aspen_jax.api.flat import FlatCall
-from aspen_jax.errors import InputError
+from aspen_jax.errors import EngineError, InputError
 from aspen_jax.graph.incremental import Incremental
 from aspen_jax.graph.tilegraph import TileGraph
 
@@ -91,14 +94,15 @@ class Stream:
         self._call = call
         self._leading = leading
         self._incremental = Incremental(graph)
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
+        self._runs_in: tuple[int, int] | None = None  # a process and its thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function of these arguments.
 
         Raises:
             InputError: structure, a shape, a dtype or a static argument is another one than in the first call.
-            EngineError: the run failed. The next call computes all.
+            EngineError: the run failed. The next call computes all. Or a handler of a signal made the call during another one.
         """
         kinds = set(map(type, jax.tree.leaves((args, kwargs))))
         if any(issubclass(kind, Tracer | jax.ShapeDtypeStruct) for kind in kinds):
@@ -109,11 +113,22 @@ class Stream:
             leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, aval.dtype)
             for leaf, aval in zip(leaves, avals, strict=True)
         ]
-        with self._lock:
+        with self._lock, self._running():
             computed, ran = self._incremental.run(inputs)
             copies = [jnp.asarray(np.array(result)) for result in computed]  # NumPy's, done before the next run writes there
             self._ran = ran
         return self._call.returned(copies)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        me = os.getpid(), threading.get_ident()
+        if self._runs_in == me:
+            raise EngineError(f"{self!r} is called by a handler of a signal while it runs; call it when that has ended")
+        self._runs_in = me
+        try:
+            yield
+        finally:
+            self._runs_in = None
 
     @property
     def last(self) -> Reach:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core
 
+from aspen_jax import forks
 from aspen_jax.api import arguments
 from aspen_jax.errors import InputError
 from aspen_jax.lowering.compile import Options, compile_jaxpr
@@ -82,7 +82,7 @@ def restore(tree: Any) -> Any:
 
 # id of an array -> the array, weakly, and what was prepared from it. It goes when the array goes.
 _prepared: dict[int, tuple[weakref.ref[Any], dict[Arrangement, PreparedArray]]] = {}
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def prepare(array: jax.Array, order: Sequence[int], summed: int = 0) -> PreparedArray:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from aspen_jax import forks
 from aspen_jax.graph.dag import expand
 from aspen_jax.ir.program import Op, Value
 
@@ -40,7 +40,7 @@ class Grid:
         cuts = (cut // size for cut, size in zip(self.cuts, op.unit_of(output), strict=True))
         return self if output is op.output else Grid(tuple(cuts), self.tiles)
 
-    @functools.cached_property
+    @forks.cached_property
     def boxes(self) -> np.ndarray:
         """The box of each cell."""
         counts = [len(cut) - 1 for cut in self.cuts]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import aspen_jax
+from aspen_jax import forks
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.ir.program import Op
 
@@ -59,7 +59,7 @@ def key(op: Op) -> str:
 
 
 _known: dict[int, Measurements] = {}
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def measurements(num_workers: int) -> Measurements:

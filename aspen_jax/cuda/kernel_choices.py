@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aspen_jax
+from aspen_jax import forks
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.cuda.candidates import Architecture, Candidate, legal
 from aspen_jax.cuda.device import architecture, card
@@ -172,7 +172,7 @@ def has_warpgroups() -> bool:
 
 
 _known: dict[tuple[str | None, str], KernelChoices] = {}
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def known() -> KernelChoices:

@@ -21,6 +21,7 @@
 #include "addresses.h"
 #include "desk.h"
 #include "expectation.h"
+#include "limits.h"
 #include "place.h"
 #include "placed_run.h"
 #include "turns.h"
@@ -289,13 +290,23 @@ class LabRun {
 
   Simulation run(std::span<const void* const> operands, std::span<void* const> results) {
     const nb::gil_scoped_release release;
-    return run_placed(plan_, operands, results, tiles_, machine_, kinds_, policy_, in_turn_ ? in_turn_ : where_, attendant_);
+    return run_placed(plan_, operands, results, tiles_, machine_, kinds_, policy_, in_turn_ ? in_turn_ : where_, attendant_,
+                      watched());
   }
 
   int64_t price_ns() const { return price_ns_.load(); }
   bool is_given_up() const { return is_given_up_; }
 
  private:
+  // Ctrl-C is the attendant's.
+  std::shared_ptr<Watch> watched() const {
+    try {
+      return watch_by_limits(*plan_, nullptr, machine_.num_memories());
+    } catch (const std::runtime_error& error) {
+      throw RunError(error.what());
+    }
+  }
+
   // A lane is in the policy while this lives.
   struct Placing {
     explicit Placing(std::atomic<bool>& is_placing) : is_placing(is_placing) {

@@ -17,6 +17,14 @@ int64_t sum(int64_t a, int64_t b) noexcept {
   return __builtin_add_overflow(a, b, &result) ? Limits::kNone : result;
 }
 
+int64_t needed_bytes(const Plan& plan, int num_memories) noexcept {
+  int64_t of_each_other = plan.graph().workspace_bytes;
+  for (size_t i = 0; i < plan.num_results(); ++i) of_each_other = sum(of_each_other, plan.result(i).bytes);
+  int64_t needed = sum(plan.graph().workspace_bytes, static_cast<int64_t>(plan.scratch_bytes()));
+  for (int memory = 1; memory < num_memories; ++memory) needed = sum(needed, of_each_other);
+  return needed;
+}
+
 }  // namespace
 
 Limits limits() noexcept {
@@ -57,9 +65,9 @@ void Watch::look() noexcept {
   next_look_ns_ = now_ns() + kLookNs;
 }
 
-std::shared_ptr<Watch> watch_by_limits(const Plan& plan, std::function<bool()> interrupted) {
+std::shared_ptr<Watch> watch_by_limits(const Plan& plan, std::function<bool()> interrupted, int num_memories) {
   const auto [workspace, nanoseconds] = limits();
-  const int64_t needed = sum(plan.graph().workspace_bytes, static_cast<int64_t>(plan.scratch_bytes()));
+  const int64_t needed = needed_bytes(plan, num_memories);
   if (needed > workspace) {
     throw std::runtime_error("a run of the graph needs a workspace and scratch of " + std::to_string(needed) +
                              " bytes, and the limit is " + std::to_string(workspace) +

@@ -49,8 +49,9 @@ class Watch {
   std::atomic<bool> was_interrupted_{false};
 };
 
-// Of a run that begins now, under the limits of the process; null where it has nothing to ask for. Throws std::runtime_error
-// where the plan needs more memory than runs may take.
-std::shared_ptr<Watch> watch_by_limits(const Plan& plan, std::function<bool()> interrupted = nullptr);
+// Of a run that begins now, under the limits of the process; null where it has nothing to ask for. A run of the lab may have its
+// buffers in several memories, of which the first has the caller's results. Throws std::runtime_error where the run needs more
+// memory than runs may take.
+std::shared_ptr<Watch> watch_by_limits(const Plan& plan, std::function<bool()> interrupted = nullptr, int num_memories = 1);
 
 }  // namespace aspen

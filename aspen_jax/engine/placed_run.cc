@@ -21,6 +21,7 @@
 #include "arena.h"
 #include "couriers.h"
 #include "float_mode.h"
+#include "limits.h"
 #include "parking.h"
 #include "ready_tiles.h"
 #include "run_state.h"
@@ -128,7 +129,7 @@ class PlacedRun final : public Traversal {
  public:
   PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
             const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds, const Policy& policy,
-            const PlaceTile& place, const Attendant& attendant)
+            const PlaceTile& place, const Attendant& attendant, std::shared_ptr<Watch> watch)
       : Traversal(graph.tiles(), graph.children().data(), graph.depths().size()),
         plan_(std::move(plan)),
         graph_(graph),
@@ -136,6 +137,7 @@ class PlacedRun final : public Traversal {
         kinds_(kinds),
         place_(place),
         attendant_(attendant),
+        watch_(std::move(watch)),
         resources_(place ? graph.num_tiles() : 0, kNowhere),
         rewrites_(plan_->graph().ops.size()),
         tiles_(graph.num_tiles()),
@@ -230,6 +232,7 @@ class PlacedRun final : public Traversal {
         fail(interrupted_);
         if (!until) until = Clock::now() + kPatience;
       }
+      may_go_on();  // a copy on a slow link is no tile that would ask
       if (until && Clock::now() > *until && attendant_.is_lost()) return is_over();
     }
     return true;
@@ -335,7 +338,7 @@ class PlacedRun final : public Traversal {
   }
 
   void execute(uint32_t tile, int lane, const LaneKind& kind, Arena& scratch) noexcept {
-    if (has_failed()) return;
+    if (!may_go_on()) return;
     const int memory = machine_.memory(machine_.resource(lane));
     const PlannedTile& planned = plan_->tiles()[tile];
     const RunOp& op = memories_[static_cast<size_t>(memory)]->op(planned.op);
@@ -343,10 +346,10 @@ class PlacedRun final : public Traversal {
     const int repeat = rewrites_[planned.op] ? 1 : kind.repeat;
     const int64_t begin = now();
     const char* message = nullptr;
-    for (int i = 0; i < repeat && message == nullptr && !has_failed(); ++i) message = op.run(args);
+    for (int i = 0; i < repeat && message == nullptr && may_go_on(); ++i) message = op.run(args);
     int64_t end = now();
     if (repeat < kind.repeat) {
-      for (const int64_t until = begin + kind.repeat * (end - begin); end < until && !has_failed(); end = now()) pause_core();
+      for (const int64_t until = begin + kind.repeat * (end - begin); end < until && may_go_on(); end = now()) pause_core();
     }
     tiles_[tile] = {tile, lane, begin, end};
     if (message != nullptr) fail_with([&] { return plan_->describe_tile(tile) + " failed: " + message; });
@@ -473,6 +476,14 @@ class PlacedRun final : public Traversal {
 
   bool has_failed() const noexcept { return has_failed_.load(std::memory_order_relaxed); }
 
+  // Fails the run where its watch says that it is over.
+  bool may_go_on() noexcept {
+    if (has_failed()) return false;
+    if (watch_ == nullptr || !watch_->is_over()) return true;
+    fail_with([this] { return watch_->why(); });
+    return false;
+  }
+
   // The first failure is the one reported; the tiles left are walked through without being executed.
   void fail(std::exception_ptr error) noexcept {
     // Relaxed will do: the threads are joined before the error is read.
@@ -505,6 +516,7 @@ class PlacedRun final : public Traversal {
   const std::span<const LaneKind> kinds_;
   const PlaceTile& place_;
   const Attendant& attendant_;
+  const std::shared_ptr<Watch> watch_;  // null: the run goes on to its last tile
   std::vector<std::unique_ptr<Memory>> memories_;
   std::vector<std::unique_ptr<Domain>> domains_;
   std::vector<int> resources_;  // of each tile that was placed
@@ -544,7 +556,7 @@ void check_apart(const Graph& graph) {
 
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
-                      const Policy& policy, const PlaceTile& place, const Attendant& attendant) {
+                      const Policy& policy, const PlaceTile& place, const Attendant& attendant, std::shared_ptr<Watch> watch) {
   if (operands.size() != plan->num_operands() || results.size() != plan->num_results() ||
       graph.num_tiles() != plan->num_tiles()) {
     throw std::invalid_argument("the call or the lab's graph is of another graph than the plan");
@@ -561,7 +573,8 @@ Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* co
         "with more than one memory a policy must say where tiles run; take one that places, such as Dmda");
   }
   if (machine.num_memories() > 1) check_apart(plan->graph());
-  auto run = std::make_unique<PlacedRun>(std::move(plan), operands, results, graph, machine, kinds, policy, place, attendant);
+  auto run = std::make_unique<PlacedRun>(std::move(plan), operands, results, graph, machine, kinds, policy, place, attendant,
+                                         std::move(watch));
   if (run->run()) return run->result();
   attendant.given_up();
   run.release()->rethrow();

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "limits.h"
 #include "plan.h"
 #include "policy.h"
 #include "virtual_graph.h"
@@ -42,12 +43,13 @@ struct Attendant {
 // The first memory is the caller's. Every other is an arena of its own, and copies keep to the pace of the links; with more than
 // one memory all begin as NaN, so that a copy that is missing shows in the results, and no two values that ops write may share
 // bytes. `place` may be called by many threads at once; without it there must be one memory. `kinds` has an entry for each
-// resource.
+// resource. A run that is watched ends as the runtime's do, and its copies hurry then.
 //
 // Throws std::invalid_argument where something does not fit, RunError where a tile fails, std::system_error where there are no
 // threads, and what `place` or the attendant throws; no thread is left then unless a lane was given up.
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
-                      const Policy& policy = kShallowFirst, const PlaceTile& place = {}, const Attendant& attendant = {});
+                      const Policy& policy = kShallowFirst, const PlaceTile& place = {}, const Attendant& attendant = {},
+                      std::shared_ptr<Watch> watch = nullptr);
 
 }  // namespace aspen

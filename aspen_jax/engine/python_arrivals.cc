@@ -27,6 +27,7 @@ PyArrivingRun::~PyArrivingRun() {
 
 EndedTiles& PyArrivingRun::ended() const {
   run_->check_process();
+  if (watch_ != nullptr && watch_->is_over()) run_->cancel(watch_->why());
   return *ended_;
 }
 
@@ -46,15 +47,17 @@ std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<c
   const Policy& policy = policy_called(order);
   const auto ended = std::make_shared<EndedTiles>(arrivals.wanted);
   std::shared_ptr<ArrivingRun> run;
+  std::shared_ptr<Watch> watch;
   try {
     const nb::gil_scoped_release release;
+    watch = watch_by_limits(*arrivals.arrivals->plan());
     run = runtime().start(
-        arrivals.arrivals, operands, results, [ended](const Failure& failure) { ended->close(failure); }, ended, run_key,
-        &policy);
+        arrivals.arrivals, operands, results, [ended](const Failure& failure) { ended->close(failure); }, ended, run_key, &policy,
+        watch);
   } catch (const std::runtime_error& error) {
     throw RunError(error.what());
   }
-  return std::make_shared<PyArrivingRun>(std::move(run), ended);
+  return std::make_shared<PyArrivingRun>(std::move(run), ended, std::move(watch));
 }
 
 void define_arrivals(nb::module_& module) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "arrivals.h"
+#include "limits.h"
 
 namespace aspen {
 
@@ -26,12 +27,13 @@ struct PyArrivals {
 // A run, and the arrays that it uses. Where Python drops it, the run is cancelled and waited for.
 class PyArrivingRun {
  public:
-  PyArrivingRun(std::shared_ptr<ArrivingRun> run, std::shared_ptr<EndedTiles> ended)
-      : run_(std::move(run)), ended_(std::move(ended)) {}
+  PyArrivingRun(std::shared_ptr<ArrivingRun> run, std::shared_ptr<EndedTiles> ended, std::shared_ptr<Watch> watch)
+      : run_(std::move(run)), ended_(std::move(ended)), watch_(std::move(watch)) {}
   ~PyArrivingRun();
 
   ArrivingRun& run() const { return *run_; }
-  // Throws std::invalid_argument in a fork: nobody there would end the tiles.
+  // What has ended. Cancels the run first if its time is over, so that nobody waits for pieces that come too late. Throws
+  // std::invalid_argument in a fork: nobody there would end the tiles.
   EndedTiles& ended() const;
 
   nanobind::object held;
@@ -39,11 +41,12 @@ class PyArrivingRun {
  private:
   std::shared_ptr<ArrivingRun> run_;
   std::shared_ptr<EndedTiles> ended_;
+  std::shared_ptr<Watch> watch_;  // null: no limits
 };
 
 PyArrivals make_arrivals(std::shared_ptr<const Plan> plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted);
 
-// `order` is the name of a policy.
+// Under the limits of the process. `order` is the name of a policy.
 std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<const void* const> operands,
                                          std::span<void* const> results, std::optional<int64_t> run_key,
                                          const std::string& order);

@@ -674,9 +674,10 @@ void Runtime::submit(std::shared_ptr<const Plan> plan, std::span<const void* con
 
 std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arrivals, std::span<const void* const> operands,
                                             std::span<void* const> results, Done done, std::shared_ptr<Observer> observer,
-                                            std::optional<int64_t> run_key, const Policy* policy) {
+                                            std::optional<int64_t> run_key, const Policy* policy, std::shared_ptr<Watch> watch) {
   RunState::Call call{.plan = arrivals->plan(), .done = std::move(done), .observer = std::move(observer), .policy = policy};
   call.arrivals = std::move(arrivals);
+  call.watch = std::move(watch);
   return impl_->start(call, operands, results, run_key);
 }
 

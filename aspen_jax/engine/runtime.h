@@ -57,9 +57,12 @@ class Runtime {
   //
   // While it waits for pieces it has a slot in the Ready Pool. At most kMostArriving such runs have one, so that peers who send
   // nothing keep no other run from it; the rest wait outside.
+  //
+  // A watch ends tiles, not waits: who waits for pieces that do not come asks the watch, and cancels the run.
   std::shared_ptr<ArrivingRun> start(std::shared_ptr<const Arrivals> arrivals, std::span<const void* const> operands,
                                      std::span<void* const> results, Done done, std::shared_ptr<Observer> observer = nullptr,
-                                     std::optional<int64_t> run_key = std::nullopt, const Policy* policy = nullptr);
+                                     std::optional<int64_t> run_key = std::nullopt, const Policy* policy = nullptr,
+                                     std::shared_ptr<Watch> watch = nullptr);
 
   // Inside `done` on a worker: whether it took so long that another thread stands in. False on other threads.
   bool is_replaced() noexcept;

@@ -7,7 +7,6 @@ with XLA between them. A function that is supported as a whole is one part.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from aspen_jax import forks
 from aspen_jax.frontend import user_code
 from aspen_jax.frontend.left_to_xla import REASONS
 from aspen_jax.frontend.partition import Converted, Fallback, Tileable, partition
@@ -159,7 +159,7 @@ class _Deferred:
     array: np.ndarray | None = None
     is_evaluated: bool = False  # `array` is what came of it, None where it is too large
 
-    @functools.cached_property
+    @forks.cached_property
     def depth(self) -> int:
         """How many of these stand behind each other."""
         return 1 + max((item.depth for item in self.inputs if isinstance(item, _Deferred)), default=0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from aspen_jax import runtime
+from aspen_jax import forks, runtime
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.graph.tilegraph import TileGraph
 
@@ -84,7 +82,7 @@ class Arrivals:
         wanted[list(self.parts_of)] = 1
         self._engine = graph.plan.arrivals(*self.waiting, wanted)
 
-    @functools.cached_property
+    @forks.cached_property
     def _first_piece(self) -> dict[int, int]:
         counts = [len(boxes) for boxes in self.pieces.values()]
         return dict(zip(self.pieces, (np.cumsum(counts) - counts).tolist(), strict=True))
@@ -106,7 +104,7 @@ class Arrivals:
 
         Raises:
             InputError: the inputs do not fit.
-            EngineError: the run cannot be started.
+            EngineError: the run cannot be started, or needs more memory than `aspen_jax.limits` allows.
         """
         graph = self.graph
         given = list(inputs)
@@ -120,7 +118,10 @@ class Arrivals:
 
 
 class ArrivingRun:
-    """A run whose inputs come in pieces. Any thread may bring pieces; one thread at a time reads parts."""
+    """A run whose inputs come in pieces. Any thread may bring pieces; one thread at a time reads parts.
+
+    `aspen_jax.limits` holds for it. Beyond its time it ends at its next tile, or when parts or results are asked for.
+    """
 
     def __init__(self, arrivals: Arrivals, operands: list[np.ndarray], results: list[np.ndarray], run: Any):
         """See `Arrivals.start`."""
@@ -129,7 +130,7 @@ class ArrivingRun:
         self._results = results
         self._run = run
         self._tiles_left = dict(arrivals._num_tiles)
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._brought: set[int] = set()
 
     @property

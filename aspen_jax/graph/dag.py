@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
+
+from aspen_jax import forks
 
 
 def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +55,7 @@ class Dag:
         row, position = expand(self.child_counts[nodes])
         return row, self.children[self._starts[nodes][row] + position]
 
-    @functools.cached_property
+    @forks.cached_property
     def levels(self) -> list[np.ndarray]:
         """The nodes by the longest path that leads to them. Nodes on a cycle or behind one are missing."""
         missing = self.parent_counts()
@@ -137,7 +137,7 @@ class Dag:
             result[asked] = (reach[after[asked]] >> bit & np.uint64(1)).astype(bool) & (before[asked] != after[asked])
         return result
 
-    @functools.cached_property
+    @forks.cached_property
     def _parent_range(self) -> tuple[np.ndarray, np.ndarray]:
         """The lowest and the highest parent of each node; of one without any, numbers that make an empty range."""
         parents, children = self.edges()
@@ -146,7 +146,7 @@ class Dag:
         np.maximum.at(highest, children, parents)
         return lowest, highest
 
-    @functools.cached_property
+    @forks.cached_property
     def _keys(self) -> np.ndarray:
         parents, children = self.edges()
         return np.sort(parents * self.size + children)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from aspen_jax import runtime
+from aspen_jax import forks, runtime
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph import graph_file, graph_format
 from aspen_jax.graph.dag import Dag
@@ -103,7 +102,7 @@ class TileGraph:
         """How many ops are tiled."""
         return len(self.ops)
 
-    @functools.cached_property
+    @forks.cached_property
     def dag(self) -> Dag:
         """The tiles and their edges."""
         return Dag(self.child_counts, self.children)
@@ -113,7 +112,7 @@ class TileGraph:
         """How many tiles each tile waits for."""
         return self.dag.parent_counts()
 
-    @functools.cached_property
+    @forks.cached_property
     def tile_bytes(self) -> np.ndarray:
         """How many bytes each tile writes, int64 [T]."""
         result = np.zeros(self.num_tiles, np.int64)
@@ -123,7 +122,7 @@ class TileGraph:
             result[tiles] = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * itemsize
         return result
 
-    @functools.cached_property
+    @forks.cached_property
     def carries_data(self) -> np.ndarray:
         """Of each edge, in the order of `children`, whether the child reads what its parent writes, bool [E].
 
@@ -133,7 +132,7 @@ class TileGraph:
 
         return carries_data(self)
 
-    @functools.cached_property
+    @forks.cached_property
     def apart(self) -> TileGraph:
         """The same ops, tiles and edges, with memory of its own for each value that an op writes.
 
@@ -181,7 +180,7 @@ class TileGraph:
             result.add_edge(parent, child, bytes=size[parent] if carries else 0)
         return result
 
-    @functools.cached_property
+    @forks.cached_property
     def shared_memory(self) -> dict[int, int]:
         """The operands that ops rewrite in place, and for each of them the result that may be given the same memory."""
         buffers = self.values[self.results, 0].tolist()
@@ -492,7 +491,7 @@ class TileGraph:
             f"{self.workspace_bytes / 2**20:.1f} MiB workspace)"
         )
 
-    @functools.cached_property
+    @forks.cached_property
     def _bytes(self) -> bytes:
         return self._encoded(self.fields)
 
@@ -525,16 +524,16 @@ class TileGraph:
             fields,
         )
 
-    @functools.cached_property
+    @forks.cached_property
     def _shape_starts(self) -> np.ndarray:
         return np.cumsum(self.values[:, 3]) - self.values[:, 3]
 
-    @functools.cached_property
+    @forks.cached_property
     def _box_starts(self) -> np.ndarray:
         widths = 2 * self.values[self.ops[self.tile_ops, 1], 3]
         return np.cumsum(widths) - widths
 
-    @functools.cached_property
+    @forks.cached_property
     def _by_op(self) -> np.ndarray:
         return np.argsort(self.tile_ops, kind="stable")
 
@@ -553,7 +552,7 @@ class TileGraph:
             _check_input(f"input {index}", array, *self.value(self.operands[index]))
         return [*arrays, *self.constants]
 
-    @functools.cached_property
+    @forks.cached_property
     def plan(self) -> Any:
         """The graph made ready for this machine's kernels: `_engine.Plan`."""
         from aspen_jax import _engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from aspen_jax import apu, runtime
+from aspen_jax import apu, forks, runtime
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.frontend.partition import Tileable
@@ -221,7 +220,7 @@ def _varying_as(item: Any, aval: Any) -> Any:
 
 
 _compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:

@@ -60,7 +60,9 @@ def _lower_compiled(
     ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Compiled, operands: Sequence[Any], spread: Any
 ) -> Any:
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
+    # XLA's partitioner calls Python for an operation that may be cut, and what is exported cannot.
+    is_whole = spread is None or ctx.module_context.lowering_parameters.for_export
+    call = partial(compiled.call, num_devices=1 if is_whole else sharding.num_devices(ctx))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+from aspen_jax import forks
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.cost import measured
 from aspen_jax.cost.timing import fastest
@@ -227,7 +227,7 @@ def _array(value: Value) -> np.ndarray:
 # None of a part for which no time was left: later processes have to choose alike, so its predictions decide from then on.
 _Kept = dict[str, Times | None]
 _times: dict[int, _Kept] = {}
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def _known(num_workers: int) -> _Kept:

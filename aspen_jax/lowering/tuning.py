@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from aspen_jax import apu
+from aspen_jax import apu, forks
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.cost.tiling import by_price
@@ -197,7 +197,7 @@ class _Search:
 
         return fastest([functools.partial(run, graphs) for graphs in sides], budget)
 
-    @functools.cached_property
+    @forks.cached_property
     def arrays(self) -> list[list[np.ndarray]]:
         return [[random_array(value) for value in program.inputs] for program in self.programs]
 

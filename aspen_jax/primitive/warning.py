@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
+from aspen_jax import forks
 from aspen_jax.cost import equations as cost
 from aspen_jax.primitive.choices import Choices
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("aspen_jax")
 LEAST_WORK = 1e6
 
 _warned: set[str] = set()
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def warn_of_all(jaxpr: core.Jaxpr, reason: str, choices: Choices) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aspen_jax import forks
 from aspen_jax.cost.timing import duration
 from aspen_jax.errors import InputError
 
@@ -115,7 +115,7 @@ class Timeline:
         caller = [(CALLER, "caller")] if (self.lane == CALLER).any() else []
         return [*caller, *enumerate(self._names)]
 
-    @functools.cached_property
+    @forks.cached_property
     def critical_path(self) -> list[int]:
         """The tiles that determined when the run ended, in order.
 
@@ -130,7 +130,7 @@ class Timeline:
             tile = before if lane_was_later else parent
         return path[::-1]
 
-    @functools.cached_property
+    @forks.cached_property
     def ready_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Times at which the number of tiles that are ready and have not begun changes, and the number from then on."""
         times, place = np.unique(np.concatenate([self.ready, self.begin]), return_inverse=True)

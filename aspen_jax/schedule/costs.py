@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import io
 import os
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aspen_jax import _engine
+from aspen_jax import _engine, forks
 from aspen_jax.errors import InputError
 from aspen_jax.files import read_text
 from aspen_jax.graph.tilegraph import TileGraph
@@ -63,7 +62,7 @@ class Costs:
         known = np.isfinite(self.ns)
         return np.where(known, self.ns, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
 
-    @functools.cached_property
+    @forks.cached_property
     def virtual(self) -> np.ndarray:
         """As the engine's clock takes them: int64, `_engine.NEVER` for inf."""
         return np.where(self.ns < 2.0**61, self.ns, 0).round().astype(np.int64) + np.where(self.ns < 2.0**61, 0, _engine.NEVER)

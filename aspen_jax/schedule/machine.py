@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from aspen_jax import _engine
+from aspen_jax import _engine, forks
 from aspen_jax.errors import InputError
 from aspen_jax.files import SMALL, read_text
 from aspen_jax.runtime import num_workers
@@ -177,7 +176,7 @@ class Machine:
         """A name for each lane, resource by resource."""
         return [f"{resource.name} {lane}" for resource in self.resources for lane in range(resource.lanes)]
 
-    @functools.cached_property
+    @forks.cached_property
     def lane_resources(self) -> np.ndarray:
         """The resource of each lane, int64 [lanes]."""
         return np.repeat(np.arange(len(self.resources)), [resource.lanes for resource in self.resources])
@@ -238,7 +237,7 @@ class Machine:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"{os.fspath(path)} describes no machine: {error}") from None
 
-    @functools.cached_property
+    @forks.cached_property
     def virtual(self) -> _engine.VirtualMachine:
         """The machine as the engine's clock knows it."""
         memories = self.memories

@@ -76,7 +76,8 @@ def run(
         UnsupportedError: the machine has a `Gpu`, which can only be simulated.
         InputError: the inputs do not fit, the policy places a tile where no resource is, no link leads to where it places one, or
             a core is not there.
-        EngineError: a tile failed, or the policy raised an exception, which is the cause of this one.
+        EngineError: a tile failed, the run was beyond `aspen_jax.limits`, or the policy raised an exception, which is the
+            cause of this one.
     """
     machine = Machine.here() if machine is None else machine
     policy = ReadyPool() if policy is None else policy

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import struct
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aspen_jax import forks
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.dtypes import DTYPES
 from aspen_jax.split.quantise import MAX_BITS, RAW, Quantised, checked_bits, code_dtype, computed_in, dequantise, quantise
@@ -206,7 +206,7 @@ class _Measured:
     AGAIN_AFTER = 256
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._costs: dict[tuple[int, int, int], tuple[int, dict[CodecName, Cost]]] = {}
 
     def choose(self, payload: np.ndarray, bits: int, bandwidth: float) -> CodecName:

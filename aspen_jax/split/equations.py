@@ -15,6 +15,7 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 
+from aspen_jax import forks
 from aspen_jax.api.flat import FlatCall
 from aspen_jax.errors import InputError
 from aspen_jax.frontend.trace import called_jaxpr
@@ -46,7 +47,7 @@ class FlatJaxpr:
     equations: tuple[core.JaxprEqn, ...]
     outputs: tuple[Atom, ...]
 
-    @functools.cached_property
+    @forks.cached_property
     def names(self) -> dict[core.Var, str]:
         """A name for each variable that is no constant, in the order in which they are set."""
         found = dict(zip(self.inputs, self.input_names, strict=True))

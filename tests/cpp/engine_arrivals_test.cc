@@ -80,11 +80,12 @@ std::shared_ptr<const Plan> failing_plan(const Dag& dag) {
 
 struct Arriving {
   Arriving(const std::shared_ptr<const Arrivals>& arrivals, const void* context, Done done,
-           std::shared_ptr<Observer> observer = nullptr, const Policy* policy = nullptr)
+           std::shared_ptr<Observer> observer = nullptr, const Policy* policy = nullptr, std::shared_ptr<Watch> watch = nullptr)
       : result(static_cast<size_t>(arrivals->plan()->result(0).dense.shape[0])) {
     const void* operands[] = {context};
     void* results[] = {result.data()};
-    run = runtime().start(arrivals, operands, results, std::move(done), std::move(observer), std::nullopt, policy);
+    run = runtime().start(arrivals, operands, results, std::move(done), std::move(observer), std::nullopt, policy,
+                          std::move(watch));
   }
 
   std::vector<int64_t> result;
@@ -257,6 +258,24 @@ TEST(a_run_whose_pieces_never_come_can_be_cancelled) {
     CHECK_EQ(errors[0], "the peer is gone");
     CHECK(bytes.recording.num_run() < dag.size());
     arriving.run->arrived(there);  // too late, and no error: whoever brings it cannot know
+  }
+}
+
+TEST(a_watched_run_ends_at_its_next_tile_once_its_pieces_are_there) {
+  runtime().set_num_workers(2);
+  const Dag dag = stencil_dag(4, 6);
+  const auto plan = reading_plan(dag);
+  const Reads reads{std::vector<std::vector<size_t>>(dag.size(), {0}), 1};
+  for (const int64_t nanoseconds : {int64_t{0}, int64_t{1} << 60}) {
+    Bytes bytes(dag, reads);
+    Waiter waiter;
+    const Arriving arriving(reads.arrivals(plan), &bytes, waiter.done(), nullptr, nullptr,
+                            std::make_shared<Watch>(nanoseconds, nullptr));
+    bytes.pieces[0] = 1;
+    arriving.run->arrived(0);
+    const auto errors = waiter.errors();
+    CHECK_EQ(errors.size(), nanoseconds == 0 ? 1u : 0u);
+    CHECK_EQ(bytes.recording.num_run(), nanoseconds == 0 ? 0u : dag.size());
   }
 }
 

@@ -451,6 +451,30 @@ TEST(the_calling_thread_is_asked_and_may_end_the_run) {
   }
 }
 
+TEST(a_run_whose_watch_is_over_ends_at_its_next_tile_and_waits_for_no_copy) {
+  const Dag dag = stencil_dag(4, 30);
+  const auto plan = recorded_plan(dag, 1);
+  const VirtualGraph graph = virtual_graph(plan->graph());
+  int64_t numbers[64];
+  void* results[] = {numbers};
+  const auto run = [&](const VirtualMachine& machine, const PlaceTile& place, int64_t nanoseconds) {
+    Recording recording(dag);
+    const void* operands[] = {&recording};
+    Attendant attendant;
+    attendant.attend = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+    attendant.is_lost = [] { return false; };
+    const auto watch = std::make_shared<Watch>(nanoseconds, nullptr);
+    run_placed(plan, operands, results, graph, machine, plain(machine), kShallowFirst, place, attendant, watch);
+  };
+  const PlaceTile alternately = [](uint32_t tile, int64_t) { return static_cast<int>(tile % 2); };
+  run(one_memory({2, 2}), {}, int64_t{1} << 60);
+  CHECK_THROWS(run(one_memory({2, 2}), {}, 0), "longer than the limit of 0 nanoseconds");
+  CHECK_THROWS(run(one_memory({2, 2}), alternately, 0), "longer than the limit of 0 nanoseconds");
+  constexpr int64_t kFiveMinutes = 300'000'000'000;
+  const VirtualMachine far({1, 1}, {0, 1}, {{0, 0}, {kFiveMinutes, 0}, {kFiveMinutes, 0}, {0, 0}});
+  CHECK_THROWS(run(far, alternately, 20'000'000), "longer than the limit of 20000000 nanoseconds");
+}
+
 TEST(who_comes_after_a_failure_throws_the_first_cause) {
   Turns turns;
   CHECK_EQ(turns.take([] { return 7; }), 7);
