@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
 from pathlib import Path
@@ -91,6 +92,15 @@ def test_the_module_knows_what_it_has_and_what_runs_here():
     assert runnable == [target for target in ALL if target in runnable]
     assert _engine.cpu_targets() == [target for target in compiled if target in runnable]
     assert runtime.targets_left_out() == [target for target in runnable if target not in compiled]
+
+
+@pytest.mark.parametrize("target", runtime.targets_left_out())  # none in a build for this machine
+def test_a_target_that_was_left_out_is_refused_with_the_option_to_have_it(target, tmp_path):
+    command = [sys.executable, "-P", "-c", "from aspen_jax import _engine; _engine.cpu_target()"]
+    environment = os.environ | {"ASPEN_CPU_TARGET": target}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert f"ASPEN_CPU_TARGET is '{target}'" in result.stderr
+    assert "ASPEN_CPU_TARGETS=all" in result.stderr
 
 
 @pytest.fixture
