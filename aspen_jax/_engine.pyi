@@ -21,6 +21,12 @@ def set_num_workers(n: int) -> None:
 def cpu_targets() -> list[str]:
     """Instruction sets that this build has kernels for and this machine can run, the best last."""
 
+def cpu_targets_compiled() -> list[str]:
+    """Instruction sets that this build has kernels for, whatever this machine can run."""
+
+def cpu_targets_runnable() -> list[str]:
+    """Instruction sets that this machine can run, whatever this build has kernels for, the best last."""
+
 def cpu_target() -> str:
     """The one in use: the best, or what ASPEN_CPU_TARGET says."""
 

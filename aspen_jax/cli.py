@@ -63,11 +63,15 @@ def demo(rounds: int = 15, workers: int | None = None) -> int:
 
 def info() -> int:
     """Say what is installed, on what machine, and what is chosen: versions, cores, workers, kernels."""
+    from aspen_jax import runtime
     from aspen_jax.report.machine import machine
 
     rows = [(name, _text(value)) for name, value in machine().items()]
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    if left_out := runtime.targets_left_out():
+        print(f"\nThis processor also runs {_text(left_out)}. To have kernels for all targets, run in a checkout of aspen_jax:")
+        print(f"    {runtime.HOW_TO_HAVE_ALL_TARGETS}")
     return 0
 
 

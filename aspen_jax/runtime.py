@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
+import os
 import pathlib
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +28,36 @@ except ModuleNotFoundError as error:
 
 CUSTOM_CALL_TARGET = "aspen_run"
 """Name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
+
+
+HOW_TO_HAVE_ALL_TARGETS = "pip install . -Ccmake.define.ASPEN_CPU_TARGETS=all"
+"""The command that compiles the kernels for every CPU target, in a checkout."""
+
+_logger = logging.getLogger("aspen_jax")
+_untold = threading.Lock()  # held once it was told
+
+
+def targets_left_out() -> list[str]:
+    """CPU targets that this machine can run and this build has no kernels for, the best last."""
+    built = _engine.cpu_targets_compiled()
+    return [target for target in _engine.cpu_targets_runnable() if target not in built]
+
+
+def tell_of_targets_left_out() -> None:
+    """Warn, once a process, that this machine could run faster kernels than this build has.
+
+    Whoever names a target by ASPEN_CPU_TARGET knows which one runs, and is not told.
+    """
+    best = _engine.cpu_targets_runnable()[-1]
+    if best not in targets_left_out() or os.environ.get("ASPEN_CPU_TARGET") or not _untold.acquire(blocking=False):
+        return
+    _logger.warning(
+        "this processor runs the CPU target %s, but this build has kernels for %s alone, which are slower; to have all, run "
+        '`%s` in a checkout. logging.getLogger("aspen_jax").setLevel("ERROR") silences this.',
+        best,
+        ", ".join(_engine.cpu_targets_compiled()),
+        HOW_TO_HAVE_ALL_TARGETS,
+    )
 
 
 @functools.cache
@@ -77,6 +110,7 @@ def engine_call(
         One array for each of `results`. What does not fit the graph is refused by the call itself, with an error of XLA.
     """
     ensure_registered()
+    tell_of_targets_left_out()
     call = jax.ffi.ffi_call(CUSTOM_CALL_TARGET, list(results), input_output_aliases=dict(shared_memory))
     return list(call(*operands, graph=graph))
 

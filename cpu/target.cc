@@ -1,16 +1,13 @@
 #include "target.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
-#if defined(__x86_64__) && defined(__linux__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include "peak.h"
+#include "processor.h"
 
 namespace aspen::cpu {
 
@@ -40,57 +37,39 @@ double measure_peak();
 
 namespace {
 
-struct Build {
+// What there is for this kind of processor, in ascending order of preference, compiled in or not.
+struct Known {
   Target target;
   std::string_view name;
   bool (*runs_here)();
+};
+
+constexpr Known kKnown[] = {
+    {Target::kPortable, "portable", [] { return true; }},
+#if defined(__x86_64__)
+    {Target::kAvx2, "avx2", has_avx2},
+    {Target::kAvx512, "avx512", has_avx512},
+    {Target::kAmx, "amx", may_use_amx},
+#endif
+};
+
+struct Build {
+  Target target;
   std::span<const Kernel> (*kernels)();
   int (*few_rows)();
   double (*measure_peak)();
 };
 
-#if defined(ASPEN_HAS_avx2) || defined(ASPEN_HAS_avx512)
-bool has_avx2() {
-  // __builtin_cpu_supports also asks the operating system whether it saves the wider registers.
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-}
-#endif
-
-#if defined(ASPEN_HAS_avx512)
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-
-// Whether there are matrix units for bfloat16, and this process may use them: Linux gives their registers, 8 KiB a thread, to
-// those processes alone that ask for them.
-bool may_use_amx() {
-#if defined(__linux__)
-  unsigned a, b, c, d;
-  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
-  constexpr unsigned kAvx512Bf16 = 1u << 5;
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & kAvx512Bf16) == 0) return false;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl(2)
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
 constexpr Build kBuilds[] = {
 #if defined(ASPEN_HAS_portable)
-    {Target::kPortable, "portable", [] { return true; }, portable::kernels, portable::few_rows, portable::measure_peak},
+    {Target::kPortable, portable::kernels, portable::few_rows, portable::measure_peak},
 #endif
 #if defined(ASPEN_HAS_avx2)
-    {Target::kAvx2, "avx2", has_avx2, avx2::kernels, avx2::few_rows, avx2::measure_peak},
+    {Target::kAvx2, avx2::kernels, avx2::few_rows, avx2::measure_peak},
 #endif
 #if defined(ASPEN_HAS_avx512)
-    {Target::kAvx512, "avx512", has_avx512, avx512::kernels, avx512::few_rows, avx512::measure_peak},
-    {Target::kAmx, "amx", may_use_amx, avx512::kernels_with_amx, avx512::few_rows, avx512::measure_peak},
+    {Target::kAvx512, avx512::kernels, avx512::few_rows, avx512::measure_peak},
+    {Target::kAmx, avx512::kernels_with_amx, avx512::few_rows, avx512::measure_peak},
 #endif
 };
 
@@ -111,19 +90,42 @@ Target choose() {
     if (name(target) == wanted) return target;
     choices += (choices.empty() ? "" : ", ") + std::string(name(target));
   }
+  std::string otherwise;
+  for (const Target target : runnable_targets()) {
+    if (name(target) == wanted) otherwise = " Or compile its kernels: cmake's option ASPEN_CPU_TARGETS=all does.";
+  }
   throw std::invalid_argument("ASPEN_CPU_TARGET is '" + std::string(wanted) + "', but this machine and build can run: " +
-                              choices + ". Unset the variable or set it to one of these.");
+                              choices + ". Unset the variable or set it to one of these." + otherwise);
 }
 
 }  // namespace
 
-std::string_view name(Target target) { return build_of(target).name; }
+std::string_view name(Target target) {
+  for (const Known& known : kKnown) {
+    if (known.target == target) return known.name;
+  }
+  throw std::invalid_argument("this kind of processor has no such CPU target; use one of runnable_targets()");
+}
+
+std::vector<Target> compiled_targets() {
+  std::vector<Target> targets;
+  for (const Build& build : kBuilds) targets.push_back(build.target);
+  return targets;
+}
+
+std::vector<Target> runnable_targets() {
+  std::vector<Target> targets;
+  for (const Known& known : kKnown) {
+    if (known.runs_here()) targets.push_back(known.target);
+  }
+  return targets;
+}
 
 std::vector<Target> available_targets() {
-  std::vector<Target> targets;
-  for (const Build& build : kBuilds) {
-    if (build.runs_here()) targets.push_back(build.target);
-  }
+  std::vector<Target> targets = runnable_targets();
+  std::erase_if(targets, [](Target target) {
+    return std::none_of(std::begin(kBuilds), std::end(kBuilds), [&](const Build& build) { return build.target == target; });
+  });
   return targets;
 }
 

@@ -15,6 +15,12 @@ enum class Target { kPortable, kAvx2, kAvx512, kAmx };
 
 std::string_view name(Target target);
 
+// The targets that were compiled in, in ascending order of preference; a build may leave some out (CMakeLists.txt).
+std::vector<Target> compiled_targets();
+
+// The targets that this machine can run, compiled in or not, in ascending order of preference; never empty.
+std::vector<Target> runnable_targets();
+
 // The targets that were compiled in and that this machine can run, in ascending order of preference; never empty.
 std::vector<Target> available_targets();
 

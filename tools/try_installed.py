@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import platform
 import shutil
 import struct
 import subprocess
@@ -15,7 +16,10 @@ import jax
 import numpy as np
 
 import aspen_jax
-from aspen_jax import TileGraph, aspen
+from aspen_jax import TileGraph, _engine, aspen
+
+# A wheel has kernels for all processors, also for those that this machine is not.
+TARGETS = {"x86_64": ["portable", "avx2", "avx512", "amx"]}
 
 # One product, one convolution and one reduction. An error instead of a fallback, so that it is tiles that are tried.
 ATTEMPTS = {
@@ -35,6 +39,7 @@ def main() -> None:
     report = subprocess.run([programs / "aspen", "info"], check=True, capture_output=True, text=True).stdout
     rows = dict(line.split(maxsplit=1) for line in report.splitlines() if len(line.split(maxsplit=1)) == 2)
     assert rows["aspen_jax"] == importlib.metadata.version("aspen_jax") == aspen_jax.__version__, report
+    assert _engine.cpu_targets_compiled() == TARGETS.get(platform.machine(), ["portable"]), report
 
     random = np.random.default_rng(0)
     for name, (function, shapes) in ATTEMPTS.items():

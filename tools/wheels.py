@@ -76,8 +76,9 @@ def fitting(programs: Path, out: Path) -> Path | None:
 
 
 def build(programs: Path, folder: Path) -> Path:
-    """A wheel of this checkout, as `pip install .` builds it too."""
-    run(programs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    """A wheel of this checkout, as `pip install .` builds it, but with the kernels of all targets: it goes to other machines."""
+    every_target = "--config-settings=cmake.define.ASPEN_CPU_TARGETS=all"
+    run(programs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", every_target, "--wheel-dir", folder, ROOT)
     (wheel,) = folder.glob("aspen_jax-*.whl")
     return wheel
 

@@ -95,9 +95,9 @@ cpu::Target target_named(const std::string& wanted) {
   throw std::invalid_argument("CPU target '" + wanted + "' is not available here; choose one of: " + choices);
 }
 
-std::vector<std::string> cpu_targets() {
+std::vector<std::string> names_of(const std::vector<cpu::Target>& targets) {
   std::vector<std::string> names;
-  for (const cpu::Target target : cpu::available_targets()) names.emplace_back(cpu::name(target));
+  for (const cpu::Target target : targets) names.emplace_back(cpu::name(target));
   return names;
 }
 
@@ -331,7 +331,9 @@ NB_MODULE(_engine, module) {
   module.def("num_workers", [] { return runtime().num_workers(); });
   module.def(
       "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>());
-  module.def("cpu_targets", &cpu_targets);
+  module.def("cpu_targets", [] { return names_of(cpu::available_targets()); });
+  module.def("cpu_targets_compiled", [] { return names_of(cpu::compiled_targets()); });
+  module.def("cpu_targets_runnable", [] { return names_of(cpu::runnable_targets()); });
   module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
   module.def("cpu_l2_cache_bytes", &cpu::l2_cache_bytes);
   module.def("cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); });

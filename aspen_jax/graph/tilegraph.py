@@ -557,6 +557,7 @@ class TileGraph:
         """The graph made ready for this machine's kernels: `_engine.Plan`."""
         from aspen_jax import _engine
 
+        runtime.tell_of_targets_left_out()
         return _engine.Plan(self.to_bytes())
 
 

@@ -29,6 +29,8 @@ def machine() -> dict[str, Any]:
         "usable cores": len(os.sched_getaffinity(0)),
         "workers": runtime.num_workers(),
         "cpu targets": _engine.cpu_targets(),
+        "cpu targets compiled": _engine.cpu_targets_compiled(),
+        "cpu targets left out": runtime.targets_left_out(),
         "cpu target in use": _engine.cpu_target(),
         "cuda back-end": False,
         "custom call": runtime.CUSTOM_CALL_TARGET,
