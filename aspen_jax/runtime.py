@@ -7,7 +7,6 @@ import logging
 import operator
 import os
 import pathlib
-import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +33,7 @@ HOW_TO_HAVE_ALL_TARGETS = "pip install . -Ccmake.define.ASPEN_CPU_TARGETS=all"
 """The command that compiles the kernels for every CPU target, in a checkout."""
 
 _logger = logging.getLogger("aspen_jax")
-_untold = threading.Lock()  # held once it was told
+_untold = [None]  # taken out by who tells; popping is atomic
 
 
 def targets_left_out() -> list[str]:
@@ -49,7 +48,11 @@ def tell_of_targets_left_out() -> None:
     Whoever names a target by ASPEN_CPU_TARGET knows which one runs, and is not told.
     """
     best = _engine.cpu_targets_runnable()[-1]
-    if best not in targets_left_out() or os.environ.get("ASPEN_CPU_TARGET") or not _untold.acquire(blocking=False):
+    if best not in targets_left_out() or os.environ.get("ASPEN_CPU_TARGET"):
+        return
+    try:
+        _untold.pop()
+    except IndexError:
         return
     _logger.warning(
         "this processor runs the CPU target %s, but this build has kernels for %s alone, which are slower; to have all, run "

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +110,7 @@ def built(monkeypatch):
         monkeypatch.setattr(_engine, "cpu_targets_compiled", lambda: list(compiled))
         monkeypatch.setattr(_engine, "cpu_targets_runnable", lambda: runnable)
 
-    monkeypatch.setattr(runtime, "_untold", threading.Lock())
+    monkeypatch.setattr(runtime, "_untold", [None])
     monkeypatch.delenv("ASPEN_CPU_TARGET", raising=False)
     return built
 
