@@ -3,6 +3,8 @@
 What XLA would do as fast is tiled all the same, so that small functions test kernels. The fixture `choosing` turns that off.
 
 XLA computes what to compare with, mostly once for each shape, so its code is not optimised: compiling takes longer than running.
+
+ASPEN_TEST_MODE=default does neither (`modes.py`); `test_default_mode.py` runs files so.
 """
 
 import os
@@ -12,18 +14,21 @@ from pathlib import Path
 
 import pytest
 
-_FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # what is set wins
-os.environ["KERAS_BACKEND"] = "jax"
-os.environ["ASPEN_DISABLE_PASSES"] = "choice"
-os.environ["ASPEN_TIME_CHOICES"] = "off"  # what was timed differs from run to run
-_cache = tempfile.TemporaryDirectory()  # removed at exit
-os.environ["ASPEN_CACHE_DIR"] = _cache.name
-
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from tests.content import begin, content, seed_of  # noqa: E402
+from tests.content import begin, content, seed_of
+from tests.modes import IS_DEFAULT, DefaultMode
+
+_FLAGS = "--xla_force_host_platform_device_count=2"
+if not IS_DEFAULT:
+    _FLAGS += " --xla_backend_optimization_level=0"
+    os.environ["ASPEN_DISABLE_PASSES"] = "choice"
+os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # what is set wins
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["ASPEN_TIME_CHOICES"] = "off"  # what was timed differs from run to run
+_cache = tempfile.TemporaryDirectory()  # removed at exit
+os.environ["ASPEN_CACHE_DIR"] = _cache.name
 
 os.environ["ASPEN_TEST_CONTENT"] = content()  # one for all processes, though somebody edits a file
 
@@ -33,6 +38,16 @@ def pytest_configure(config):
     """Examples of Hypothesis follow from the content too."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(seed_of("hypothesis"))
+    if IS_DEFAULT:
+        config.pluginmanager.register(DefaultMode())
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints what tests have to say though they passed."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, text in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(text)
 
 
 def pytest_report_header():
@@ -49,7 +64,7 @@ def pytest_runtest_setup(item):
 
 
 # They build programs, or run other tests in one process: a minute or two each.
-LONGEST = {"test_cpp.py", "test_gpu_check.py", "test_targets.py"}
+LONGEST = {"test_cpp.py", "test_default_mode.py", "test_gpu_check.py", "test_targets.py"}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -64,7 +79,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def choosing(monkeypatch):
     """What XLA does as fast is left to it, as outside of tests."""
-    monkeypatch.delenv("ASPEN_DISABLE_PASSES")
+    monkeypatch.delenv("ASPEN_DISABLE_PASSES", raising=False)
 
 
 def _workers_as_before():
