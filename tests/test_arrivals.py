@@ -14,11 +14,12 @@ import pytest
 from aspen_jax import num_workers, set_num_workers
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.graph.arrivals import Arrivals, whole_box
+from tests.content import seed_of
 from tests.random_programs import random_program
 from tests.tile_graphs import build_with_random_tiles, small_net
 
 SECONDS = 60.0  # a bound against hangs
-SEED = int.from_bytes(os.urandom(4), "little")
+SEED = seed_of(__name__)
 
 
 @pytest.fixture(params=[1, 3])

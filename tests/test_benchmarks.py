@@ -20,6 +20,9 @@ from benchmarks.__main__ import main
 from benchmarks.child import measure_in_child
 from benchmarks.kernel_cases import CASES
 from benchmarks.scheduler import parse
+from tests.content import generator
+
+RNG = generator(__name__)
 
 
 def test_overhead(record, capsys):
@@ -227,13 +230,13 @@ def test_serving_gives_all_servers_the_same_requests(record, capsys):
 
 
 def test_quantiles_have_intervals():
-    values = np.random.default_rng().permutation(1000).astype(float)
+    values = RNG.permutation(1000).astype(float)
     found = serving.quantiles(values.tolist())
     assert found[0] == (499.5, 468, 530)
     assert found[1][0] == pytest.approx(899.1)
     assert found[3][1:] == (996, np.inf), "too few for an end"
     for count in (1, 2, 60):
-        for middle, low, high in serving.quantiles(np.random.default_rng().random(count).tolist()):
+        for middle, low, high in serving.quantiles(RNG.random(count).tolist()):
             assert low <= middle <= high
 
 

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from aspen_jax import UnsupportedError, aspen
+from tests import modes
 from tests.test_transformations import kinked
 
 
@@ -113,6 +114,7 @@ def custom_calls(fun, *args):
 
 
 @pytest.mark.parametrize(("fun", "least_calls", "_"), CASES.values(), ids=CASES)
+@pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_bodies_are_tiled(fun, least_calls, _):
     decorated = aspen(fun)
     assert_close(decorated(W, X), jax.jit(fun)(W, X))
@@ -133,7 +135,7 @@ def test_derivatives(fun, _, backwards):
     if backwards:
         got, want = (jax.jit(jax.value_and_grad(item, (0, 1)))(W, X) for item in (ours, theirs))
         assert_close(got, want, 1e-4)
-        assert custom_calls(jax.grad(ours), W, X) >= 1
+        assert modes.IS_DEFAULT or custom_calls(jax.grad(ours), W, X) >= 1
     if fun is not with_custom_derivatives:
         directions = jnp.sin(W), jnp.cos(X)
         got, want = (jax.jit(lambda *args, item=item: jax.jvp(item, (W, X), args))(*directions) for item in (ours, theirs))
@@ -170,6 +172,7 @@ def test_a_loop_with_effects_is_left_alone(capfd):
     assert capfd.readouterr().out.count("y is 1") == 2
 
 
+@pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_the_loop_is_explained_and_its_bodies_are_parts():
     explanation = aspen(rnn).explain(W, X)
     assert [(item.primitive, item.reason) for item in explanation.fallbacks] == [

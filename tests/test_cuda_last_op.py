@@ -16,12 +16,13 @@ from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.transposed import TRANSPOSED, part_of
 from tests import cuda_host
+from tests.content import generator
 from tests.cuda_check import check, exactly, ops_of, prepared, run_on_host, trace_of
 from tests.test_cuda_kernels import assemble
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 NCHW = ("NCHW", "OIHW", "NCHW")
 FEWEST_TILES = 264  # of a launch (cuda/launch_graph.h)
 

@@ -224,6 +224,7 @@ def test_a_tracer_that_leaks_is_jaxs_error():
         jnp.sin(leaked[0])
 
 
+@pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_named_scopes_reach_the_metadata_of_the_custom_call():
     def fun(x):
         with jax.named_scope("attic"):

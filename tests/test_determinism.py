@@ -18,6 +18,7 @@ from aspen_jax.apu import Machine
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.passes import run_passes
+from tests.content import generator
 from tests.random_functions import random_function
 
 
@@ -53,7 +54,7 @@ def test_500_calls_from_4_threads_are_bitwise_equal(workers):
 # The number of workers decides how ops are cut into tiles. Of these a tile of few rows is summed in another order.
 CUT_MATTERS = {"matmul", "conv2d", "stack"}
 WORKERS = (1, 2, 3, 7, 16, 64)
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def normal(*shape: int) -> np.ndarray:

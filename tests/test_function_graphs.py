@@ -10,8 +10,9 @@ import pytest
 from aspen_jax import aspen
 from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -15,9 +15,12 @@ from aspen_jax.errors import GraphFormatError
 from aspen_jax.ops import FAMILIES
 from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import run_passes
+from tests.content import generator
 from tests.random_programs import random_program
 from tests.tile_graphs import FINE, build_with_random_tiles, changed
 from tests.tracing import traced
+
+RNG = generator(__name__)
 
 ROWS, COLUMNS = 16384, 256
 
@@ -266,8 +269,7 @@ TRANSFORMED = {
 @pytest.mark.parametrize("append", APPENDS)
 def test_caches_under_transformations(append, transformed, donated):
     """Those that are not donated are as they were after the call, and may be used again."""
-    rng = np.random.default_rng()
-    cache, row = rng.standard_normal((4, 16, 8), np.float32), rng.standard_normal((4, 8), np.float32)
+    cache, row = RNG.standard_normal((4, 16, 8), np.float32), RNG.standard_normal((4, 8), np.float32)
     places = np.array([14, 5, 0, 3], np.int32)  # of the first the last turn of the loop is clamped
     change, are_many = TRANSFORMED[transformed]
     cache, row, places = (item if many else item[0] for item, many in zip((cache, row, places), are_many, strict=True))

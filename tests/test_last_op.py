@@ -18,9 +18,10 @@ from aspen_jax.ir.program import Program
 from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.passes import last_op, run_passes
 from tests.changed_words import most_are_refused
+from tests.content import generator
 from tests.tiled import TINY_TILES, check, run_tiled
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 SIZED = Machine(tile_ns=0.0, shortest_tile_ns=1.0, tiles_per_worker=3)
 
 

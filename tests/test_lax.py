@@ -16,6 +16,9 @@ from jax import lax
 
 from aspen_jax import UnsupportedError, aspen
 from aspen_jax.ops.opcodes import FLOATS, INTS
+from tests.content import generator
+
+RNG = generator(__name__)
 
 SHAPES = ((), (1,), (7,), (3, 1), (2, 3, 17), (0, 4))
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, -1e-30, 88.0, -88.0)
@@ -206,8 +209,7 @@ def test_movement(dtype):
 @pytest.mark.parametrize("out_dtype", ["int16", "int32", "float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "float16", "bfloat16", "float32"])
 def test_a_product_may_have_another_dtype_than_its_factors(dtype, out_dtype):
-    rng = np.random.default_rng()
-    x, y = (jnp.asarray(rng.integers(0, 100, (5, 7)), dtype) for _ in range(2))  # products overflow int8
+    x, y = (jnp.asarray(RNG.integers(0, 100, (5, 7)), dtype) for _ in range(2))  # products overflow int8
     expected = lax.mul(x, y, out_dtype=jnp.dtype(out_dtype))
     result = aspen(lambda x, y: lax.mul(x, y, out_dtype=jnp.dtype(out_dtype)))(x, y)
     assert result.dtype == expected.dtype

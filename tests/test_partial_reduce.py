@@ -22,11 +22,12 @@ from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
 from aspen_jax.passes import partial_reduce, run_passes
 from tests import cuda_host
 from tests.changed_words import most_are_refused
+from tests.content import generator
 from tests.cuda_check import check as check_on_host
 from tests.cuda_check import ops_of
 from tests.tiled import TINY_TILES, check, run_tiled
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 SIZED = Machine(tile_ns=0.0, shortest_tile_ns=1.0, tiles_per_worker=3)
 
 

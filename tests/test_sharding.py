@@ -42,14 +42,17 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert output.strip().endswith("all is well")
 
 
+@pytest.mark.one_mode("its processes set their own mode")
 def test_four_devices(tmp_path):
     finish(start(tmp_path, "--xla_force_host_platform_device_count=4"))
 
 
+@pytest.mark.one_mode("its processes set their own mode")
 def test_four_devices_by_default(tmp_path):
     finish(start(tmp_path, "--xla_force_host_platform_device_count=4", "replicated", mode=""))
 
 
+@pytest.mark.one_mode("its processes set their own mode")
 def test_two_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -61,6 +64,7 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.parametrize("mode", ["", "choice"], ids=["default", "forced"])
 @pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.one_mode("its processes set their own mode")
 def test_collectives_of_more_devices_than_cores_end(devices, mode, tmp_path):
     """XLA goes on from our call to a collective, which waits for the other devices' calls."""
     flags = f"--xla_force_host_platform_device_count={devices}"

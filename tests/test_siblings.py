@@ -20,7 +20,10 @@ from benchmarks.models.transformer import Config
 from benchmarks.network.in_jax import in_jax
 from benchmarks.network.parameters import draw, draw_inputs
 from tests import cuda_host
+from tests.content import generator
 from tests.cuda_check import exactly, ops_of, prepared, run_on_host, trace_of
+
+RNG = generator(__name__)
 
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
@@ -31,7 +34,7 @@ HEADS, WIDTH = 4, 64
 
 
 def normal(*shape, dtype=np.float32):
-    return (np.random.default_rng().standard_normal(shape, np.float32) / np.sqrt(shape[0])).astype(dtype)
+    return (RNG.standard_normal(shape, np.float32) / np.sqrt(shape[0])).astype(dtype)
 
 
 def widths(ops):

@@ -13,8 +13,9 @@ from aspen_jax.split import cut
 from aspen_jax.split.accuracy import AccuracyMap, accuracy_map, relu_outputs
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.quantise import RAW, dequantise, quantise
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def scores(params, x):

@@ -11,8 +11,9 @@ import pytest
 
 from aspen_jax.split.profile import Link, Profile, Times
 from benchmarks.split import bed, link, loads, plans
+from tests.content import generator
 
-RANDOM = np.random.default_rng()
+RANDOM = generator(__name__)
 
 
 @pytest.fixture

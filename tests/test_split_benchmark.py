@@ -14,8 +14,9 @@ from benchmarks.__main__ import main
 from benchmarks.split import energy, link, networks, trained
 from benchmarks.split.over_links import Options
 from benchmarks.split.trained import Trained
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from aspen_jax.errors import InputError
 from aspen_jax.split import codec as codec_module
 from aspen_jax.split.codec import CODECS, Cost, Limits, pack, packed_codes, quickest, unpack, unpacked_codes
 from aspen_jax.split.quantise import dequantise, quantise
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 # `ASPEN_HOSTILE_MESSAGES=100000 pytest tests/test_split_codec.py` sends more.
 HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "10000"))
 DTYPES = [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import multiprocessing
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,16 +18,18 @@ from aspen_jax.api.flat import FlatCall
 from aspen_jax.split import Crossing, ScanStep, crossing, crossings, cut, num_cuts
 from aspen_jax.split.equations import FlatJaxpr, flatten
 from tests import split_networks
+from tests.content import seed_of
+from tests.rotation import share
 from tests.split_networks import SHALLOW, SMALL, ZOO, build
 
-SEED = time.time_ns() % (1 << 32)  # other inputs in each run; assertions name it
+SEED = seed_of(__name__)
 PATIENCE = 300  # seconds, against a hang
 
-# One shallow network a day, at two cuts. ASPEN_SPLIT_NETWORKS=all cuts every one at twelve, or it names some.
+# One shallow network, at two cuts. ASPEN_SPLIT_NETWORKS=all cuts every one at twelve, or it names some.
 ASKED = os.environ.get("ASPEN_SPLIT_NETWORKS", "")
 CUTS = 12 if ASKED else 2
-OF_TODAY = [list(SHALLOW)[datetime.date.today().toordinal() % len(SHALLOW)]]
-NETWORKS = list(ZOO) if ASKED == "all" else (ASKED.split(",") if ASKED else OF_TODAY)
+ONE = share(list(SHALLOW), __name__, turns=len(SHALLOW))
+NETWORKS = list(ZOO) if ASKED == "all" else (ASKED.split(",") if ASKED else ONE)
 
 
 class Pair:
@@ -147,7 +147,7 @@ def naive_crossing(jaxpr: FlatJaxpr, k: int) -> list[Any]:
     return [var for var in before if id(var) in needed and var not in jaxpr.weights]
 
 
-@pytest.mark.parametrize("name", [*SMALL, *OF_TODAY])
+@pytest.mark.parametrize("name", [*SMALL, *ONE])
 def test_what_crosses_is_what_is_needed_behind_the_cut(name):
     fun, arguments = build(name, SEED)
     jaxpr = flatten(FlatCall.of(fun, arguments, {}))

@@ -24,6 +24,7 @@ from aspen_jax import InputError, aspen
 from aspen_jax.errors import LinkError
 from aspen_jax.split import ScanStep, cut, num_cuts
 from benchmarks.split import bed
+from tests.content import generator
 from tests.split_functions import net, net_args
 
 grpc = pytest.importorskip("grpc", reason="pip install 'aspen_jax[split]'")
@@ -43,7 +44,7 @@ from aspen_jax.split import (  # noqa: E402
 
 FILE = Path(__file__).parent / "split_functions.py"
 ROOT = FILE.parents[1]
-RANDOM = np.random.default_rng()
+RANDOM = generator(__name__)
 # To send more: ASPEN_HOSTILE_MESSAGES=100000 pytest -n 0 tests/test_split_link.py -k hostile
 HOSTILE_MESSAGES = int(os.environ.get("ASPEN_HOSTILE_MESSAGES", "1000"))
 LONG = 60  # seconds; only a hang lasts as long

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import socket
 import struct
 import threading
@@ -17,9 +16,10 @@ from aspen_jax.errors import AspenError, EngineError, InputError
 from aspen_jax.graph.arrivals import Arrivals, whole_box
 from aspen_jax.split.cut import cut
 from aspen_jax.split.overlap import receive, send
+from tests.content import seed_of
 
 SECONDS = 60.0
-SEED = int.from_bytes(os.urandom(4), "little")
+SEED = seed_of(__name__)
 X = np.random.default_rng(SEED).standard_normal((1, 32, 32, 16), np.float32)
 W = np.random.default_rng(1).standard_normal((3, 3, 16, 16), np.float32) / 12
 

@@ -21,8 +21,9 @@ from aspen_jax.split.measure import _labelled, measure, measure_times, op_equati
 from aspen_jax.split.profile import Link, Network, Profile, Times, share_out
 from aspen_jax.split.quantise import RAW
 from aspen_jax.split.schedule import Target, choose
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def network(x):

@@ -8,9 +8,10 @@ import pytest
 
 from aspen_jax.errors import InputError
 from aspen_jax.split.quantise import RAW, dequantise, quantise
+from tests.content import generator
 
 FLOATS = [np.dtype(name) for name in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def unit(values: np.ndarray) -> float:

@@ -10,8 +10,9 @@ import pytest
 
 from aspen_jax.errors import InputError
 from aspen_jax.split.schedule import METRICS, Constraint, Metrics, Replanner, Target, choose, has_moved
+from tests.content import generator
 
-RNG = np.random.default_rng()
+RNG = generator(__name__)
 
 
 def random_metrics(cuts: int, bits: int) -> Metrics:

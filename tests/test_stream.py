@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +15,13 @@ from aspen_jax import EngineError, InputError, UnsupportedError, apu, aspen
 from aspen_jax.api.stream import Reach
 from aspen_jax.graph.incremental import Incremental
 from aspen_jax.passes import run_passes
+from tests.content import seed_of
 from tests.random_programs import random_program
 from tests.tile_graphs import build_with_random_tiles
 from tests.tiled import TINY_TILES
 from tests.tracing import traced
 
-SEED = time.time_ns() % (1 << 32)  # other inputs in each run; assertions name it
+SEED = seed_of(__name__)
 
 
 def normal(random, *shape):

@@ -1,6 +1,6 @@
 """The kernel tests again, in a process of its own for each CPU target that the machine has and this process does not use.
 
-A quarter of the files a day (`rotation.py`).
+A quarter of the files (`rotation.py`), other ones for each target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from aspen_jax import _engine
-from tests.rotation import DAYS, today, todays
+from tests.content import content
+from tests.rotation import share
 
 KERNEL_TESTS = [
     "test_convolutions.py",
@@ -41,7 +42,7 @@ ALIKE = {"avx512", "amx"}
 @pytest.mark.parametrize("target", OTHERS)
 def test_kernels_on_target(target, tmp_path):
     tests = Path(__file__).parent
-    names = ["test_bf16x6.py"] if {target, _engine.cpu_target()} == ALIKE else todays(KERNEL_TESTS)
+    names = ["test_bf16x6.py"] if {target, _engine.cpu_target()} == ALIKE else share(KERNEL_TESTS, target)
     command = [
         sys.executable,
         "-m",
@@ -53,8 +54,8 @@ def test_kernels_on_target(target, tmp_path):
         "no:cacheprovider",
         *(str(tests / name) for name in names),
     ]
-    # A file has its turn every DAYS days, and other cases of its own each time.
-    environment = {**os.environ, "ASPEN_CPU_TARGET": target, "ASPEN_TEST_DAY": str(today() // DAYS)}
+    # Other cases than in this process.
+    environment = {**os.environ, "ASPEN_CPU_TARGET": target, "ASPEN_TEST_CONTENT": f"{content()}-{target}"}
     # Elsewhere than in the checkout, which would shadow the installed package.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

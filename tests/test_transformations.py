@@ -709,6 +709,7 @@ def test_primitives_of_hijax():
 
 
 @pytest.mark.skipif(not hasattr(hijax, "HiPrim"), reason="this JAX leaves a function with such primitives to XLA")
+@pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_primitives_of_hijax_leave_the_rest_in_tiles():
     def fun(x):
         return jnp.tanh(x @ x) + jnp.interp(x[0], jnp.sort(x[1]), x[2])
@@ -740,6 +741,7 @@ def test_unused_outputs_and_inputs_are_dropped():
     assert_same(jax.jit(lambda x, y, z: decorated(x, y, z)[1])(1.0, 2.0, 3.0), jnp.cos(2.0))
 
 
+@pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_export():
     exported = functools.partial(export.export, disabled_checks=[export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)])
     jitted = jax.jit(aspen(lambda x, w: jnp.tanh(x @ w)))

@@ -47,11 +47,11 @@ def main(
     sys.path.append(str(ROOT))
     import jax
 
-    from tests.content import content, first_seed
+    from tests.content import content, seed_of
     from tests.random_checks import Tally, faults
 
-    first = first_seed() if seed is None else seed
-    print(f"jax {jax.__version__}, {mode}, content {content()[:12]}, seeds from {first}", flush=True)
+    first = seed_of("random programs") * 1_000_000 if seed is None else seed
+    print(f"jax {jax.__version__}, {mode}, content {content()}, seeds from {first}", flush=True)
     start = time.monotonic()
     tally = Tally()
     wrong: Counter[str] = Counter()

@@ -1,0 +1,71 @@
+"""What users write, tested as users run it: the chooser decides what becomes tiles, and XLA optimises its code.
+
+The files run again in a process of their own (`modes.py`). ASPEN_TEST_SWEEPS=all runs all of their cases.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+FILES = (
+    "test_client_programs.py",
+    "test_control_flow.py",
+    "test_day_one.py",
+    "test_frontend.py",
+    "test_nnx.py",
+    "test_readers.py",
+    "test_sharding.py",
+    "test_transformations.py",
+)
+FORCING = ("XLA_FLAGS", "ASPEN_DISABLE_PASSES")  # which conftest.py sets
+
+
+def run_in_default_mode(folder: Path, *arguments: str, **environment: str) -> list[str]:
+    """Lines that pytest prints, started elsewhere than in the checkout, which would shadow the installed package."""
+    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", "-p", "no:cacheprovider", *arguments]
+    kept = {name: value for name, value in os.environ.items() if name not in FORCING}
+    environment = {**kept, "ASPEN_TEST_MODE": "default", **environment}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    return result.stdout.splitlines()
+
+
+def test_what_users_write_in_the_default_mode(tmp_path, record_property):
+    lines = run_in_default_mode(tmp_path, *(str(TESTS / name) for name in FILES))
+    said = [line for line in lines if line.startswith("default mode: ")]
+    assert len(said) == len(FILES) + 1
+    record_property("summary", "\n".join([*said, f"default mode: {lines[-1]}"]))
+
+
+CASES = """
+import os
+import jax.numpy as jnp
+import pytest
+from aspen_jax import aspen
+
+def test_nothing_forces():
+    assert "ASPEN_DISABLE_PASSES" not in os.environ
+    assert "optimization_level" not in os.environ["XLA_FLAGS"]
+    assert not aspen(jnp.sin).explain(jnp.ones(3)).parts
+
+def test_tiles():
+    aspen(jnp.sin, strict=True)(jnp.ones(3))
+
+@pytest.mark.one_mode("fails")
+def test_of_another_mode():
+    raise AssertionError
+"""
+
+
+def test_cases_that_build_tiles_are_counted(tmp_path):
+    shutil.copy(TESTS / "conftest.py", tmp_path)
+    (tmp_path / "test_cases.py").write_text(CASES)
+    # Packages come from where they come from here; the copied conftest.py does not know the checkout.
+    environment = {"ASPEN_TEST_SWEEPS": "all", "PYTHONPATH": os.pathsep.join(sys.path)}
+    lines = run_in_default_mode(tmp_path, "test_cases.py", **environment)
+    assert "default mode: test_cases.py: 1 of 2 cases built tiles" in lines
