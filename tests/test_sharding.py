@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import AxisType
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from aspen_jax import aspen
+from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
 
 SHARDED = Path(__file__).parent / "sharded_processes.py"
 COLLECTIVES = Path(__file__).parent / "collective_processes.py"
@@ -101,3 +101,32 @@ def test_types_with_shardings_are_no_error_where_jax_checks_types(checking):
     with jax.set_mesh(mesh):
         x = jax.device_put(np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512), P("x", None))
         np.testing.assert_allclose(aspen(function)(x), jax.jit(function)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_sharded_functions_are_exported(mode, request):
+    """A file cannot hold the Python that cuts a call along the batch, so XLA runs them."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P("x", None))
+    x, w = (np.random.default_rng(seed).normal(size=(512, 512)).astype(np.float32) for seed in (0, 1))
+    allowed = [export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)]
+
+    def layer(x):
+        return jnp.tanh(x @ w / 16).reshape(-1, 64, 8).sum(1)
+
+    def gradient(x):
+        return jax.grad(lambda x: layer(x).sum())(x)
+
+    for fun in (layer, gradient):
+        jitted = jax.jit(aspen(fun), in_shardings=rows, out_shardings=rows)
+        exported = export.export(jitted, disabled_checks=allowed)(x)
+        again = export.deserialize(exported.serialize())
+        np.testing.assert_allclose(jax.jit(again.call, in_shardings=rows)(x), jax.jit(fun)(x), rtol=1e-4, atol=1e-4)
+        assert CUSTOM_CALL_TARGET in jitted.lower(x).compile().as_text()
+        with pytest.raises(UnsupportedError, match="exported for several devices"):
+            export.export(jax.jit(aspen(fun, strict=True), in_shardings=rows), disabled_checks=allowed)(x)
+        # Inside of jax.shard_map each device's call is whole.
+        local = jax.jit(jax.shard_map(aspen(fun), mesh=mesh, in_specs=P("x", None), out_specs=P("x", None)))
+        assert CUSTOM_CALL_TARGET in export.export(local, disabled_checks=allowed)(x).mlir_module()
