@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -130,3 +131,23 @@ def test_sharded_functions_are_exported(mode, request):
         # Inside of jax.shard_map each device's call is whole.
         local = jax.jit(jax.shard_map(aspen(fun), mesh=mesh, in_specs=P("x", None), out_specs=P("x", None)))
         assert CUSTOM_CALL_TARGET in export.export(local, disabled_checks=allowed)(x).mlir_module()
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_the_program_of_a_mesh_says_what_it_computes(mode, request):
+    """JAX's cache on disk takes programs of one text for one program, and addresses of Python objects come again."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    rows = NamedSharding(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,)), P("x", None))
+    x = jax.device_put(np.ones((512, 512), np.float32), rows)
+
+    def text(factor: float, function=jnp.tanh) -> str:
+        def layer(x, w):
+            return function(x @ w) * factor
+
+        lowered = jax.jit(aspen(layer)).lower(x, np.ones((512, 512), np.float32)).as_text()
+        assert "CustomSPMDPartitioning" in lowered
+        return re.sub(r'backend_config = "\d+"', "", lowered)
+
+    assert text(0.5) == text(0.5)
+    assert len({text(0.5), text(0.25), text(0.5, jnp.sin)}) == 3
