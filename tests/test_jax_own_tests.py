@@ -40,6 +40,9 @@ SAMPLE = """
         def test_export(self):
             exported = jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x))(jnp.ones((3, 3)))
             self.assertEqual("aspen_run" in exported.mlir_module(), decorated)
+            (size,) = jax.export.symbolic_shape("size")
+            counted = jax.jit(lambda x: x + jnp.arange(x.shape[0], dtype=x.dtype))
+            jax.export.export(counted)(jax.ShapeDtypeStruct((size,), np.float32))
 
         def test_operations(self):
             self._CompileAndCheck(jnp.sin, lambda: [jnp.ones(3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from aspen_jax import CUSTOM_CALL_TARGET, aspen
+from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
 
 SHARDED = Path(__file__).parent / "sharded_processes.py"
 COLLECTIVES = Path(__file__).parent / "collective_processes.py"
@@ -108,28 +109,49 @@ def test_types_with_shardings_are_no_error_where_jax_checks_types(checking):
 
 
 @pytest.mark.parametrize("mode", ["forced", "default"])
-@pytest.mark.parametrize("what", ["function", "gradient"])
-def test_what_is_exported_for_several_devices_runs_when_it_is_loaded(what, mode, request):
-    """XLA's partitioner would call Python, and an artifact has none to call."""
+def test_sharded_functions_are_exported(mode, request):
+    """A file cannot hold the Python that cuts a call along the batch, so XLA runs them."""
     if mode == "default":
         request.getfixturevalue("choosing")
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
-    of_batch, of_weights = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-    random = np.random.default_rng(7)
-    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((64, 512), (512, 512)))
+    rows = NamedSharding(mesh, P("x", None))
+    x, w = (np.random.default_rng(seed).normal(size=(512, 512)).astype(np.float32) for seed in (0, 1))
+    allowed = [export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)]
 
-    def layer(x, w):
-        return jnp.tanh(x @ w / 32)
+    def layer(x):
+        return jnp.tanh(x @ w / 16).reshape(-1, 64, 8).sum(1)
 
-    def wanted(function):
-        return function if what == "function" else jax.grad(lambda x, w: jnp.sum(function(x, w) ** 2), argnums=1)
+    def gradient(x):
+        return jax.grad(lambda x: layer(x).sum())(x)
 
-    exported = jax.export.export(
-        jax.jit(wanted(aspen(layer, strict=True)), in_shardings=(of_batch, of_weights)),
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL_TARGET)],
-    )(x, w)
-    assert CUSTOM_CALL_TARGET in exported.mlir_module()
-    loaded = jax.export.deserialize(exported.serialize())
-    assert loaded.nr_devices == 2
-    result = jax.jit(loaded.call)(jax.device_put(x, of_batch), jax.device_put(w, of_weights))
-    np.testing.assert_allclose(result, jax.jit(wanted(layer))(x, w), rtol=1e-4, atol=1e-4)
+    for fun in (layer, gradient):
+        jitted = jax.jit(aspen(fun), in_shardings=rows, out_shardings=rows)
+        exported = export.export(jitted, disabled_checks=allowed)(x)
+        again = export.deserialize(exported.serialize())
+        np.testing.assert_allclose(jax.jit(again.call, in_shardings=rows)(x), jax.jit(fun)(x), rtol=1e-4, atol=1e-4)
+        assert CUSTOM_CALL_TARGET in jitted.lower(x).compile().as_text()
+        with pytest.raises(UnsupportedError, match="exported for several devices"):
+            export.export(jax.jit(aspen(fun, strict=True), in_shardings=rows), disabled_checks=allowed)(x)
+        # Inside of jax.shard_map each device's call is whole.
+        local = jax.jit(jax.shard_map(aspen(fun), mesh=mesh, in_specs=P("x", None), out_specs=P("x", None)))
+        assert CUSTOM_CALL_TARGET in export.export(local, disabled_checks=allowed)(x).mlir_module()
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_the_program_of_a_mesh_says_what_it_computes(mode, request):
+    """JAX's cache on disk takes programs of one text for one program, and addresses of Python objects come again."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    rows = NamedSharding(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,)), P("x", None))
+    x = jax.device_put(np.ones((512, 512), np.float32), rows)
+
+    def text(factor: float, function=jnp.tanh) -> str:
+        def layer(x, w):
+            return function(x @ w) * factor
+
+        lowered = jax.jit(aspen(layer)).lower(x, np.ones((512, 512), np.float32)).as_text()
+        assert "CustomSPMDPartitioning" in lowered
+        return re.sub(r'backend_config = "\d+"', "", lowered)
+
+    assert text(0.5) == text(0.5)
+    assert len({text(0.5), text(0.25), text(0.5, jnp.sin)}) == 3

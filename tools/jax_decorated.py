@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from jax._src import api, public_test_util
+from jax._src import api, core, public_test_util
 from jax._src import test_util as jtu
 from jax.interpreters import partial_eval as pe
 
@@ -243,7 +243,7 @@ def _is_traceable(fun: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _split(fun: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[functools.partial[Any], list[Any]]:
     """The function with all arguments given that are no arrays and no numbers, and those that are."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    is_traced = [isinstance(leaf, _TRACED) and not isinstance(leaf, bool) for leaf in leaves]
+    is_traced = [(isinstance(leaf, _TRACED) and not isinstance(leaf, bool)) or core.is_symbolic_dim(leaf) for leaf in leaves]
     static = tuple(leaf for leaf, traced in zip(leaves, is_traced, strict=True) if not traced)
     return functools.partial(_joined, fun, tree, tuple(is_traced), static), list(compress(leaves, is_traced))
 

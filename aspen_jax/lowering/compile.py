@@ -121,7 +121,7 @@ class Part:
         def run(program: Program, operands: Sequence[Any]) -> list[Any]:
             return Part.build(program, self.options).call(*operands)
 
-        operation = sharding.partitionable(self.traced, run)
+        operation = sharding.partitionable(self.traced, run, self.graph.to_bytes())
         return self.call(*operands) if operation is None else operation(*operands)
 
     @property

@@ -12,10 +12,10 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from aspen_jax.errors import AspenError
+from aspen_jax.errors import AspenError, UnsupportedError
 from aspen_jax.lowering import share, trial
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
-from aspen_jax.primitive import sharding
+from aspen_jax.primitive import sharding, warning
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, flag
 
@@ -31,7 +31,7 @@ def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Cl
     if not _is_this_machines_alone(ctx):
         options = dataclasses.replace(options, trials=trial.Trials.OFF)
     with _unchecked():
-        return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, spread)
+        return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, choices, spread)
 
 
 def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
@@ -48,7 +48,7 @@ def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: C
         compiled = compile_for_cuda(call_jaxpr, choices)
         if compiled is None:
             return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-        return _lower_compiled(ctx, call_jaxpr, compiled, operands, spread)
+        return _lower_compiled(ctx, call_jaxpr, compiled, operands, choices, spread)
 
 
 def _unchecked() -> contextlib.AbstractContextManager[Any]:
@@ -57,13 +57,22 @@ def _unchecked() -> contextlib.AbstractContextManager[Any]:
 
 
 def _lower_compiled(
-    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Compiled, operands: Sequence[Any], spread: Any
+    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Compiled, operands: Sequence[Any], choices: Choices, spread: Any
 ) -> Any:
+    if compiled.parts and _is_exported_for_several(ctx):
+        reason = "is exported for several devices, where XLA cannot cut a custom call along the batch"
+        if choices.strict:
+            raise UnsupportedError(f"the function {reason}; decorate inside jax.shard_map, or drop strict=True")
+        warning.warn_of_all(jaxpr.jaxpr, reason, choices)
+        return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices, spread=spread)
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    # XLA's partitioner calls Python for an operation that may be cut, and what is exported cannot.
-    is_whole = spread is None or ctx.module_context.lowering_parameters.for_export
-    call = partial(compiled.call, num_devices=1 if is_whole else sharding.num_devices(ctx))
+    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def _is_exported_for_several(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether an exported program is for a mesh. What cuts a custom call along the batch is Python, which no file can hold."""
+    return ctx.module_context.lowering_parameters.for_export and sharding.num_devices(ctx) > 1
 
 
 def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:

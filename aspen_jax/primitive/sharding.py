@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
@@ -16,12 +18,18 @@ if TYPE_CHECKING:
     from aspen_jax.ir.program import Program, Value
 
 
-def partitionable(program: Program, run: Callable[[Program, Sequence[Any]], list[Any]]) -> Callable[..., list[Any]] | None:
+def partitionable(
+    program: Program, run: Callable[[Program, Sequence[Any]], list[Any]], identity: bytes
+) -> Callable[..., list[Any]] | None:
     """A program as an operation that XLA's partitioner may cut along the batch.
+
+    JAX names such an operation by the address of a Python object, which another one may get later. JAX's cache on disk would
+    take the second for the first. So a digest of what the operation computes is an operand that nobody reads.
 
     Args:
         program: takes its inputs, gives its outputs.
         run: runs a program on arrays; called with the program for a part of the batch, or for all of it, without constants.
+        identity: differs where programs differ in more than shapes and constants.
 
     Returns:
         A function of the program's inputs; None where the program does not treat a batch entry by entry.
@@ -39,12 +47,14 @@ def partitionable(program: Program, run: Callable[[Program, Sequence[Any]], list
     if any(value.shape[number] != batched.size for value, number in axis.items() if number is not None):
         return None
 
-    def whole(*operands: Any) -> list[Any]:
+    digest = np.frombuffer(hashlib.sha256(identity).digest(), np.uint32)
+
+    def whole(_: Any, *operands: Any) -> list[Any]:
         return run(program, operands)
 
     def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         axes = next(
-            _cut_by(item.sharding, axis[value]) for value, item in zip(program.inputs, operands, strict=True) if value in axis
+            _cut_by(item.sharding, axis[value]) for value, item in zip(program.inputs, operands[1:], strict=True) if value in axis
         )
         count = math.prod(mesh.shape[axis] for axis in _axes(axes))
         part = batched.part(count)
@@ -52,12 +62,12 @@ def partitionable(program: Program, run: Callable[[Program, Sequence[Any]], list
             axes, part = None, program
         of_inputs = tuple(_sharding(mesh, value, axis.get(value), axes) for value in program.inputs)
         of_outputs = [_sharding(mesh, value, axis.get(value), axes) for value in outputs]
-        return mesh, lambda *local: run(part, local), of_outputs, of_inputs
+        return mesh, lambda _, *local: run(part, local), of_outputs, (NamedSharding(mesh, PartitionSpec()), *of_inputs)
 
     rule, others = _rule(program.inputs, outputs, axis)
     operation = custom_partitioning(whole)
     operation.def_partition(partition, sharding_rule=rule, need_replication_factors=others)
-    return lambda *operands: list(operation(*operands, *constants))
+    return lambda *operands: list(operation(digest, *operands, *constants))
 
 
 def _rule(inputs: Sequence[Value], outputs: Sequence[Value], axis: dict[Value, int | None]) -> tuple[str, tuple[str, ...]]:
@@ -75,7 +85,7 @@ def _rule(inputs: Sequence[Value], outputs: Sequence[Value], axis: dict[Value, i
         return " ".join(names)
 
     left, right = (", ".join(map(factors, values)) for values in (inputs, outputs))
-    return f"{left} -> {right}", tuple(others)
+    return f"digest, {left} -> {right}", ("digest", *others)
 
 
 def _cut_by(sharding: Any, dimension: int | None) -> Any:
