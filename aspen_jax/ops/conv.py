@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ir.program import Operand
-from aspen_jax.ops import conv_few_outputs
+from aspen_jax.ops import conv_few_outputs, conv_masked
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv_3d import Depth, as_planes
@@ -147,6 +147,9 @@ def _convert_conv(build: Builder, equation: Equation, lhs: Operand, rhs: Operand
     out_channel, in_channel, *rhs_spatial = numbers.rhs_spec
     if 0 in (rhs.shape[axis] for axis in rhs_spatial):
         raise Unsupported(f"convolution by a window of {rhs.shape}, which has no taps")  # XLA refuses it
+    selection = conv_masked.selection(build, equation, lhs, rhs)
+    if selection is not None:
+        return selection
     x = transposed(build, lhs, (batch, *lhs_spatial, feature))
     w = transposed(build, rhs, (*rhs_spatial, in_channel, out_channel))
     strides, padding = tuple(params["window_strides"]), [tuple(pair) for pair in params["padding"]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_jax.ir.program import Op, Operand
 from aspen_jax.ops.block import BLOCK
-from aspen_jax.ops.block_program import BlockProgram, single
+from aspen_jax.ops.block_program import BlockBuilder, BlockProgram, single
 from aspen_jax.ops.builder import Builder
 
 # XLA on CPU widens bfloat16 before it simplifies, so that the mask is converted twice there.
@@ -42,6 +42,13 @@ def mask_of(build: Builder, operand: Operand) -> Operand | None:
             is_negative = not is_negative
         elif not (program.is_copy or _is_identity(program)) or op.output.dtype != operand.dtype:
             return None
+
+
+def selected(build: Builder, mask: Operand, value: Operand) -> Operand:
+    """What of a value is not behind a mask of its shape, and zeros."""
+    block = BlockBuilder(2)
+    chosen = block.emit("select", block.input(0), block.input(1), block.constant(np.float32(0)))
+    return build.block(block.build(chosen), [mask, value], value.shape, value.dtype)
 
 
 def negated(build: Builder, operand: Operand) -> Operand | None:

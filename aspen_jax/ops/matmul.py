@@ -19,7 +19,6 @@ from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import masks, windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.block_program import BlockBuilder
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
 from aspen_jax.ops.layout import reshaped, transposed
@@ -254,9 +253,7 @@ def _masked_sum(
             continue
         value = transposed(build, operands[1 - side], orders[1 - side])
         mask = reshaped(build, transposed(build, mask, orders[side]), value.shape)
-        block = BlockBuilder(2)
-        chosen = block.emit("select", block.input(0), block.input(1), block.constant(np.float32(0)))
-        terms = build.block(block.build(chosen), [mask, value], value.shape, value.dtype)
+        terms = masks.selected(build, mask, value)
         total = build.op(REDUCE, ReduceAttrs(windows.SUM, tuple(range(num_batch, len(value.shape)))), [terms])
         return reshaped(build, total, equation.shape)
     return None
