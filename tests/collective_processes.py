@@ -22,8 +22,9 @@ IMAGES = RANDOM.normal(size=(2 * DEVICES, 24, 24, 8)).astype(np.float32)
 
 
 def features(kernel: Any, images: Any) -> Any:
-    """An image's features: enough work for the pool, and for tiles by default."""
-    return jax.nn.relu(lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    """An image's features: enough work for the pool, and cumulative sums, which tiles are faster at on any machine."""
+    found = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jnp.cumsum(jax.nn.relu(found), 1) / found.shape[1]
 
 
 def loss(features: Callable[..., Any], kernel: Any, images: Any) -> Any:
