@@ -124,7 +124,8 @@ ASPEN_INLINE Floats exp2(Floats x) {
   return scale(polynomial(r, kC) * r + 1.0f, n, as_ints(shifted) - 0x4b400000);
 }
 
-ASPEN_INLINE Floats expm1(Floats x) {
+// e^x - 1; of a denormal x it loses the last bit.
+ASPEN_INLINE Floats expm1_of_normal(Floats x) {
   const Ints sign = sign_bit(x);
   x = at_most(x, broadcast(89.0f));
   x = at_least(x, broadcast(-30.0f));
@@ -136,6 +137,8 @@ ASPEN_INLINE Floats expm1(Floats x) {
   const Floats half = as_floats((e.n_bits + 126) << 23);     // 2^(n-1), which is finite where 2^n is not
   return with_sign((half * q + (half - 0.5f)) * 2.0f, sign);
 }
+
+ASPEN_INLINE Floats expm1(Floats x) { return abs(x) < 0x1p-126f ? x : expm1_of_normal(x); }
 
 // log(2^e (1 + f)) for 1 + f in [sqrt(1/2), sqrt(2)].
 ASPEN_INLINE Floats log_reduced(Floats e, Floats f) {
@@ -177,7 +180,7 @@ ASPEN_INLINE Floats log1p(Floats x) {
 ASPEN_INLINE Floats tanh(Floats x) {
   Floats a = abs(x);
   a = at_most(a, broadcast(10.0f));
-  const Floats t = expm1(a + a);
+  const Floats t = expm1_of_normal(a + a);  // an even number of the least ones
   return with_sign(t / (t + 2.0f), sign_bit(x));
 }
 

@@ -65,8 +65,6 @@ WITHOUT: dict[str, dict[str, str]] = {
     "rates": {
         "attention_slices": _GPU,
         "conv2d_slices": _GPU,
-        "bf16x6": _UNFITTED,
-        "bf16x6_weights": _UNFITTED,
         "stack": _UNFITTED,
         "partial_reduce": "it counts as its op and a reduction",
         "transposed": "it counts as its op",
