@@ -8,11 +8,16 @@ ASPEN_TEST_MODE=default does neither (`modes.py`); `test_default_mode.py` runs f
 """
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+# A shell's job in the background ignores Ctrl-C, and so would all that it starts: tests that interrupt themselves would not end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Last, so that `benchmarks` is found and the checkout does not shadow the installed package, which has the extension module.
 sys.path.append(str(Path(__file__).resolve().parents[1]))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -312,5 +313,6 @@ def test_networkx_is_asked_for_by_name(graph, monkeypatch):
 
 def test_a_process_that_holds_machines_to_its_end_ends_silently():
     code = "import benchmarks.lab as lab; print([machine.virtual.num_resources for machine in lab.MACHINES.values()])"
-    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path[1:], str(Path(__file__).parents[1])])}
+    found = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert (found.stdout, found.stderr, found.returncode) == ("[1, 1, 2, 2]\n", "", 0)
