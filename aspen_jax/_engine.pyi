@@ -377,7 +377,7 @@ class Recorder:
         """
 
 class CudaRun:
-    """A graph and its code on the first GPU, without XLA. Python's own check of arrays is in aspen_jax/cuda/device_run.py."""
+    """A graph and its code on the first GPU, without XLA. device_run.py checks arrays."""
 
     def __init__(self, graph: bytes, image: bytes, kernels: Sequence[int], launched_with: Sequence[int], executor: int) -> None:
         """Read the graph and find the GPU.

@@ -86,9 +86,9 @@ def _stages(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, float]]:
 
     parts = frontend.trace(jaxpr).parts
     yield lap("front end")
-    programs = [run_passes(part, options.disabled_passes, options.machine) for part in parts]
+    programs = [run_passes(part, options.disabled_passes, options.target.machine) for part in parts]
     yield lap("passes")
-    graphs = [apu.build(program, options.num_workers, options.machine) for program in programs]
+    graphs = [apu.build(program, options.target.num_workers, options.target.machine) for program in programs]
     yield lap("tiles and edges")
     encoded = [graph.to_bytes() for graph in graphs]
     yield lap("bytes")

@@ -22,12 +22,6 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import apu
-from aspen_jax.cuda.device import architecture
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.families import UnsupportedOp
-from aspen_jax.cuda.image import compile_ops, distinct
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.random_array import random_array
@@ -37,6 +31,12 @@ from aspen_jax.ops.opcodes import narrowing
 from aspen_jax.ops.reference import evaluate, op_inputs, results_of
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.report.record import write_record
+from aspen_jax.targets.cuda.code.image import compile_ops, distinct
+from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
+from aspen_jax.targets.cuda.device import architecture
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from benchmarks.child import measure_in_child
 from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of, on_cpu
 from benchmarks.gpu.networks import error as error_of

@@ -14,6 +14,7 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.schedule import Costs, Cpu, Machine, simulate
+from aspen_jax.targets.cpu.target import CpuTarget
 from benchmarks.bandwidth import memory_bytes
 from benchmarks.models.model import Model
 
@@ -43,7 +44,7 @@ def measured_graph(model: Model, workers: int, rounds: int) -> MeasuredGraph:
     """
     jaxpr = jax.make_jaxpr(functools.partial(model.apply, model.params))(*model.inputs)
     graph = max(
-        (part.graph for part in compile_jaxpr(jaxpr, Options(num_workers=workers, chooses=False)).parts),
+        (part.graph for part in compile_jaxpr(jaxpr, Options(target=CpuTarget.here(workers), chooses=False)).parts),
         key=lambda graph: graph.num_ops,
     )
     arrays = [random_array(value) for value in graph.program().inputs]

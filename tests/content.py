@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 _FOLDERS = ("aspen_jax", "benchmarks", "capi", "cpu", "cuda", "tests", "tools")
 _KINDS = {".c", ".cc", ".cu", ".h", ".inc", ".js", ".json", ".proto", ".py", ".pyi", ".toml"}
 # A build copies headers to here.
-_BUILT = tuple(ROOT / "aspen_jax" / name for name in ("include", "cuda/include"))
+_BUILT = tuple(ROOT / "aspen_jax" / name for name in ("include", "targets/cuda/include"))
 
 _generators: list[np.random.Generator] = []
 

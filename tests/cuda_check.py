@@ -10,12 +10,12 @@ import numpy as np
 from jax.extend import core
 
 from aspen_jax import apu
-from aspen_jax.cuda import fitted
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op, Program, Value
-from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.passes import run_passes
+from aspen_jax.targets.cuda.passes.fit import fitted
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.target import CudaTarget
 from tests import cuda_host
 from tests.tiled import TINY_TILES
 
@@ -30,7 +30,7 @@ def trace_of(function, arguments):
 
 def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = ()) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
-    return fitted(run_passes(part, LEFT_OUT.union(disabled), gpu))
+    return fitted(run_passes(part, CudaTarget.left_out.union(disabled), gpu))
 
 
 def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - immutable

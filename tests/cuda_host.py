@@ -17,10 +17,10 @@ import numpy as np
 
 from aspen_jax import _engine
 from aspen_jax.apu import pack
-from aspen_jax.cuda import HEADERS, translation_unit
-from aspen_jax.cuda.horizontal import launched_with
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program
+from aspen_jax.targets.cuda.code.horizontal import launched_with
+from aspen_jax.targets.cuda.code.source import HEADERS, translation_unit
 from tests.vector_clocks import LAUNCH, RECORD, WAIT
 
 ROOT = Path(__file__).parents[1]

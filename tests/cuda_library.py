@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
 from tests import fake_cuda
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from aspen_jax.cuda.cublas import is_there
+from aspen_jax.targets.cuda.library.cublas import is_there
 from tests import fake_cuda
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aspen_jax.cuda.image import Code, distinct
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Program
+from aspen_jax.targets.cuda.code.image import Code, distinct
 from tests import cuda_host
 
 

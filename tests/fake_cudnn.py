@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from aspen_jax.cuda.cudnn import is_there
+from aspen_jax.targets.cuda.library.cudnn import is_there
 from tests import fake_cuda
 
 

@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from aspen_jax import aspen
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.matrices import Matrices
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import align, run_passes
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.matrices import Matrices
 from benchmarks.in_float64 import all_in_float64
 from tests import cuda_check
 from tests.cuda_check import ops_of, trace_of

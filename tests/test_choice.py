@@ -12,10 +12,11 @@ from jax.extend import core
 from aspen_jax import aspen
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.frontend.partition import Tileable
-from aspen_jax.lowering import choice, xla_cost
-from aspen_jax.lowering import tile_cost as estimate
-from aspen_jax.lowering.choice import Evidence, Rates, of_machine, rates
 from aspen_jax.lowering.compile import Options, compile_jaxpr
+from aspen_jax.targets.cpu import choice, xla_cost
+from aspen_jax.targets.cpu import tile_cost as estimate
+from aspen_jax.targets.cpu.choice import Evidence, Rates, of_machine, rates
+from aspen_jax.targets.cpu.target import CpuTarget
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import GENERATORS, Draw, generated
 from benchmarks.chooser.timing import Sample, evidence_of
@@ -319,7 +320,7 @@ def test_amounts_of_a_graph():
         return jnp.tanh(x @ w) * 2
 
     jaxpr = jax.make_jaxpr(function)(normal(64, 32), normal(32, 100))
-    compiled = compile_jaxpr(jaxpr, Options(chooses=False, num_workers=1))
+    compiled = compile_jaxpr(jaxpr, Options(target=CpuTarget.here(1), chooses=False))
     (part,) = compiled.parts
     found = estimate.amounts(part.program, part.graph, 1)
     assert found["ops"] == len(part.program.ops)
@@ -335,7 +336,7 @@ def test_of_a_table_what_is_gathered_is_read():
         return jnp.tanh(table[tokens] @ jnp.ones((512, 512)))
 
     assert "bytes of memory" not in amounts(embed, table, tokens)
-    (part,) = compile_jaxpr(jax.make_jaxpr(embed)(table, tokens), Options(chooses=False, num_workers=1)).parts
+    (part,) = compile_jaxpr(jax.make_jaxpr(embed)(table, tokens), Options(target=CpuTarget.here(1), chooses=False)).parts
     found = estimate.amounts(part.program, part.graph, 1)
     assert "bytes of memory" not in found
     assert found["far bytes"] < table.nbytes / 10

@@ -11,13 +11,13 @@ import pytest
 from jax import lax
 
 from aspen_jax import apu
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.ahead import Ahead
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.image import compiled
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.code.ahead import Ahead
+from aspen_jax.targets.cuda.code.image import compiled
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import ops_of, prepared, random, trace_of
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from aspen_jax import apu
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.image import compile_log, compiled
 from aspen_jax.ir.program import Operand, Program
 from aspen_jax.ops.attention import ATTENTION
+from aspen_jax.targets.cuda.code.image import compile_log, compiled
+from aspen_jax.targets.cuda.code.source import kernels
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
 from tests.test_attention import MASKS, masked

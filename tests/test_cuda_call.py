@@ -14,15 +14,15 @@ from jax import export, lax
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import image
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
 from aspen_jax.errors import AspenError, InputError, UnsupportedError
-from aspen_jax.lowering import cuda_times as times
-from aspen_jax.lowering.compile import compile_jaxpr
-from aspen_jax.lowering.cuda_call import cuda_options
-from aspen_jax.lowering.cuda_tuning import time_executors
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda import times
+from aspen_jax.targets.cuda.code import image
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS
+from aspen_jax.targets.cuda.target import CudaTarget
+from aspen_jax.targets.cuda.tuning import time_executors
 
 pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
 
@@ -119,7 +119,7 @@ def test_what_has_no_cuda_code_stays_with_xla_and_the_rest_does_not():
             exported(aspen(doubles, device="cuda", strict=True), shape)
         assert custom_calls(exported(aspen(mixed, device="cuda"), *SHAPES)) == [CUSTOM_CALL_TARGET]
         jaxpr = jax.make_jaxpr(mixed)(*SHAPES)
-        compiled = compile_jaxpr(jaxpr, cuda_options(Choices()))
+        compiled = compile_jaxpr(jaxpr, Options(Choices(), CudaTarget.here()))
     families = [op.family.name for part in compiled.parts for op in part.program.ops]
     assert families.count("conv2d") + families.count("conv2d_slices") == 3
     assert {item.equation.primitive.name for item in compiled.fallbacks} >= {"concatenate", "rev", "reduce_sum"}
@@ -127,7 +127,7 @@ def test_what_has_no_cuda_code_stays_with_xla_and_the_rest_does_not():
 
 def test_sorts_and_scatters_of_many_points_stay_with_xla():
     def left(function, *shapes):
-        compiled = compile_jaxpr(jax.make_jaxpr(function)(*shapes), cuda_options(Choices()))
+        compiled = compile_jaxpr(jax.make_jaxpr(function)(*shapes), Options(Choices(), CudaTarget.here()))
         return [item.equation.primitive.name for item in compiled.fallbacks]
 
     def scattered(x, index):
@@ -151,7 +151,7 @@ def test_tuning_for_a_gpu_needs_one():
 
 def graph_key(function, *shapes):
     jaxpr = jax.make_jaxpr(function)(*shapes)
-    return times.key(compile_jaxpr(jaxpr, cuda_options(Choices())))
+    return times.key(compile_jaxpr(jaxpr, Options(Choices(), CudaTarget.here())))
 
 
 def test_auto_takes_what_was_the_fastest_on_this_kind_of_gpu(monkeypatch):
@@ -260,7 +260,7 @@ def test_what_nvrtc_refuses_is_shown():
 
 
 def test_layers_that_are_alike_share_a_kernel():
-    (part,) = compile_jaxpr(jax.make_jaxpr(network)(*SHAPES), cuda_options(Choices())).parts
+    (part,) = compile_jaxpr(jax.make_jaxpr(network)(*SHAPES), Options(Choices(), CudaTarget.here())).parts
     code = image.compile_ops(part.program.ops, "sm_80")
     numbers = zip(part.program.ops, code.kernels, strict=True)
     convolutions = [number for op, number in numbers if op.family.name in ("conv2d", "conv2d_slices")]

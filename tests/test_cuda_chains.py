@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda.chain import ChainPlan
-from aspen_jax.cuda.chain_block import ChainBlock
-from aspen_jax.cuda.chain_rules import MOST_BETWEEN, RULES, why_not_allowed
-from aspen_jax.cuda.cores import FmaCore, MmaCore
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import stacks
+from aspen_jax.targets.cuda.families.chain import ChainPlan
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.chain_block import ChainBlock
+from aspen_jax.targets.cuda.products.chain_rules import MOST_BETWEEN, RULES, why_not_allowed
+from aspen_jax.targets.cuda.products.cores import FmaCore, MmaCore
 from tests import cuda_host
 from tests.cuda_check import exactly, ops_of, run_on_host
 from tests.test_cuda_kernels import assemble

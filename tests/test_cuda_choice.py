@@ -8,13 +8,13 @@ import pytest
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.executor import EXECUTOR_VARIABLE
-from aspen_jax.lowering import cuda_times as times
-from aspen_jax.lowering.compile import compile_jaxpr
-from aspen_jax.lowering.cuda_call import cuda_options
-from aspen_jax.lowering.cuda_choice import Chosen, chosen
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda import times
+from aspen_jax.targets.cuda.choice import Chosen, chosen
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.executor import EXECUTOR_VARIABLE
+from aspen_jax.targets.cuda.target import CudaTarget
 from tests.test_cuda_call import custom_calls, exported
 
 CARD = "a card"
@@ -46,7 +46,9 @@ def who(function=network, shapes=SHAPES, choices=Choices()):  # noqa: B008 - imm
 
 def timed(function=network, **seconds: float) -> None:
     jaxpr = jax.make_jaxpr(function)(*SHAPES)
-    times.remember(times.key(compile_jaxpr(jaxpr, cuda_options(Choices(executor="graph")))), {"stream": 9.0, **seconds})
+    times.remember(
+        times.key(compile_jaxpr(jaxpr, Options(Choices(executor="graph"), CudaTarget.here()))), {"stream": 9.0, **seconds}
+    )
 
 
 def test_what_was_not_timed_stays_with_xla(card):

@@ -15,18 +15,19 @@ import pytest
 
 from aspen_jax import apu
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import cublas, kernel_choices
-from aspen_jax.cuda.blocks import block
-from aspen_jax.cuda.cublas import LibraryMatrix, LibraryProduct
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.library import by_library
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import EngineError
-from aspen_jax.lowering.kernel_tuning import Sample, tune_kernels
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.library import cublas
+from aspen_jax.targets.cuda.library.cublas import LibraryMatrix, LibraryProduct
+from aspen_jax.targets.cuda.library.library import by_library
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
+from aspen_jax.targets.cuda.products import kernel_choices
+from aspen_jax.targets.cuda.products.blocks import block
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.problem import Problem
 from tests import cuda_host, fake_cublas, fake_cuda
 from tests.cuda_check import ops_of, prepared, random, trace_of
 from tests.cuda_library import check_runs
@@ -290,12 +291,12 @@ import jax.numpy as jnp
 from tests import conftest, fake_cuda
 fake_cuda.load()
 from aspen_jax import apu
-from aspen_jax.cuda import cublas
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.problem import Problem
+from aspen_jax.targets.cuda.library import cublas
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.products.problem import Problem
 from aspen_jax.errors import EngineError
 from tests.cuda_check import prepared, random, trace_of
 x, w = random(0, 64, 64), random(1, 64, 64)

@@ -13,19 +13,20 @@ import pytest
 
 from aspen_jax import apu
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import cublas, cudnn, kernel_choices
-from aspen_jax.cuda.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, relaid
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.image import Code
-from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.library import by_library, library_of
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import EngineError
-from aspen_jax.lowering.kernel_tuning import Sample, tune_kernels
 from aspen_jax.ops.conv import CONV2D
+from aspen_jax.targets.cuda.code.image import Code
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.library import cublas, cudnn
+from aspen_jax.targets.cuda.library.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, relaid
+from aspen_jax.targets.cuda.library.library import by_library, library_of
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
+from aspen_jax.targets.cuda.products import kernel_choices
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.problem import Problem
 from tests import cuda_host, fake_cuda, fake_cudnn
 from tests.cuda_check import ops_of, prepared, random, trace_of
 from tests.cuda_library import check_runs
@@ -335,7 +336,7 @@ def test_only_timing_chooses_the_library(monkeypatch, there):
 
 def test_a_timer_gives_both_ways_the_same_weights(monkeypatch):
     """By the fakes: what cuDNN gives is what our kernels give."""
-    from aspen_jax.lowering.kernel_tuning import DeviceTimer
+    from aspen_jax.targets.cuda.product_tuning import DeviceTimer
 
     before = fake_cudnn.load().fake_cudnn_convolutions()
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")

@@ -16,20 +16,20 @@ import pytest
 from jax import lax
 
 from aspen_jax import _engine, apu
-from aspen_jax.cuda import cublas
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.horizontal import launched_with
-from aspen_jax.cuda.image import Code, compile_log, distinct
-from aspen_jax.cuda.kernel_choices import KernelChoices, Timed, considering
-from aspen_jax.cuda.library import by_library
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
-from aspen_jax.cuda.problem import Problem
-from aspen_jax.cuda.source import kernels
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.frontend.trace import Trace
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Program, Value
+from aspen_jax.targets.cuda.code.horizontal import launched_with
+from aspen_jax.targets.cuda.code.image import Code, compile_log, distinct
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.library import cublas
+from aspen_jax.targets.cuda.library.library import by_library
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.problem import Problem
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared, trace_of
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.families import kernel_of
-from aspen_jax.cuda.image import compile_log, compiled
-from aspen_jax.cuda.machine import Gpu
+from aspen_jax.targets.cuda.code.image import compile_log, compiled
+from aspen_jax.targets.cuda.code.kernel import kernel_of
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random
 from tests.tiled import TINY_TILES
@@ -115,7 +115,7 @@ def test_products_of_groups(dtype):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
 @pytest.mark.sweep
 def test_products_by_warpgroups(monkeypatch, dtype, tolerance, wanted, block, depth, machine, gpu):
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", wanted)
 
     def function(a, b, c, x, w):
         window = {"window_strides": (1, 2), "padding": ((1, 2), (0, 3)), "rhs_dilation": (1, 2)}
@@ -152,7 +152,7 @@ def conv(x, w, strides=(1, 1), padding="SAME", dilation=(1, 1), groups=1):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
 @pytest.mark.sweep
 def test_convolutions_in_boxes_of_pixels(monkeypatch, dtype, tolerance, wanted, block, machine, gpu, kinds):
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", wanted)
 
     def function(x, wide, same, window, cropped, steps, pointwise, filled, bias):
         return [
@@ -327,7 +327,7 @@ def test_ops_of_several_outputs_compile_for_gpus_without_spills(architecture, dt
 @pytest.mark.sweep
 def test_products_of_blocks_compile_for_gpus_without_spills(monkeypatch, architecture, dtype, wanted):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", wanted)
 
     def function(a, x, w, bias):
         image = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

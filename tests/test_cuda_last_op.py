@@ -11,10 +11,10 @@ import pytest
 from jax import lax
 
 from aspen_jax import _engine, apu
-from aspen_jax.cuda.families import kernel_of
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.transposed import TRANSPOSED, part_of
+from aspen_jax.targets.cuda.code.kernel import kernel_of
+from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.content import generator
 from tests.cuda_check import check, exactly, ops_of, prepared, run_on_host, trace_of

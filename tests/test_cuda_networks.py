@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import UnsupportedOp, fitted, translation_unit
 from aspen_jax.ops.reference import evaluate
+from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
+from aspen_jax.targets.cuda.code.source import translation_unit
+from aspen_jax.targets.cuda.passes.fit import fitted
 from benchmarks.models import zoo
 from benchmarks.network.in_jax import in_jax
 from tests import cuda_host

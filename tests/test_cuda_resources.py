@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from aspen_jax import _engine
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.horizontal import launched_with
-from aspen_jax.cuda.image import compile_log, compiled, distinct
 from aspen_jax.ir.program import Op
 from aspen_jax.lowering.compile import Compiled, Part
 from aspen_jax.ops.scatter import SCATTER
+from aspen_jax.targets.cuda.code.horizontal import launched_with
+from aspen_jax.targets.cuda.code.image import compile_log, compiled, distinct
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
 from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of
 from benchmarks.gpu.row import Row
 

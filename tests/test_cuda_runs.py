@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.image import compiled
-from aspen_jax.cuda.kernel import FAMILIES, Kernel
+from aspen_jax.targets.cuda.code.image import compiled
+from aspen_jax.targets.cuda.code.kernel import FAMILIES, Kernel
+from aspen_jax.targets.cuda.code.source import kernels
 from tests import cuda_host
 from tests.cuda_check import check, ops_of, random, run_on_host
 

@@ -17,17 +17,17 @@ from aspen_jax.apu import build
 from aspen_jax.apu.dependencies import data_edges, reads_of
 from aspen_jax.apu.grid import Grid
 from aspen_jax.apu.memory import Touches, overlapping, rewritten, touches
-from aspen_jax.cuda.families import UnsupportedOp
-from aspen_jax.cuda.horizontal import launched_with
-from aspen_jax.cuda.machine import NUM_BLOCKS, Gpu
 from aspen_jax.errors import GraphFormatError, InputError
 from aspen_jax.graph.dag import expand
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Value
-from aspen_jax.lowering.compile import compile_jaxpr
-from aspen_jax.lowering.cuda_call import cuda_options
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.primitive.batch import slowest_axis
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda.code.horizontal import launched_with
+from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
+from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.models import gpt2, zoo
 from benchmarks.models.transformer import Config
 from benchmarks.network.in_jax import in_jax
@@ -163,7 +163,7 @@ def graph_of(name: str) -> TileGraph:
     }
     inputs = [jax.ShapeDtypeStruct(what.shape, DTYPES[what.kind]) for what in network.inputs.values()]
     jaxpr = jax.make_jaxpr(in_jax(network))(shapes, *inputs)
-    (part,) = compile_jaxpr(jaxpr, cuda_options(Choices())).parts
+    (part,) = compile_jaxpr(jaxpr, Options(Choices(), CudaTarget.here())).parts
     return part.graph
 
 
@@ -180,7 +180,7 @@ def test_networks_are_safe_on_streams(name):
 def test_attention_whose_keys_are_shared_out_is_safe_on_streams(queries):
     shapes = [jax.ShapeDtypeStruct((1, count, 12, 64), np.float32) for count in (queries, 1000, 1000)]
     jaxpr = jax.make_jaxpr(jax.nn.dot_product_attention)(*shapes)
-    options = cuda_options(Choices())
+    options = Options(Choices(), CudaTarget.here())
     (part,) = compile_jaxpr(jaxpr, options).parts
     assert [op.family.name for op in part.program.ops] == ["attention_slices", "rows"]
     (apart,) = compile_jaxpr(jaxpr, dataclasses.replace(options, disabled_passes=options.disabled_passes | {"attention"})).parts
@@ -192,7 +192,7 @@ def test_attention_whose_keys_are_shared_out_is_safe_on_streams(queries):
 def test_a_decoder_with_its_cache_is_safe_on_streams():
     model = gpt2.build_decode(Config(layers=2, width=768, heads=12, hidden=96, tokens=1024, vocabulary=99))
     jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
-    (part,) = compile_jaxpr(jaxpr, cuda_options(Choices())).parts
+    (part,) = compile_jaxpr(jaxpr, Options(Choices(), CudaTarget.here())).parts
     assert [op.family.name for op in part.program.ops].count("attention_slices") == 2
     assert all(issue.is_safe() for issue in Issue.each(part.graph, ((1, 16), AS_RUN, (8, 16))))
 

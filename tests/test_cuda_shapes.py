@@ -13,19 +13,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import (
+from aspen_jax.targets.cuda.code.kernel import FAMILIES, Kernel, Strides, constant
+from aspen_jax.targets.cuda.families import (
     attention,
     chain,
     concatenate,
-    conv_boxes,
     conv_by_element,
-    conv_tile,
     cumulative,
     depthwise,
     elementwise,
-    few_rows,
     gather,
-    matrices,
     pad,
     partial_reduce,
     pool,
@@ -35,12 +32,11 @@ from aspen_jax.cuda import (
     rows,
     scatter,
     stack,
-    tensor_maps,
 )
-from aspen_jax.cuda.cores import FmaCore, MmaCore
-from aspen_jax.cuda.kernel import FAMILIES, Kernel, Strides, constant
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.window import Window
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products import conv_boxes, conv_tile, few_rows, matrices, tensor_maps
+from aspen_jax.targets.cuda.products.cores import FmaCore, MmaCore
+from aspen_jax.targets.cuda.products.window import Window
 from tests.cuda_check import ops_of
 
 HEADERS = Path(__file__).parents[1] / "cuda" / "kernels"
@@ -336,7 +332,7 @@ def test_products_read_columns_across_the_depth_or_along_it():
 
 
 def test_products_of_whole_vectors_have_tensor_maps(monkeypatch):
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", 1)
     shape = product("bmk,nk->bmn", (3, 80, 136), (72, 136), dtype=jnp.bfloat16)
     rows = tensor_maps.TensorShape(0, 3, (136, 240, 1), (272, 240 * 272), (64, 128, 1), (1, 1, 1))
     columns = tensor_maps.TensorShape(1, 3, (136, 72, 1), (272, 72 * 272), (64, 128, 1), (1, 1, 1))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.stack import StackShape
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import stacks
+from aspen_jax.targets.cuda.families.stack import StackShape
+from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.cuda_check import ops_of, random, run_on_host
 from tests.test_cuda_kernels import assemble

@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 
 from aspen_jax.cost.tiling import by_price
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.image import compile_log
-from aspen_jax.cuda.kernel_choices import KernelChoices, considering
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.streams import is_streamed, stream_block
+from aspen_jax.targets.cuda.code.image import compile_log
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, considering
+from aspen_jax.targets.cuda.products.streams import is_streamed, stream_block
 from tests import cuda_host
 from tests.cuda_check import check, ops_of, random
 from tests.tiled import TINY_TILES
@@ -73,7 +73,7 @@ def test_a_streamed_tile_has_several_blocks():
 @pytest.mark.sweep
 def test_products_and_convolutions(monkeypatch, dtype, tolerance, machine):
     """Columns across the depth and along it, batches, residuals, pixels in boxes, steps, and an NCHW result."""
-    monkeypatch.setattr("aspen_jax.cuda.streams.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.streams.MULTIPROCESSORS", 1)
 
     def function(a, b, c, x, same, steps, pointwise, last):
         return [
@@ -104,7 +104,7 @@ def test_products_and_convolutions(monkeypatch, dtype, tolerance, machine):
 
 @no_compiler
 def test_float32_by_known_weights(monkeypatch):
-    monkeypatch.setattr("aspen_jax.cuda.streams.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.streams.MULTIPROCESSORS", 1)
     w, filters = random(0, 96, 120), random(1, 3, 3, 32, 64)
 
     def function(x, image):
@@ -117,7 +117,7 @@ def test_float32_by_known_weights(monkeypatch):
 
 @no_compiler
 def test_infinities_and_nan_stay_where_they_are(monkeypatch):
-    monkeypatch.setattr("aspen_jax.cuda.streams.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.streams.MULTIPROCESSORS", 1)
     x, w = (random(i, *shape).astype(jnp.bfloat16) for i, shape in enumerate(((380, 64), (64, 64))))
     x[7, 3], x[200, 0], x[379, 63] = np.nan, np.inf, -np.inf
     w[:, 5] = np.abs(w[:, 5])

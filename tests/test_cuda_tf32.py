@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda import kernels
-from aspen_jax.cuda.image import compiled
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.tf32 import rounded
+from aspen_jax.targets.cuda.code.image import compiled
+from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.cuda_check import exactly, ops_of, random, run_on_host
 from tests.test_cuda_kernels import assemble
@@ -102,7 +102,7 @@ def products_exactly(x, deep, w, turned, wide, heads):
 )
 @pytest.mark.sweep
 def test_products_are_those_of_rounded_inputs(monkeypatch, wanted, block, gpu):
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", wanted)
     x, deep = random(0, 2, 70, 136), random(1, 250, 528)
     weights = random(2, 136, 72), random(3, 73, 136), random(4, 528, 128), random(5, 2, 68, 72)
     function = lambda x, deep: products(x, deep, *weights)  # noqa: E731
@@ -167,7 +167,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(value):
 @pytest.mark.sweep
 def test_they_compile_without_spills(monkeypatch, wanted):
     pytest.importorskip("cupy", reason="no CuPy, which calls NVRTC")
-    monkeypatch.setattr("aspen_jax.cuda.blocks.MULTIPROCESSORS", wanted)
+    monkeypatch.setattr("aspen_jax.targets.cuda.products.blocks.MULTIPROCESSORS", wanted)
     w, square, shallow = random(0, 512, 512), random(1, 3, 3, 128, 128), random(2, 3, 3, 36, 64)
 
     def function(a, x):

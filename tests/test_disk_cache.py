@@ -15,7 +15,7 @@ import pytest
 from aspen_jax.cache import disk_cache
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.cost import measured
-from aspen_jax.cuda import image
+from aspen_jax.targets.cuda.code import image
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import pkgutil
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aspen_jax import cuda
-from aspen_jax.cuda import kernel
 from aspen_jax.ir.program import Operand, Program
-from aspen_jax.lowering import choice
 from aspen_jax.ops import FAMILIES
 from aspen_jax.ops.reference import evaluate
 from aspen_jax.primitive.batch import Batched, slowest_axis
+from aspen_jax.targets.cpu import choice
+from aspen_jax.targets.cuda.code import kernel
 from tests.random_programs import _ELEMENTS, random_program
 
 ROOT = Path(__file__).parent.parent
@@ -83,8 +81,8 @@ REMEDY = {
     "random programs": "let tests/random_programs.py, _Author.step, write it",
     "CPU kernel": "add it to the table in cpu/kernels.cc",
     "fuzz case": "add a graph of it to tests/cpp/kernels_fuzz.cc",
-    "CUDA code": "write it in aspen_jax/cuda/, or say in this file why not",
-    "rates": "measure it with `python -m benchmarks chooser`, which fits aspen_jax/lowering/rates.json",
+    "CUDA code": "write it in aspen_jax/targets/cuda/, or say in this file why not",
+    "rates": "measure it with `python -m benchmarks chooser`, which fits aspen_jax/targets/cpu/rates.json",
     "docs row": 'add a row to docs/graph_format.md, "Parameter words"',
     "reference in jax.lax": "write its `reference`",
 }
@@ -106,14 +104,13 @@ def having(place: str) -> frozenset[str]:
     if place == "random programs":
         return frozenset(op.family.kernel for seed in range(60) for op in random_program(seed, steps=12).ops)
     if place == "CUDA code":
-        for module in pkgutil.iter_modules(cuda.__path__):
-            importlib.import_module(f"aspen_jax.cuda.{module.name}")  # each declares what it writes
+        importlib.import_module("aspen_jax.targets.cuda.families")  # whose modules declare what they write
         return frozenset(kernel.FAMILIES)
     return frozenset(name for name, family in FAMILIES.items() if "reference" in type(family).__dict__ or _inherits(family))
 
 
 def _rates(target: str) -> dict[str, float]:
-    return choice.of_machine(json.loads((ROOT / "aspen_jax/lowering/rates.json").read_text()), target).tiles
+    return choice.of_machine(json.loads((ROOT / "aspen_jax/targets/cpu/rates.json").read_text()), target).tiles
 
 
 def _inherits(family) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax.cuda.conv_tile import ConvTileShape
-from aspen_jax.cuda.machine import Gpu
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.conv_tile import ConvTileShape
 from tests import cuda_host
 from tests.cuda_check import check, ops_of, random, run_on_host
 from tests.test_cuda_kernels import assemble

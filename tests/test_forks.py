@@ -51,10 +51,10 @@ import importlib, os, signal, sys, threading
 import jax, jax.numpy as jnp, numpy as np
 from aspen_jax import aspen, forks
 from aspen_jax.cost import measured
-from aspen_jax.cuda import kernel_choices
+from aspen_jax.targets.cuda.products import kernel_choices
 from aspen_jax.errors import InputError
 from aspen_jax.graph.arrivals import Arrivals
-from aspen_jax.lowering import trial
+from aspen_jax.targets.cpu import trial
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.primitive import warning
 

@@ -19,7 +19,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from aspen_jax.errors import AspenError
 from aspen_jax.ir.program import Program
-from aspen_jax.lowering.cuda_tuning import sides
+from aspen_jax.targets.cuda.tuning import sides
 from benchmarks import child
 from benchmarks.__main__ import main
 from benchmarks.gpu import lock, ours, page, run, torch_side

@@ -13,20 +13,21 @@ import pytest
 from jax import lax
 
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.cuda import cublas, cudnn, kernel_choices
-from aspen_jax.cuda.blocks import block
-from aspen_jax.cuda.candidates import STREAMED_WARPGROUPS, Architecture, Candidate, candidates, legal
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.cuda.kernel_choices import Choice, KernelChoices, Timed, candidate_for, considering
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.problem import Problem
 from aspen_jax.errors import AspenError
 from aspen_jax.ir.random_array import random_array
-from aspen_jax.lowering.compile import compile_jaxpr
-from aspen_jax.lowering.cuda_call import cuda_options
-from aspen_jax.lowering.kernel_tuning import DeviceTimer, Sample, tune_kernels
+from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.report.explain import Explanation
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from aspen_jax.targets.cuda.library import cublas, cudnn
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.product_tuning import DeviceTimer, Sample, tune_kernels
+from aspen_jax.targets.cuda.products import kernel_choices
+from aspen_jax.targets.cuda.products.blocks import block
+from aspen_jax.targets.cuda.products.candidates import STREAMED_WARPGROUPS, Architecture, Candidate, candidates, legal
+from aspen_jax.targets.cuda.products.kernel_choices import Choice, KernelChoices, Timed, candidate_for, considering
+from aspen_jax.targets.cuda.products.problem import Problem
+from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.candidates import assembled, ways_of
 from tests import cuda_check, cuda_host, fake_cuda
 from tests.cuda_check import ops_of, trace_of
@@ -280,7 +281,7 @@ def test_functions_compiled_before_are_compiled_anew_with_what_was_timed():
 
 
 def explained(jaxpr):
-    compiled = compile_jaxpr(jaxpr, cuda_options(Choices()))
+    compiled = compile_jaxpr(jaxpr, Options(Choices(), CudaTarget.here()))
     return Explanation.of("layer", jaxpr.jaxpr, [(jaxpr, compiled)], None).parts
 
 
@@ -321,7 +322,7 @@ def test_candidates_compute_the_same(dtype, exact, candidate):
 def test_candidates_are_built_and_timed_on_the_played_driver(monkeypatch):
     fake_cuda.load()
     some = [Candidate("warpgroups", 64, 64, 64, 64, 3), Candidate("warps", 32, 128, 32, 32, 2)]
-    monkeypatch.setattr("aspen_jax.lowering.kernel_tuning.candidates", lambda problem, architecture: some)
+    monkeypatch.setattr("aspen_jax.targets.cuda.product_tuning.candidates", lambda problem, architecture: some)
     timer = DeviceTimer(lambda program: fake_cuda.code_of(program, warpgroups=True))
     found = tune_kernels(programs(shapes=((80, 72), (72, 64))), frozenset({"split_depth"}), timer)
     assert (found.products, found.candidates, found.refused) == (1, 3 + 1, ())

@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from aspen_jax import apu
-from aspen_jax.cuda.conv_tile import ConvTileShape
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.passes import run_passes
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.conv_tile import ConvTileShape
 from tests import cuda_check
 from tests.tracing import traced
 

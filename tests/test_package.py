@@ -33,7 +33,9 @@ def test_the_distribution_holds_the_module_and_of_the_sources_the_headers_that_o
     files = [Path(str(file)) for file in importlib.metadata.files("aspen_jax") or []]
     assert any(file.name.startswith("_engine.") and file.suffix == ".so" for file in files)
     sources = {file for file in files if file.name.endswith((".cc", ".h", ".inc", ".a", "CMakeLists.txt"))}
-    kernels = {Path("aspen_jax/cuda/include/cuda/kernels") / header.name for header in (ROOT / "cuda/kernels").glob("*.h")}
+    kernels = {
+        Path("aspen_jax/targets/cuda/include/cuda/kernels") / header.name for header in (ROOT / "cuda/kernels").glob("*.h")
+    }
     engine = {header.relative_to(ROOT) for header in (ROOT / "aspen_jax/engine").glob("*.h")}
     assert Path("aspen_jax/engine/policy.h") in engine
     assert sources == kernels | engine | {Path("aspen_jax/include/aspen.h")}

@@ -13,13 +13,13 @@ from jax import lax
 import aspen_jax.schedule as sched
 from aspen_jax import AspenError, apu
 from aspen_jax.cost.machine import Machine
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.cuda.partial_reduce import PartialReduceShape
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
 from aspen_jax.passes import partial_reduce, run_passes
+from aspen_jax.targets.cuda.families.partial_reduce import PartialReduceShape
+from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.changed_words import most_are_refused
 from tests.content import generator

@@ -79,6 +79,18 @@ def test_rooms_know_what_the_page_says():
             assert room(other) in allowed, f"{module} imports {other}, which {name}/ does not know"
 
 
+# What others may know of devices. A report of the machine names them.
+OF_TARGETS = {"aspen_jax.targets.target", "aspen_jax.targets.registry"}
+
+
+def test_no_room_knows_a_device():
+    for module, path in MODULES.items():
+        if room(module) == "targets" or module == "aspen_jax.report.machine":
+            continue
+        for other, _ in imports(path):
+            assert room(other) != "targets" or other in OF_TARGETS, f"{module} imports {other}; ask the Target instead"
+
+
 def test_few_files_stay_at_the_top_and_each_room_says_what_it_is():
     assert len(list(PACKAGE.glob("*.py"))) <= 6
     for path in PACKAGE.glob("*/__init__.py"):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax.cuda.machine import Gpu
-from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.passes import run_passes, siblings
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.in_float64 import all_in_float64
 from benchmarks.models import bert, gpt2
 from benchmarks.models.model import Size
@@ -149,8 +149,8 @@ def test_what_would_take_longer_stays_apart(monkeypatch):
 def test_cpus_and_disabled_passes_leave_them_apart():
     (part,) = trace_of(attends(np.float32), [normal(2, 40, WIDTH)]).parts
     assert siblings.run(part) is part
-    assert 3 * WIDTH not in widths(run_passes(part, LEFT_OUT | {"siblings"}, Gpu()).ops)
-    assert 3 * WIDTH in widths(run_passes(part, LEFT_OUT, Gpu()).ops)
+    assert 3 * WIDTH not in widths(run_passes(part, CudaTarget.left_out | {"siblings"}, Gpu()).ops)
+    assert 3 * WIDTH in widths(run_passes(part, CudaTarget.left_out, Gpu()).ops)
 
 
 # Results

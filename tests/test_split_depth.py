@@ -13,12 +13,12 @@ from jax import lax
 
 from aspen_jax import _engine, aspen
 from aspen_jax.apu import Machine
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.ir.program import Op, Operand, Value
 from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
 from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import run_passes, split_depth
+from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
 from tests.cuda_check import check, exactly, ops_of, random, run_on_host

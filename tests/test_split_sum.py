@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 from aspen_jax import apu
-from aspen_jax.cuda.machine import MOST_SLICES, Gpu
 from aspen_jax.passes.split_depth import cut_depth
+from aspen_jax.targets.cuda.price import MOST_SLICES, Gpu
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
 from tests.cuda_check import exactly, ops_of, prepared, random, trace_of

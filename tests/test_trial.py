@@ -13,9 +13,9 @@ from jax import lax
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.errors import InputError
-from aspen_jax.lowering import choice, trial
-from aspen_jax.lowering.choice import Rates
-from aspen_jax.lowering.trial import Case, Times, Trials
+from aspen_jax.targets.cpu import choice, trial
+from aspen_jax.targets.cpu.choice import Rates
+from aspen_jax.targets.cpu.trial import Case, Times, Trials
 
 pytestmark = pytest.mark.usefixtures("choosing", "of_its_own")
 
@@ -216,7 +216,7 @@ def test_tuning_times_both_sides(timed, monkeypatch):
 _PROGRAM = """
 import hashlib, jax, jax.numpy as jnp
 from aspen_jax import aspen
-from aspen_jax.lowering import choice, trial
+from aspen_jax.targets.cpu import choice, trial
 calls = {"calls": 1e6}
 choice.rates = lambda: choice.Rates(calls, {"calls": 1.1e6})
 print(hashlib.sha256(jax.jit(aspen(lambda x: jnp.tanh(x @ x))).lower(jnp.ones((300, 300))).as_text().encode()).hexdigest())

@@ -19,9 +19,9 @@ from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.cost.tiling import by_price, cut_points
 from aspen_jax.errors import UnsupportedError
-from aspen_jax.lowering.compile import Options
 from aspen_jax.ops.winograd import TILES
 from aspen_jax.passes import run_passes, winograd
+from aspen_jax.targets.cpu.target import CpuTarget
 from tests.content import generator
 from tests.tracing import traced
 
@@ -145,8 +145,8 @@ def test_a_file_that_cannot_be_believed_is_ignored_with_a_warning(directory, spo
 def test_measurements_of_another_number_of_workers_are_others(directory):
     measured.remember(WORKERS, {"a": Measured((1,), 1.0)})
     assert not measured.measurements(WORKERS + 1).entries
-    assert Options(num_workers=WORKERS).machine.measured.entries
-    assert not Options(num_workers=WORKERS + 1).machine.measured.entries
+    assert CpuTarget.here(WORKERS).machine.measured.entries
+    assert not CpuTarget.here(WORKERS + 1).machine.measured.entries
 
 
 def test_what_cannot_be_written_serves_this_process(directory):

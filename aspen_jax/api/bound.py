@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from aspen_jax.api.decorator import AspenFunction
     from aspen_jax.api.stream import Stream
     from aspen_jax.graph.tilegraph import TileGraph
-    from aspen_jax.lowering.cuda_tuning import ExecutorTimes
-    from aspen_jax.lowering.tuning import Tuning
     from aspen_jax.report.explain import Explanation
+    from aspen_jax.targets.target import Tuned
 
 
 class BoundAspenFunction:
@@ -77,7 +76,7 @@ class BoundAspenFunction:
         """As `AspenFunction.explain`."""
         return self.__func__.explain(self._object(), *args, **kwargs)
 
-    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
+    def tune(self, *args: Any, **kwargs: Any) -> Tuned:
         """As `AspenFunction.tune`."""
         return self.__func__.tune(self._object(), *args, **kwargs)
 

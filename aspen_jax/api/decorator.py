@@ -25,17 +25,17 @@ from aspen_jax.ir.leaf_names import leaf_names
 from aspen_jax.lowering import rules
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, keeping_values, whole_graph
 from aspen_jax.primitive import primitive
-from aspen_jax.primitive.choices import DEVICES, Choices
+from aspen_jax.primitive.choices import Choices
 from aspen_jax.runtime import run_key
+from aspen_jax.targets import registry
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from aspen_jax.api.stream import Stream
     from aspen_jax.graph.tilegraph import TileGraph
-    from aspen_jax.lowering.cuda_tuning import ExecutorTimes
-    from aspen_jax.lowering.tuning import Tuning
     from aspen_jax.report.explain import Explanation
+    from aspen_jax.targets.target import Tuned
 
 rules.register()
 statics.HOLDERS[BoundAspenFunction] = statics.Holder(
@@ -143,12 +143,11 @@ def aspen(
         raise InputError(f"aspen cannot decorate a {type(fun).__name__}; put @aspen below @{type(fun).__name__}")
     if not callable(fun):
         raise InputError(f"aspen decorates callables, not {fun!r}; options are keywords, as in @aspen(strict=True)")
-    if device not in DEVICES:
-        raise InputError(f"device={device!r} is unknown; choose one of {', '.join(map(repr, DEVICES))}")
+    device = registry.checked(device)
     if not isinstance(strict, bool):
         raise InputError(f"strict={strict!r} is not a bool; pass True or False")
     key = run_key(priority, deadline)
-    choices = Choices(strict=strict, device="cuda" if device == "gpu" else device, run_key=key)
+    choices = Choices(strict=strict, device=device, run_key=key)
     marks = checked_weights(fun, weights)
     method, instance = (fun.__func__, fun.__self__) if inspect.ismethod(fun) else (type(fun).__call__, fun)
     if nnx_state.is_object(instance):  # it may change, so it is an argument
@@ -206,7 +205,7 @@ class AspenFunction(Generic[P, R]):
         if tracing.is_deep(self._choices):
             do = tracing.in_place(self.__wrapped__, self.__name__)
             return results.whole(self._on_arguments(do, args, kwargs, scalars_static=True))
-        if self._weights and self._is_for_cpu():
+        if self._weights and self._arranges_weights():
             args, kwargs = self._layouts.prepared(self._jaxpr, *objects.opened((args, kwargs)))
         return results.whole(self._on_arguments(self._jitted, args, kwargs))
 
@@ -245,9 +244,10 @@ class AspenFunction(Generic[P, R]):
         """
         return objects.closed(self._layouts.prepare(self._jaxpr, *self._seen(args, kwargs)))
 
-    def _is_for_cpu(self) -> bool:
-        """Whether weights are worth storing in another order, which only the CPU's kernels ask for."""
-        return self._choices.device == "cpu" or (self._choices.device == "auto" and jax.default_backend() == "cpu")
+    def _arranges_weights(self) -> bool:
+        """Whether weights are worth storing in another order where calls run."""
+        target = registry.here(self._choices.device)
+        return target is not None and target.arranges_weights
 
     def _shared_jit(self) -> Any:
         """The function under `jax.jit`, as it is for whoever else decorated it so.
@@ -400,8 +400,9 @@ class AspenFunction(Generic[P, R]):
         from aspen_jax.api.flat import FlatCall
         from aspen_jax.api.stream import Stream
 
-        if self._choices.device == "cuda":
-            raise InputError(f"{self.__name__} is for GPUs and streams run on the CPU; decorate it with device='cpu'")
+        device = self._choices.device
+        if not registry.of_function(device).runs_graphs:
+            raise InputError(f"{self.__name__} is for {device!r} and streams run on the CPU; decorate it with device='cpu'")
         first = leading()
         stream = Stream(FlatCall.of(self, (*first, *args), kwargs), self.graph_without_reuse(*first, *args, **kwargs), leading)
         stream(*args, **kwargs)
@@ -428,14 +429,12 @@ class AspenFunction(Generic[P, R]):
         return dataclasses.replace(explanation, on_gpu=self._on_gpu([call for call, _ in compiled]) if chooses else ())
 
     def _on_gpu(self, calls: Sequence[ClosedJaxpr]) -> tuple[str, ...]:
-        """Who runs calls on this process's GPU, and why; () where there is none."""
-        if self._choices.device not in ("auto", "cuda"):
-            return ()
-        from aspen_jax.lowering.cuda_choice import explained
+        """Who runs calls on devices that this process has, and why."""
+        targets = registry.all_named(self._choices.device)
+        said = (target.who_runs(call, self._choices) for target in targets for call in calls)
+        return tuple(dict.fromkeys(filter(None, said)))
 
-        return tuple(dict.fromkeys(filter(None, (explained(call, self._choices) for call in calls))))
-
-    def tune(self, *args: Any, **kwargs: Any) -> Tuning | ExecutorTimes:
+    def tune(self, *args: Any, **kwargs: Any) -> Tuned:
         """Search, by timing, for the tiles and algorithms that are fastest on this machine for arguments of these shapes.
 
         On a CPU, what is found is kept on disk for this processor, this build and this number of workers. Every function with the
@@ -452,46 +451,16 @@ class AspenFunction(Generic[P, R]):
             **kwargs: likewise.
 
         Returns:
-            A `Tuning`; on a GPU `ExecutorTimes`. Both print as a sentence.
+            What was found; it prints as a sentence.
 
         Raises:
             UnsupportedError: nothing of the function is tiled.
             AspenError: it is for a GPU and there is none, or CUDA code cannot be compiled here.
         """
-        from aspen_jax.lowering import tuning
-
-        if not self._is_for_cpu():
-            return self._tune_on_gpu(args, kwargs)
-        self._time_close_parts(args, kwargs)
-        _, compiled = self._compiled(args, kwargs)
-        parts = [part for _, item in compiled for function in (item, *item.bodies) for part in function.parts]
-        if not parts:
-            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
-        found = tuning.tune([part.traced for part in parts], parts[0].options)
-        self._time_close_parts(args, kwargs)  # the tiles are others now
-        self._forget_traces()
-        return found
-
-    def _time_close_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Time parts at which tiles and XLA were predicted to be about as fast."""
-        from aspen_jax.lowering import trial
-
-        if trial.by_environment() is not trial.Trials.OFF:
-            budget = trial.Budget(trial.TUNING_S)
-            options = dataclasses.replace(self._options(), trials=trial.Trials.ON, budget=budget)
-            for call in self._calls(args, kwargs)[1]:
-                compile_jaxpr(call, options)
-
-    def _tune_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExecutorTimes:
-        from aspen_jax.lowering.cuda_tuning import gpu, time_executors, tune_products
-
-        device = gpu()
-        _, calls = self._calls(args, kwargs)
-        if not calls:
-            raise UnsupportedError(f"{self.__name__} has no tiles to tune; explain() with the same arguments says why")
-        choices = self._choices._replace(strict=False)
-        kernels = tune_products(calls, choices)
-        found = dataclasses.replace(time_executors(calls, choices, device), kernels=kernels)
+        target = registry.here(self._choices.device)
+        if target is None:
+            raise UnsupportedError(f"nothing is tuned on {jax.default_backend()!r}; decorate {self.__name__} with device='cpu'")
+        found = target.tune(self._calls(args, kwargs)[1], self._choices, self.__name__)
         self._forget_traces()
         return found
 
@@ -577,12 +546,9 @@ class AspenFunction(Generic[P, R]):
 
     def _options(self, *, chooses: bool = True) -> Options:
         """How its calls are compiled, whatever of them is left to XLA; by `chooses`, also what XLA does as fast."""
-        from aspen_jax.lowering.cuda_call import cuda_options
-
         choices = self._choices._replace(strict=False)
-        return (
-            cuda_options(choices) if choices.device == "cuda" else Options(choices, chooses=chooses and not self._choices.strict)
-        )
+        target = registry.of_function(choices.device).of_function()
+        return Options(choices, target, chooses=chooses and not self._choices.strict)
 
     def _on_arguments(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,23 +19,17 @@ from aspen_jax.frontend.partition import Tileable
 from aspen_jax.frontend.trace import Fallback
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Operand, Program, Value
-from aspen_jax.lowering import choice, trial
 from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
 from aspen_jax.primitive import control_flow, sharding
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.masks import as_mask
 from aspen_jax.primitive.primitive import expanded, prune
+from aspen_jax.targets import registry
+from aspen_jax.targets.target import Target
 
 _LONGEST_SCOPE = 120
 # Of a body that stays with XLA, so many reasons are told.
 _MOST_REASONS = 3
-
-
-def call_engine(part: Part, results: Sequence[jax.ShapeDtypeStruct], *operands: Any) -> list[Any]:
-    """The part as a custom call of the CPU."""
-    nothing = [runtime.NOTHING] if len(results) > 1 else []
-    shared = part.graph.shared_memory
-    return runtime.engine_call(part.graph_bytes, [*results, *nothing], *operands, shared_memory=shared)[: len(results)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,34 +38,20 @@ class Options:
 
     Attributes:
         choices: what the decorator was told.
-        disabled_passes: passes that are left out, by name.
-        num_workers: how many DSEs tiles are shaped for.
-        machine: the cost model, with what was measured for so many; that of this machine if None.
-        refuses: says why the device has no kernel for an op, so that XLA computes it, or None where it has.
-        fit: rewrites a program for the device after all passes.
+        target: the device; by default the CPU of this process.
+        disabled_passes: passes that are left out, by name, those among them whose ops the device has no kernels for.
         chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
-        trials: what decides where predicted times are close.
-        budget: what is left for timing such parts.
-        call: gives a part to a device: called with the part, the shapes of its results, and its operands.
     """
 
     choices: Choices = Choices()  # noqa: RUF009 - immutable
+    target: Target = dataclasses.field(default_factory=lambda: registry.of_function(registry.AUTO).of_function())
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
-    num_workers: int = dataclasses.field(default_factory=runtime.num_workers)
-    machine: apu.Machine | None = None
-    refuses: frontend.Refuses = frontend.refuses_none
-    fit: Callable[[Program], Program] | None = None
     chooses: bool = True
-    trials: trial.Trials = dataclasses.field(default_factory=trial.by_environment)
-    budget: trial.Budget | None = dataclasses.field(default=None, compare=False)
-    call: Callable[..., list[Any]] = call_engine
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "chooses", self.chooses and not self.choices.strict and CHOICE not in self.disabled_passes)
-        if self.budget is None and self.trials is trial.Trials.ON:
-            object.__setattr__(self, "trials", trial.Trials.KEPT)
-        if self.machine is None:
-            object.__setattr__(self, "machine", apu.Machine.here(self.num_workers))
+        chooses = self.chooses and self.target.chooses and not self.choices.strict and CHOICE not in self.disabled_passes
+        object.__setattr__(self, "chooses", chooses)
+        object.__setattr__(self, "disabled_passes", self.disabled_passes | self.target.left_out)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,12 +79,11 @@ class Part:
     @classmethod
     def build(cls, traced: Program, options: Options) -> Part:
         """Rewrite, tile and encode one part of a trace."""
-        program = run_passes(traced, options.disabled_passes, options.machine)
-        if options.fit is not None:
-            program = options.fit(program)
+        target = options.target
+        program = target.fitted(run_passes(traced, options.disabled_passes, target.machine))
         # What has been packed is held once.
         program = program.replace(constants=apu.pack(program.constants).constants)
-        graph = apu.build(program, options.num_workers, options.machine).with_run_key(options.choices.run_key)
+        graph = apu.build(program, target.num_workers, target.machine).with_run_key(options.choices.run_key)
         outputs = tuple(operand.value for operand in traced.outputs)
         runtime.trust(graph.to_bytes())
         return cls(traced.inputs, outputs, program, graph, np.frombuffer(graph.to_bytes(), np.uint8), traced, options)
@@ -113,7 +92,7 @@ class Part:
         """The custom call."""
         results = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in self.outputs]
         with jax.named_scope(self.scope):
-            return self.options.call(self, results, *operands, *self.graph.constants)
+            return self.options.target.call(self, results, *operands, *self.graph.constants)
 
     def call_partitionable(self, *operands: Any) -> list[Any]:
         """The custom call where more than one device shares the work: each runs its own entries of the batch, if that can be."""
@@ -186,11 +165,11 @@ class Compiled:
                 environment.update(zip(step.outputs, results, strict=True))
                 from_tiles.update(step.outputs)
             else:
-                _run_fallback(step, environment, self.trace.masks & from_tiles)
+                run_fallback(step, environment, self.trace.masks & from_tiles)
         return [environment[item] if isinstance(item, Value) else item for item in self.trace.outputs]
 
 
-def _run_fallback(fallback: Fallback, environment: dict[Value, Any], masks: Collection[Value]) -> None:
+def run_fallback(fallback: Fallback, environment: dict[Value, Any], masks: Collection[Value]) -> None:
     """Evaluate one equation with JAX, through a jaxpr of its own so that its name and source line are kept.
 
     XLA cannot see that the numbers among `masks` were bools. It is shown, so that it selects as it would without tiles.
@@ -235,7 +214,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
     without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
-    trace = frontend.trace(without_dead_code, options.refuses)
+    trace = frontend.trace(without_dead_code, options.target.why_no_kernel)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))
@@ -245,8 +224,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     with _lock:
         of_jaxpr = _compiled.setdefault(jaxpr.jaxpr, {})
         of_jaxpr[options] = compiled
-        if options.trials is trial.Trials.ON:  # what was timed is kept
-            of_jaxpr[dataclasses.replace(options, trials=trial.Trials.KEPT)] = compiled
+        of_jaxpr[dataclasses.replace(options, target=options.target.settled())] = compiled
     return compiled
 
 
@@ -255,44 +233,8 @@ def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> 
     if isinstance(step, Fallback):
         return (_tile_bodies(step, options),)
     part = Part.build(step.program, options)
-    if options.chooses:
-        evidence = choice.Evidence.of(
-            step,
-            part.program,
-            part.graph,
-            options.num_workers,
-            is_whole=is_whole,
-            is_repeated=options.choices.is_repeated,
-            is_body=options.choices.is_body,
-        )
-        times = trial.settled(_case(step, part, evidence), options.num_workers, options.trials, options.budget)
-        reason = evidence.why_left_to_xla(choice.rates()) if times is None else times.why_left_to_xla()
-        if reason is not None:
-            return step.left_to_xla(reason)
-    return (part,)
-
-
-def _case(step: Tileable, part: Part, evidence: choice.Evidence) -> trial.Case:
-    """Both sides of a part, to be timed."""
-    made = {value for item in step.items for value in item.outputs}
-    read = (value for item in step.items for value in item.inputs if isinstance(value, Value) and value not in made)
-    inputs = tuple(dict.fromkeys((*part.inputs, *read)))
-
-    def by_xla(*operands: Any) -> list[Any]:
-        environment = dict(zip(inputs, operands, strict=True))
-        for item in step.left_to_xla(""):
-            _run_fallback(item, environment, masks=())
-        return [environment[value] for value in part.outputs]
-
-    return trial.Case(
-        items=step.items,
-        graph_bytes=part.graph_bytes.tobytes(),
-        inputs=inputs,
-        xla=by_xla,
-        tiles=lambda *operands: part.call(*operands[: len(part.inputs)]),
-        predicted=evidence.nanoseconds(choice.rates()),
-        is_body=part.options.choices.is_body,
-    )
+    reason = options.target.why_left_to_xla(step, part, is_whole=is_whole) if options.chooses else None
+    return (part,) if reason is None else step.left_to_xla(reason)
 
 
 def _options_of_bodies(fallback: Fallback, options: Options) -> Options:
@@ -351,7 +293,9 @@ def keeping_values(graph: TileGraph, options: Options) -> TileGraph:
     program = graph.program()
     ops = tuple(op.replace(in_place=False) for op in program.ops)
     program = program.replace(ops=ops, constants=apu.pack(program.constants).constants)
-    kept = apu.build(program, options.num_workers, options.machine, reuse=False).with_run_key(options.choices.run_key)
+    kept = apu.build(program, options.target.num_workers, options.target.machine, reuse=False).with_run_key(
+        options.choices.run_key
+    )
     kept = dataclasses.replace(kept, input_names=graph.input_names, result_names=graph.result_names)
     runtime.trust(kept.to_bytes())
     return kept

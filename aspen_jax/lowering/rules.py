@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,26 +11,28 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from aspen_jax.errors import AspenError, UnsupportedError
-from aspen_jax.lowering import share, trial
+from aspen_jax.errors import UnsupportedError
+from aspen_jax.lowering import share
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.primitive import sharding, warning
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, flag
+from aspen_jax.targets import registry
 
 
-def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    if choices.device == "cuda":
-        raise AspenError(
-            "the function was decorated with device='cuda', but this call is for the CPU; put its arguments on a GPU, or "
-            "decorate it with device='auto'"
-        )
-    # What a body does was decided with what it is the body of.
-    options = Options(choices, budget=None if choices.is_body else trial.Budget(trial.BUDGET_S))
-    if not _is_this_machines_alone(ctx):
-        options = dataclasses.replace(options, trials=trial.Trials.OFF)
+def _lower(
+    platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
+) -> Any:
+    target = registry.on_platform(choices.device, platform)
+    if target is None:
+        registry.named(choices.device).refuse_elsewhere()
+        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
     with _unchecked():
-        return _lower_compiled(ctx, call_jaxpr, compile_jaxpr(call_jaxpr, options), operands, choices, spread)
+        own = target.of_call(call_jaxpr, choices, may_time=_is_this_machines_alone(ctx))
+        compiled = None if own is None else compile_jaxpr(call_jaxpr, Options(own[1], own[0]))
+        if compiled is None or not compiled.options.target.is_ready(compiled):
+            return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+        return _lower_compiled(ctx, call_jaxpr, compiled, operands, choices, spread)
 
 
 def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
@@ -39,16 +40,6 @@ def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
     context: Any = ctx.module_context
     is_one = getattr(context.axis_context, "num_devices", 0) == 1
     return is_one and tuple(context.platforms) == ("cpu",) and not context.lowering_parameters.for_export
-
-
-def _lower_for_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    from aspen_jax.lowering.cuda_call import compile_for_cuda  # CUDA's modules are imported where a GPU is
-
-    with _unchecked():
-        compiled = compile_for_cuda(call_jaxpr, choices)
-        if compiled is None:
-            return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-        return _lower_compiled(ctx, call_jaxpr, compiled, operands, choices, spread)
 
 
 def _unchecked() -> contextlib.AbstractContextManager[Any]:
@@ -83,5 +74,5 @@ def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Clos
 def register() -> None:
     """Tells JAX the rules."""
     mlir.register_lowering(aspen_call_p, _lower_plain)
-    mlir.register_lowering(aspen_call_p, _lower_for_cpu, platform="cpu")
-    mlir.register_lowering(aspen_call_p, _lower_for_cuda, platform="cuda")
+    for platform in registry.platforms():
+        mlir.register_lowering(aspen_call_p, partial(_lower, platform), platform=platform)

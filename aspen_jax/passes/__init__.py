@@ -241,7 +241,7 @@ PASSES: dict[str, Pass] = {item.name: item for _, stage in STAGES for item in st
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
-# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/lowering/choice.py).
+# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/targets/cpu/choice.py).
 CHOICE = "choice"
 
 # What can be switched off.

@@ -1,4 +1,4 @@
-"""Stores the known weights of a convolution as a library wants them, where that was timed to be the fastest (cuda/cudnn.py)."""
+"""Stores the known weights of a convolution as cuDNN wants them, where that was timed to be the fastest."""
 
 from __future__ import annotations
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEVICES = ("auto", "cpu", "cuda", "gpu")  # "gpu" is JAX's word for "cuda"
-
 
 class Choices(NamedTuple):
     """Options of `aspen` that concern how a call is compiled.
 
     Attributes:
         strict: refuse a function that cannot be tiled as a whole.
-        device: one of `DEVICES`, "cuda" where it was told "gpu".
+        device: the name of a target, or "auto" (aspen_jax/targets/registry.py).
         function: name and line of the decorated function, for messages; "" for a part of one, such as a loop's body.
-        executor: what runs it on a GPU, by its name in aspen_jax/cuda/executor.py; None until that is decided.
+        executor: what runs it, by a name that its target knows; None until that is decided.
         is_repeated: it is the body of a loop, so that XLA starts a call of it without JAX.
         is_body: it is the body of a loop or a branch, a computation of its own to XLA.
         run_key: when its runs on the CPU are due (`aspen_jax.runtime.run_key`).

@@ -230,8 +230,7 @@ def _notes(title: str, notes: Iterable[str]) -> Iterator[str]:
 
 
 def _report_part(part: Part) -> PartReport:
-    graph, machine = part.graph, part.options.machine
-    assert machine is not None
+    graph, machine = part.graph, part.options.target.machine
     _, children = graph.dag.edges()
     edges = np.bincount(graph.tile_ops[children], minlength=graph.num_ops)
     apart = stacks.reasons(part.program, machine)

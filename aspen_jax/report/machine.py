@@ -12,8 +12,8 @@ import jax
 import aspen_jax
 from aspen_jax import _engine, runtime
 from aspen_jax.cost.measured import processor
-from aspen_jax.lowering.trial import by_environment
 from aspen_jax.passes import disabled_by_environment
+from aspen_jax.targets.cpu.trial import by_environment
 
 
 def machine() -> dict[str, Any]:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aspen_jax.cuda import fitted
-from aspen_jax.cuda.chain import ChainPlan
-from aspen_jax.cuda.machine import Gpu
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op
-from aspen_jax.lowering.cuda_call import LEFT_OUT
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import run_passes
+from aspen_jax.targets.cuda.families.chain import ChainPlan
+from aspen_jax.targets.cuda.passes.fit import fitted
+from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.models import zoo
 from benchmarks.models.bolt import WORKLOADS
 from benchmarks.models.model import Model, Size, of_network
@@ -52,7 +52,7 @@ def count(model: Model, disabled: Collection[str] = ()) -> Counts:
     """
     jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    ops = [op for part in trace.parts for op in fitted(run_passes(part, {*LEFT_OUT, *disabled}, Gpu())).ops]
+    ops = [op for part in trace.parts for op in fitted(run_passes(part, {*CudaTarget.left_out, *disabled}, Gpu())).ops]
     return Counts(len(ops), sum(map(_nbytes, ops)), tuple(_place(op) for op in ops if op.family is STACK))
 
 

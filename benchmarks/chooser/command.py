@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from aspen_jax.lowering.choice import Rates, rates
 from aspen_jax.report.machine import machine
+from aspen_jax.targets.cpu.choice import Rates, rates
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import generated
 from benchmarks.chooser.timing import Sample, measured

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from scipy import optimize
 
-from aspen_jax.lowering.choice import Rates
+from aspen_jax.targets.cpu.choice import Rates
 from benchmarks.chooser.timing import Sample
 
 # A factor that is so far off, as a logarithm, counts no longer with its square: some times were disturbed.

@@ -14,10 +14,10 @@ import numpy as np
 
 from aspen_jax import aspen
 from aspen_jax.frontend.partition import Tileable
-from aspen_jax.lowering.choice import Evidence
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
 from aspen_jax.report.difference import largest_difference
+from aspen_jax.targets.cpu.choice import Evidence
 from benchmarks.chooser.parts import GeneratedPart
 
 _ROUNDS = 7
@@ -94,7 +94,7 @@ def _evidence(compiled: Compiled) -> list[Evidence]:
                     step,
                     done.program,
                     done.graph,
-                    options.num_workers,
+                    options.target.num_workers,
                     is_whole=not repeated and len(compiled.steps) == 1,
                     is_repeated=repeated,
                     is_body=options.choices.is_body,

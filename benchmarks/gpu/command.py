@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import tyro
 
 from aspen_jax.cost.timing import check_rounds
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.errors import InputError
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
 from benchmarks.gpu import programs as of_cuda
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.row import DType, chosen

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from aspen_jax.lowering.compile import Compiled, compile_jaxpr
-from aspen_jax.lowering.cuda_call import cuda_options
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.models.model import Model
 
 REFERENCE = "float32 on the CPU"  # a side in files of outputs
@@ -30,7 +30,7 @@ def compiled_for_cuda(jaxpr: ClosedJaxpr) -> Compiled:
     Raises:
         UnsupportedError: an op has no CUDA code.
     """
-    return compile_jaxpr(jaxpr, cuda_options(Choices(strict=True, device="cuda")))
+    return compile_jaxpr(jaxpr, Options(Choices(strict=True, device="cuda"), CudaTarget.here()))
 
 
 def on_cpu(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -13,15 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from aspen_jax.cuda.device import architecture
-from aspen_jax.cuda.device_run import DeviceRun
-from aspen_jax.cuda.executor import Executor
-from aspen_jax.cuda.image import Code, compile_ops
 from aspen_jax.errors import AspenError
 from aspen_jax.ir.program import Value
 from aspen_jax.lowering.compile import Compiled, Part
-from aspen_jax.lowering.cuda_tuning import gpu, sides
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda.code.image import Code, compile_ops
+from aspen_jax.targets.cuda.device import architecture
+from aspen_jax.targets.cuda.device_run import DeviceRun
+from aspen_jax.targets.cuda.executor import Executor
+from aspen_jax.targets.cuda.tuning import gpu, sides
 from benchmarks.child import serve
 from benchmarks.gpu.lock import timing
 from benchmarks.gpu.networks import (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aspen_jax.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.errors import AspenError
+from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
 from benchmarks.child import measure_in_child
 from benchmarks.gpu import programs
 from benchmarks.gpu.record import Record

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from aspen_jax import aspen
-from aspen_jax.lowering.tuning import Tuning
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
+from aspen_jax.targets.cpu.tuning import Tuning
 from benchmarks.child import serve
 from benchmarks.models.model import Size
 from benchmarks.network.in_jax import in_jax

@@ -1,0 +1,1 @@
+"""CPUs: what tiles and XLA cost there, the choice between both, and what was timed."""

@@ -1,0 +1,1 @@
+"""From kernels to code: C++ as text, ops that are launched together, and the compiler."""

@@ -1,0 +1,1 @@
+"""What libraries of NVIDIA compute in the place of a kernel."""
