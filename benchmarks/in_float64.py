@@ -42,10 +42,13 @@ def all_in_float64(function: Callable[..., Any], *arrays: Any) -> list[np.ndarra
     return compiled_in_float64(function, *arrays)(*arrays)
 
 
-def compiled_in_float64(function: Callable[..., Any], *arrays: Any) -> Callable[..., list[np.ndarray]]:
-    """The same for arrays of these shapes and dtypes, compiled once for all calls."""
+def compiled_in_float64(function: Callable[..., Any], *arrays: Any, ulps: float | None = None) -> Callable[..., list[np.ndarray]]:
+    """The same for arrays of these shapes and dtypes, compiled once for all calls.
+
+    With `ulps`, each result is off by so many units in the last place, and rounded to its own dtype.
+    """
     closed = jax.make_jaxpr(function)(*arrays)
-    run = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide))
+    run = jax.jit(lambda *wide: _run(closed.jaxpr, closed.consts, wide, ulps))
 
     def call(*arrays: Any) -> list[np.ndarray]:
         with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -67,7 +70,7 @@ def _widened(item: Any) -> Any:
     return array.astype(_WIDE) if _is_float(array.dtype) else array
 
 
-def _run(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def _run(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any], ulps: float | None = None) -> list[Any]:
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(_widened, constants), strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
 
@@ -75,16 +78,26 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> li
         return _widened(np.asarray(atom.val, _dtype(atom))) if isinstance(atom, Literal) else known[atom]
 
     for equation in jaxpr.eqns:
-        results = _equation(equation, [read(atom) for atom in equation.invars])
+        results = _equation(equation, [read(atom) for atom in equation.invars], ulps)
+        if ulps is not None:
+            results = [_rounded(item, _dtype(var), ulps) for item, var in zip(results, equation.outvars, strict=True)]
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _equation(equation: Any, inputs: list[Any]) -> list[Any]:
+def _rounded(item: Any, dtype: Any, ulps: float) -> Any:
+    """A wide float as one of a dtype has it, off by some units in the last place; anything else as it is."""
+    if not _is_float(dtype):
+        return item
+    info = jnp.finfo(dtype)
+    return lax.reduce_precision(item * (1 + ulps * float(info.eps)), info.nexp, info.nmant)
+
+
+def _equation(equation: Any, inputs: list[Any], ulps: float | None) -> list[Any]:
     primitive, params = equation.primitive, equation.params
     if primitive.name in _CALLS:
         body = next(params[name] for name in _BODIES if name in params)
-        return _run(*((body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())), inputs)
+        return _run(*((body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())), inputs, ulps)
     if primitive.name == "convert_element_type" and _is_float(params["new_dtype"]):
         wide = lax.convert_element_type(inputs[0], _WIDE)
         kept = jnp.finfo(params["new_dtype"])
@@ -102,11 +115,11 @@ def _equation(equation: Any, inputs: list[Any]) -> list[Any]:
     if primitive.name in _LOSE_NAN and _is_float(inputs[0].dtype):
         has_nan = jnp.isnan(inputs[0]).any(params["axes"])
         return [jnp.where(has_nan, jnp.nan, primitive.bind(*inputs, **params))]
-    results = primitive.bind(*inputs, **{name: _widened_parameter(value) for name, value in params.items()})
+    results = primitive.bind(*inputs, **{name: _widened_parameter(value, ulps) for name, value in params.items()})
     return list(results) if primitive.multiple_results else [results]
 
 
-def _widened_parameter(value: Any) -> Any:
+def _widened_parameter(value: Any, ulps: float | None) -> Any:
     """A parameter of a primitive for inputs of 64 bits: dtypes of floats, and functions, which are traced again for such."""
     if isinstance(value, np.dtype) and _is_float(value):
         return _WIDE
@@ -114,8 +127,8 @@ def _widened_parameter(value: Any) -> Any:
         jaxpr, constants = (value.jaxpr, value.consts) if isinstance(value, ClosedJaxpr) else (value, ())
         narrow: list[Any] = [var.aval for var in jaxpr.invars]
         avals = [jax.ShapeDtypeStruct(item.shape, _WIDE if _is_float(item.dtype) else item.dtype) for item in narrow]
-        traced = jax.make_jaxpr(lambda *inputs: _run(jaxpr, constants, inputs))(*avals)
+        traced = jax.make_jaxpr(lambda *inputs: _run(jaxpr, constants, inputs, ulps))(*avals)
         return traced if isinstance(value, ClosedJaxpr) else traced.jaxpr
     if isinstance(value, tuple):
-        return tuple(map(_widened_parameter, value)) if type(value) is tuple else value
+        return tuple(_widened_parameter(item, ulps) for item in value) if type(value) is tuple else value
     return value
