@@ -20,12 +20,12 @@ from aspen_jax.passes import run_passes
 from aspen_jax.report.record import write_record
 from aspen_jax.targets.cuda.code.image import compile_log
 from aspen_jax.targets.cuda.code.source import kernels
+from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import Gpu
 from aspen_jax.targets.cuda.products.candidates import Architecture, Candidate
 from aspen_jax.targets.cuda.products.candidates import candidates as of_problem
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
 from aspen_jax.targets.cuda.products.problem import Problem
-from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.options import File
 
 # Few and many rows, so that small and large blocks are among what suits them.
@@ -152,5 +152,5 @@ def _ops(rows: int, dtype: Any) -> list[tuple[str, Op]]:
 def _op(function: Any, arguments: Any) -> Op:
     """The only product of a function."""
     (part,) = frontend.trace(jax.make_jaxpr(function)(*arguments)).parts
-    (op,) = (op for op in run_passes(part, CudaTarget.left_out, Gpu(places=1)).ops if op.family.name in ("matmul", "conv2d"))
+    (op,) = (op for op in run_passes(part, (), Gpu(places=1), STAGES).ops if op.family.name in ("matmul", "conv2d"))
     return op

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,9 @@ from jax.extend import core
 from aspen_jax import apu
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op, Program, Value
-from aspen_jax.passes import run_passes
-from aspen_jax.targets.cuda.passes.fit import fitted
+from aspen_jax.passes import Stage, run_passes
+from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import Gpu
-from aspen_jax.targets.cuda.target import CudaTarget
 from tests import cuda_host
 from tests.tiled import TINY_TILES
 
@@ -28,22 +27,22 @@ def trace_of(function, arguments):
     return trace
 
 
-def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = ()) -> Program:  # noqa: B008 - immutable
+def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = (), stages: Sequence[Stage] = STAGES) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
-    return fitted(run_passes(part, CudaTarget.left_out.union(disabled), gpu))
+    return run_passes(part, disabled, gpu, stages)
 
 
-def ops_of(function, arguments, gpu: Gpu = Gpu()) -> list[Op]:  # noqa: B008 - immutable
+def ops_of(function, arguments, gpu: Gpu = Gpu(), disabled=(), stages=STAGES) -> list[Op]:  # noqa: B008 - immutable
     """The ops of a function of these shapes, for CUDA."""
-    return [op for part in trace_of(function, arguments).parts for op in prepared(part, gpu).ops]
+    return [op for part in trace_of(function, arguments).parts for op in prepared(part, gpu, disabled, stages).ops]
 
 
-def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), **device):  # noqa: B008 - immutable
+def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), disabled=(), stages=STAGES, **device):  # noqa: B008 - immutable
     """The function's outputs by the device that the host plays; it must have no fallback."""
     trace = trace_of(function, arguments)
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))
     for part in trace.parts:
-        program = prepared(part, gpu)
+        program = prepared(part, gpu, disabled, stages)
         graph, inputs = apu.build(program, 2, machine), [values[value] for value in part.inputs]
         results = cuda_host.run(program, graph, *inputs, **device)
         for shared, own in zip(results, cuda_host.run(program, graph, *inputs, shares=False, **device), strict=True):

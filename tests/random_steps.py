@@ -297,6 +297,7 @@ _INT_BINARY: dict[str, Compute] = {
     "or": jnp.bitwise_or, "xor": jnp.bitwise_xor, "shl": jnp.left_shift, "shr": jnp.right_shift, "floor_divide": jnp.floor_divide,
     "mod": jnp.mod, "fmod": jnp.fmod,
 }  # fmt: skip
+_INT_DIVISIONS = ("floor_divide", "mod", "fmod")
 _COMPARE: dict[str, Compute] = {
     "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater, "ge": jnp.greater_equal,
 }  # fmt: skip
@@ -324,6 +325,8 @@ def _binary(author: _Author) -> None:
     is_coarse = not author.is_smooth and author.integer(0, 4) == 0
     table = _INT_BINARY if dtype in INTS else _FLOAT_COARSE_BINARY if is_coarse else _FLOAT_BINARY
     name = author.choose(list(table))
+    if x == y and name in _INT_DIVISIONS and dtype in INTS:
+        name = "xor"  # XLA takes x // x for 1 (docs/reference/special_values.md)
     pair = (x, y) if author.integer(0, 1) else (y, x)
     author.add(name, table[name], *pair, is_sum=name in ("add", "sub", "hypot", "logaddexp") and dtype in FLOATS)
 

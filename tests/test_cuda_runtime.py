@@ -24,14 +24,11 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import single
-from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.code.image import Code
 from aspen_jax.targets.cuda.code.source import translation_unit
 from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
-from aspen_jax.targets.cuda.passes.fit import fitted
 from aspen_jax.targets.cuda.price import Gpu
-from aspen_jax.targets.cuda.target import CudaTarget
 from tests import cuda_host, fake_cuda
 from tests.cuda_check import prepared
 from tests.tile_graphs import small_net
@@ -401,8 +398,8 @@ def test_a_result_lies_in_the_operand_that_is_rewritten():
     values = dict(zip(trace.inputs, arguments, strict=True))
     operands = [values[value] for value in part.inputs]
     graphs = []
-    for disabled in (CudaTarget.left_out, CudaTarget.left_out | {"in_place"}):
-        program = fitted(run_passes(part, disabled, Gpu()))
+    for disabled in ((), {"in_place"}):
+        program = prepared(part, Gpu(), disabled)
         graphs.append((apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program)))
     assert [len(graph.shared_memory) for graph, _ in graphs] == [1, 0]
     taken = []

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax.passes import run_passes, siblings
+from aspen_jax.passes import run_passes
+from aspen_jax.targets.cuda.passes import siblings
+from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import Gpu
-from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.in_float64 import all_in_float64
 from benchmarks.models import bert, gpt2
 from benchmarks.models.model import Size
@@ -28,7 +29,6 @@ RNG = generator(__name__)
 needs_compiler = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
 WHOLE = Gpu(places=1)  # no sum is cut, so that a product of more columns adds up as those of fewer
-APART = dataclasses.replace(WHOLE, joins_siblings=False)
 SMALL = Config(layers=2, width=64, heads=4, hidden=128, tokens=24, vocabulary=203)
 HEADS, WIDTH = 4, 64
 
@@ -74,7 +74,7 @@ def error(found, expected):
 @pytest.mark.parametrize("with_biases", [True, False])
 def test_queries_keys_and_values_are_one_product_that_attention_reads(dtype, with_biases):
     x, function = normal(2, 40, WIDTH, dtype=dtype), attends(dtype, with_biases=with_biases)
-    together, apart = ops_of(function, [x]), ops_of(function, [x], Gpu(joins_siblings=False))
+    together, apart = ops_of(function, [x]), ops_of(function, [x], disabled={"siblings"})
     assert (widths(together), widths(apart)) == ([3 * WIDTH, WIDTH], 4 * [WIDTH])
     assert len(together) == len(apart) - 2, "nothing is copied"
     (own,) = (op for op in together if op.family.name == "attention")
@@ -148,9 +148,9 @@ def test_what_would_take_longer_stays_apart(monkeypatch):
 
 def test_cpus_and_disabled_passes_leave_them_apart():
     (part,) = trace_of(attends(np.float32), [normal(2, 40, WIDTH)]).parts
-    assert siblings.run(part) is part
-    assert 3 * WIDTH not in widths(run_passes(part, CudaTarget.left_out | {"siblings"}, Gpu()).ops)
-    assert 3 * WIDTH in widths(run_passes(part, CudaTarget.left_out, Gpu()).ops)
+    assert 3 * WIDTH not in widths(run_passes(part).ops)
+    assert 3 * WIDTH not in widths(run_passes(part, {"siblings"}, Gpu(), STAGES).ops)
+    assert 3 * WIDTH in widths(run_passes(part, (), Gpu(), STAGES).ops)
 
 
 # Results
@@ -163,8 +163,8 @@ def test_bits_are_those_of_single_products(dtype, rows):
     x, function = normal(1, rows, WIDTH, dtype=dtype), attends(dtype)
     x[:, -1, 3] = np.inf
     x[:, -1, 5] = np.nan if rows > 1 else 1
-    assert widths(ops_of(function, [x], WHOLE)) != widths(ops_of(function, [x], APART))
-    (together,), (apart,) = (run_on_host(function, [x], gpu=gpu) for gpu in (WHOLE, APART))
+    assert widths(ops_of(function, [x], WHOLE)) != widths(ops_of(function, [x], WHOLE, {"siblings"}))
+    (together,), (apart,) = (run_on_host(function, [x], gpu=WHOLE, disabled=left_out) for left_out in ((), {"siblings"}))
     assert together.tobytes() == apart.tobytes()
 
 

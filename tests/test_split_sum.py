@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from aspen_jax import apu
-from aspen_jax.passes.split_depth import cut_depth
+from aspen_jax.targets.cuda.passes.split_depth import cut_depth
 from aspen_jax.targets.cuda.price import MOST_SLICES, Gpu
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host

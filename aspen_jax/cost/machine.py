@@ -11,7 +11,6 @@ from aspen_jax import _engine
 from aspen_jax.cost.measured import Measurements, measurements
 from aspen_jax.ir.program import Op
 from aspen_jax.ops.family import Work
-from aspen_jax.ops.tf32 import RoundedInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,18 +29,12 @@ class Machine:
         tile_ns: scheduling, starting the kernel and warming its registers and caches.
         shortest_tile_ns: below this a tile is merged with its neighbours wherever it has any.
         tiles_per_worker: an op that is worth it gets at least so many.
-        places: tiles that run at once where many more do than a product has; 1: no sum is cut for their sake.
         bf16_units: whether a worker has matrix units for bfloat16 (ops/bf16x6.py).
         few_rows: products of up to so many rows are bound by reading a matrix, which kernels do once and in place.
         cache_bytes: of a worker's own cache, in which values between the parts of a stack must fit.
         last_cache_bytes: of the cache before memory, which an op's input and output must exceed for a stack of pools to pay.
         most_parts: of a stack.
         fewest_bytes: whether a stack is as long as fits at all. Short strips move the fewest bytes and take more time.
-        keeps_rows: whether a stack's tile computes no row twice, since it goes through them one after the other.
-        fewest_chunks: of 128 bytes of an operand, that a slice of a sum's depth has.
-        joins_siblings: whether products of the same rows become one (passes/siblings.py). Not measured on CPUs.
-        reduces_results: whether products reduce what they write, where others ask for that (passes/partial_reduce.py).
-        launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
         edges_of_reuse: that a tile may have for the sake of a smaller workspace. A worker counts each down.
         measured: ops that were timed on this machine; the rest is estimated.
     """
@@ -52,18 +45,12 @@ class Machine:
     tile_ns: float = 1_500.0
     shortest_tile_ns: float = 8_000.0
     tiles_per_worker: int = 4
-    places: int = 1
     bf16_units: bool = False
     few_rows: int = 6
-    fewest_chunks: int = 1
-    launch_ns: float = 0.0
     cache_bytes: int = 1 << 20
     last_cache_bytes: int = 32 << 20
     most_parts: int = 64
     fewest_bytes: bool = False
-    keeps_rows: bool = True
-    joins_siblings: bool = False
-    reduces_results: bool = True
     edges_of_reuse: int = 16
     measured: Measurements = Measurements()  # noqa: RUF009 - immutable
 
@@ -93,30 +80,6 @@ class Machine:
         """Whether an op that a pass would make can run."""
         return True
 
-    def measured_slices(self, op: Op) -> int | None:
-        """Into how many slices the depth of an op is best cut, where that was measured; None where the price decides."""
-        return None
-
-    def adds_slices(self, op: Op, slices: int) -> bool:
-        """Whether the kernel of an op sums so many slices of its depth side by side and adds them up itself."""
-        return False
-
-    def whole_vector(self, op: Op) -> int:
-        """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""
-        return 1
-
-    def why_apart(self, parts: Sequence[Op]) -> str | None:
-        """Why no kernel is there for ops, each of which reads the one before, as one stack; None where there is one."""
-        return None
-
-    def rounded_input(self, op: Op) -> RoundedInput | None:
-        """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
-        return None
-
-    def filter_order(self, op: Op) -> tuple[int, ...] | None:
-        """In which order a convolution's weights [KH, KW, C, O] are best stored, if they are known; None: as they are."""
-        return None
-
     def places_of(self, op: Op) -> int:
         """Workers that a tile of an op takes."""
         return op.slices
@@ -124,14 +87,6 @@ class Machine:
     def further_tiles(self, op: Op) -> float:
         """How many tiles' time who reads an op waits beyond the rounds of its tiles: shorter tiles let readers begin earlier."""
         return 1.0
-
-    def blocks_of(self, op: Op) -> str | None:
-        """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
-        return None
-
-    def advice(self, op: Op) -> str | None:
-        """Which shapes would be faster; None where there is nothing to say."""
-        return None
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of each tile of an op.

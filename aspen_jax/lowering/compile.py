@@ -39,7 +39,7 @@ class Options:
     Attributes:
         choices: what the decorator was told.
         target: the device; by default the CPU of this process.
-        disabled_passes: passes that are left out, by name, those among them whose ops the device has no kernels for.
+        disabled_passes: passes that are left out, by name.
         chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
     """
 
@@ -51,7 +51,6 @@ class Options:
     def __post_init__(self) -> None:
         chooses = self.chooses and self.target.chooses and not self.choices.strict and CHOICE not in self.disabled_passes
         object.__setattr__(self, "chooses", chooses)
-        object.__setattr__(self, "disabled_passes", self.disabled_passes | self.target.left_out)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ class Part:
     def build(cls, traced: Program, options: Options) -> Part:
         """Rewrite, tile and encode one part of a trace."""
         target = options.target
-        program = target.fitted(run_passes(traced, options.disabled_passes, target.machine))
+        program = run_passes(traced, options.disabled_passes, target.machine, target.stages())
         # What has been packed is held once.
         program = program.replace(constants=apu.pack(program.constants).constants)
         graph = apu.build(program, target.num_workers, target.machine).with_run_key(options.choices.run_key)

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.passes import (
     affine,
-    align,
     attention,
     bf16x6,
     constants,
     conv_panels,
     epilogue,
-    filters,
     fuse,
     in_place,
     last_op,
@@ -31,15 +29,14 @@ from aspen_jax.passes import (
     partial_reduce,
     rows,
     scales,
-    siblings,
     signs,
     simplify,
     split_depth,
     stacks,
     strassen,
-    tf32,
     winograd,
 )
+from aspen_jax.targets import registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +60,11 @@ class Pass:
     is_needed: bool = False
 
 
-# The number of a stage, what it is for, and its passes.
-STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
+Stage = tuple[str, tuple[Pass, ...]]
+"""The number of a stage with what it is for, and its passes."""
+
+# Those of CPUs. Another target takes of them what it has kernels for (Target.stages).
+STAGES: tuple[Stage, ...] = (
     (
         "1. Say the same with less",
         (
@@ -118,7 +118,6 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 constants.run,
                 "It stores the constants that are not in panels.",
                 after=("panels",),
-                asks_machine=True,
             ),
         ),
     ),
@@ -144,7 +143,6 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 attention.run,
                 "Scale, mask and softmax must be the row program and epilogues of the products.",
                 after=("rows", "epilogue"),
-                asks_machine=True,
             ),
         ),
     ),
@@ -164,52 +162,24 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 after=("conv_panels", "epilogue"),
             ),
             Pass(
-                "siblings",
-                siblings.run,
-                "Programs behind products must be final to be compared; `split_depth` cuts the one product.",
-                after=("constants", "rows", "epilogue", "attention"),
-                asks_machine=True,
-            ),
-            Pass(
-                "align",
-                align.run,
-                "An epilogue is padded with its convolution, and slices of the depth begin with whole vectors.",
-                after=("constants", "epilogue", "layout"),
-                asks_machine=True,
-            ),
-            Pass(
                 "stacks",
                 stacks.run,
                 "Parts keep the kernels and epilogues that all passes before have given them.",
-                after=("epilogue", "attention", "conv_panels", "scales", "siblings", "align"),
-                asks_machine=True,
-            ),
-            Pass(
-                "tf32",
-                tf32.run,
-                "Chains read weights across the depth; slices of a depth are priced by the blocks that multiply them.",
-                after=("constants", "align", "stacks"),
-                asks_machine=True,
-            ),
-            Pass(
-                "filters",
-                filters.run,
-                "Which convolutions are left on their own is known; a library takes their whole depth.",
-                after=("constants", "align", "stacks"),
+                after=("epilogue", "attention", "conv_panels", "scales"),
                 asks_machine=True,
             ),
             Pass(
                 "split_depth",
                 split_depth.run,
                 "The work of an op, with its epilogue, must be final: slices share it out.",
-                after=("epilogue", "attention", "scales", "siblings", "align", "stacks", "tf32", "filters"),
+                after=("epilogue", "attention", "scales", "stacks"),
                 asks_machine=True,
             ),
             Pass(
                 "partial_reduce",
                 partial_reduce.run,
                 "No pass changes products any more; `merge` joins what is left of reductions.",
-                after=("rows", "epilogue", "scales", "align", "stacks", "split_depth"),
+                after=("rows", "epilogue", "scales", "stacks", "split_depth"),
                 asks_machine=True,
             ),
             Pass(
@@ -228,7 +198,7 @@ STAGES: tuple[tuple[str, tuple[Pass, ...]], ...] = (
                 "last_op",
                 last_op.run,
                 "Convolutions have their kernels and epilogues; `outputs` copies what this leaves.",
-                after=("layout", "epilogue", "conv_panels", "align", "stacks", "split_depth", "partial_reduce"),
+                after=("layout", "epilogue", "conv_panels", "stacks", "split_depth", "partial_reduce"),
                 asks_machine=True,
             ),
             Pass("outputs", outputs.run, "No op may follow those that write outputs.", is_needed=True),
@@ -241,10 +211,10 @@ PASSES: dict[str, Pass] = {item.name: item for _, stage in STAGES for item in st
 
 DISABLE_VARIABLE = "ASPEN_DISABLE_PASSES"
 
-# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (aspen_jax/targets/cpu/choice.py).
+# Named among the passes, but rewrites nothing: it leaves to XLA what that does faster (`Target.why_left_to_xla`).
 CHOICE = "choice"
 
-# What can be switched off.
+# What can be switched off on CPUs.
 OPTIONAL: tuple[str, ...] = (*(name for name, item in PASSES.items() if not item.is_needed), CHOICE)
 
 
@@ -252,32 +222,43 @@ def disabled_by_environment() -> frozenset[str]:
     """The passes named in ASPEN_DISABLE_PASSES, a comma-separated list.
 
     Raises:
-        InputError: a name is not a pass.
+        InputError: a name is not a pass of any target, or one that cannot be left out.
     """
     names = frozenset(filter(None, (name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(","))))
-    _check(names)
+    _check(names, ())
     return names
 
 
-def run_passes(program: Program, disabled: Collection[str] = (), machine: Machine | None = None) -> Program:
+def run_passes(
+    program: Program, disabled: Collection[str] = (), machine: Machine | None = None, stages: Sequence[Stage] = STAGES
+) -> Program:
     """Rewrite a program by every pass that is not disabled, and make its outputs fit for a TileGraph.
 
     Args:
         program: what to rewrite.
-        disabled: names of passes.
+        disabled: names of passes, of any target.
         machine: the cost model that chooses between algorithms.
+        stages: the target's.
 
     Raises:
         InputError: a disabled name is not a pass, or one that cannot be left out.
     """
-    _check(disabled)
-    for item in PASSES.values():
+    _check(disabled, stages)
+    for item in (item for _, stage in stages for item in stage):
         if item.name not in disabled:
             program = (item.run(program, machine) if item.asks_machine and machine else item.run(program)).pruned()
     return program
 
 
-def _check(names: Collection[str]) -> None:
-    unknown = sorted(set(names) - set(OPTIONAL))
+def _check(names: Collection[str], stages: Sequence[Stage]) -> None:
+    known = [*OPTIONAL, *_optional(stages)]
+    if not set(known).issuperset(names):  # only then are all targets loaded
+        known += [name for target in registry.all_named(registry.AUTO) for name in _optional(target.stages())]
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {', '.join(OPTIONAL)}")
+        choice = ", ".join(dict.fromkeys(known))
+        raise InputError(f"no pass is called {', '.join(map(repr, unknown))}; choose from {choice}")
+
+
+def _optional(stages: Sequence[Stage]) -> list[str]:
+    return [item.name for _, stage in stages for item in stage if not item.is_needed]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
@@ -41,8 +40,8 @@ MAX_SIZE_OF_FEW = 1 << 16
 MAX_SIZE_OF_WIDE = 1 << 18
 
 
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
-    """One sweep over the last products."""
+def run(program: Program, *, one_query: bool = False) -> Program:
+    """One sweep over the last products, with `one_query` also over those of a single query a head."""
     uses = program.uses()
     producers = {op.output: op for op in program.ops}
     known: dict[Value, np.ndarray | Op] = {**producers, **dict(program.constants)}
@@ -50,7 +49,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     ops: dict[Value, Op] = {}
     renamed: dict[Value, Value] = {}
     for op in program.ops:
-        chain = _chain(op, producers, uses, one_query=machine.places > 1)
+        chain = _chain(op, producers, uses, one_query=one_query)
         # Where the output of one chain is the scores of the next (a product of softmaxes), only the first is made.
         if chain is not None and chain.scores_value in ops and chain.weights_value in ops:
             del ops[chain.scores_value], ops[chain.weights_value]

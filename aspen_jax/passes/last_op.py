@@ -17,17 +17,16 @@ from aspen_jax.passes.layout import permutation_of
 
 _WRITERS = (CONV2D, CONV2D_PANELS, WINOGRAD)
 
-# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured. Where ops are
-# launched, another op is another launch.
+# A smaller result is transposed as fast by an op of its own, whose tiles need not hold all channels. Not measured.
 _SMALLEST_RESULT = 1 << 19
 
 
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+def run(program: Program, machine: Machine = Machine(), *, are_launched: bool = False) -> Program:  # noqa: B008 - immutable
     """Transpose outputs where they are computed, if nothing else reads them.
 
-    Where ops are launched an element-wise op does so too: it spares a launch.
+    With `are_launched` another op is another launch. So an element-wise op does so too, whatever its size.
     """
-    families = (*_WRITERS, BLOCK) if machine.launch_ns else _WRITERS
+    families = (*_WRITERS, BLOCK) if are_launched else _WRITERS
     writers = {op.output: op for op in program.ops if op.family in families and not op.further}
     uses = program.uses()
     outputs, made = list(program.outputs), dict[Op, Op]()
@@ -35,7 +34,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
         op = writers.get(operand.value)
         if op is None or len(uses[operand.value]) > 1 or operand.view.is_dense():
             continue
-        if operand.value.nbytes < _SMALLEST_RESULT and not machine.launch_ns:
+        if operand.value.nbytes < _SMALLEST_RESULT and not are_launched:
             continue
         permutation = permutation_of(operand)
         if permutation is None:

@@ -40,8 +40,6 @@ _MOST_COLUMNS = 512  # that are reduced at once, where there are more
 
 def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
     """Let ops reduce their result where that pays."""
-    if not machine.reduces_results:
-        return program
     results = {op.output: op for op in program.ops if op.family in _REDUCED and not op.further}
     made: dict[Op, Op] = {}
     for op in program.ops:

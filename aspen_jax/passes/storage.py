@@ -19,6 +19,13 @@ from aspen_jax.ops.block import BLOCK
 
 Order = tuple[int, ...]
 
+# The names of ops that pad what others read end so.
+PADDED = "/align"
+
+
+ReadIn = Callable[[Op, int], Order]
+"""Of an op and the number of an input that is a weight, the order in which its dimensions are best read."""
+
 
 class Arrangement(NamedTuple):
     """How an array is stored: with its dimensions in another order, and possibly in panels then (ops/matmul.py).
@@ -32,14 +39,12 @@ class Arrangement(NamedTuple):
     summed: int = 0
 
 
-def _as_it_is(op: Op, index: int) -> Order:
+def as_it_is(op: Op, index: int) -> Order:
     """An operand of an op is read in the order of its own dimensions."""
     return tuple(range(len(op.inputs[index].shape)))
 
 
-def best_orders(
-    program: Program, values: Collection[Value], read_in: Callable[[Op, int], Order] = _as_it_is
-) -> dict[Value, Order]:
+def best_orders(program: Program, values: Collection[Value], read_in: ReadIn = as_it_is) -> dict[Value, Order]:
     """For those of `values` that another order of dimensions suits better: the permutation to store them in.
 
     Args:

@@ -18,9 +18,10 @@ from aspen_jax.cost import equations as cost
 from aspen_jax.cost.equations import Cost
 from aspen_jax.lowering.share import in_tiles
 from aspen_jax.ops.block import BLOCK
-from aspen_jax.passes import align, stacks
+from aspen_jax.passes import storage
 from aspen_jax.primitive.control_flow import is_control_flow
 from aspen_jax.report.html_table import escaped, html_table
+from aspen_jax.targets.target import Notes
 
 if TYPE_CHECKING:
     from jax.extend import core
@@ -168,7 +169,7 @@ class Explanation:
     def _padding(self) -> Iterator[str]:
         """What padding to whole vectors takes, where there is any."""
         ops = [op for part in self.parts for op in part.ops]
-        moved = sum(op.bytes for op in ops if op.name.endswith(align.SUFFIX))
+        moved = sum(op.bytes for op in ops if op.name.endswith(storage.PADDED))
         if moved:
             yield ""
             yield f"padding to whole vectors: {_percent(moved / sum(op.bytes for op in ops))} of the bytes of tiles"
@@ -230,10 +231,9 @@ def _notes(title: str, notes: Iterable[str]) -> Iterator[str]:
 
 
 def _report_part(part: Part) -> PartReport:
-    graph, machine = part.graph, part.options.target.machine
+    graph, notes = part.graph, part.options.target.notes(part.program)
     _, children = graph.dag.edges()
     edges = np.bincount(graph.tile_ops[children], minlength=graph.num_ops)
-    apart = stacks.reasons(part.program, machine)
     reports = []
     for number, op in enumerate(part.program.ops):
         tiles, boxes = graph.tiles_of(number)
@@ -252,9 +252,7 @@ def _report_part(part: Part) -> PartReport:
                 flops=float(work.flops.sum()),
                 bytes=float(work.bytes.sum()),
                 source=op.source,
-                blocks=machine.blocks_of(op) or "",
-                advice=machine.advice(op) or "",
-                apart=apart.get(op, ""),
+                **notes.get(op, Notes())._asdict(),
             )
         )
     return PartReport(graph, tuple(reports))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from aspen_jax.cost.machine import Machine
 
@@ -16,7 +16,22 @@ if TYPE_CHECKING:
     from aspen_jax.frontend.partition import Tileable
     from aspen_jax.ir.program import Op, Program
     from aspen_jax.lowering.compile import Compiled, Part
+    from aspen_jax.passes import Stage
     from aspen_jax.primitive.choices import Choices
+
+
+class Notes(NamedTuple):
+    """What a target says of an op.
+
+    Attributes:
+        blocks: how its blocks are multiplied, and why so.
+        advice: which shapes would be faster.
+        apart: why it is no part of a stack with the op before.
+    """
+
+    blocks: str = ""
+    advice: str = ""
+    apart: str = ""
 
 
 class Tuned:
@@ -30,7 +45,6 @@ class Target(abc.ABC):
     Attributes:
         name: what `aspen(device=)` calls it.
         platform: what JAX calls it.
-        left_out: passes whose ops have no kernels there.
         chooses: whether parts that XLA is faster at are left to XLA.
         runs_graphs: whether `TileGraph.run` does there what a call does, as streams need it.
         arranges_weights: whether kernels read weights in an order of their own, so that it pays to store them so.
@@ -40,13 +54,17 @@ class Target(abc.ABC):
 
     name: ClassVar[str]
     platform: ClassVar[str]
-    left_out: ClassVar[frozenset[str]]
     chooses: ClassVar[bool]
     runs_graphs: ClassVar[bool]
     arranges_weights: ClassVar[bool]
 
     machine: Machine
     num_workers: int
+
+    @classmethod
+    @abc.abstractmethod
+    def stages(cls) -> tuple[Stage, ...]:
+        """The passes that programs for it take, in their order."""
 
     @classmethod
     @abc.abstractmethod
@@ -97,8 +115,8 @@ class Target(abc.ABC):
         """Why XLA must compute an op; None where there is a kernel for it."""
 
     @abc.abstractmethod
-    def fitted(self, program: Program) -> Program:
-        """A program, after all passes, as the kernels take it."""
+    def notes(self, program: Program) -> Mapping[Op, Notes]:
+        """What `explain` says of ops of a program after all passes; nothing of an op without an entry."""
 
     @abc.abstractmethod
     def why_left_to_xla(self, step: Tileable, part: Part, *, is_whole: bool) -> str | None:

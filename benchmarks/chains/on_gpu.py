@@ -15,9 +15,8 @@ from aspen_jax.ir.program import Op
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.families.chain import ChainPlan
-from aspen_jax.targets.cuda.passes.fit import fitted
+from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import Gpu
-from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.models import zoo
 from benchmarks.models.bolt import WORKLOADS
 from benchmarks.models.model import Model, Size, of_network
@@ -52,7 +51,7 @@ def count(model: Model, disabled: Collection[str] = ()) -> Counts:
     """
     jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    ops = [op for part in trace.parts for op in fitted(run_passes(part, {*CudaTarget.left_out, *disabled}, Gpu())).ops]
+    ops = [op for part in trace.parts for op in run_passes(part, disabled, Gpu(), STAGES).ops]
     return Counts(len(ops), sum(map(_nbytes, ops)), tuple(_place(op) for op in ops if op.family is STACK))
 
 

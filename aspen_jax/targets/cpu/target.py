@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -15,10 +15,11 @@ from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr, run_fallback
+from aspen_jax.passes import STAGES, Stage, stacks
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cpu import choice, trial, tuning
 from aspen_jax.targets.cpu.choice import Evidence
-from aspen_jax.targets.target import Target
+from aspen_jax.targets.target import Notes, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,6 @@ class CpuTarget(Target):
 
     name: ClassVar[str] = "cpu"
     platform: ClassVar[str] = "cpu"
-    left_out: ClassVar[frozenset[str]] = frozenset()
     chooses: ClassVar[bool] = True
     runs_graphs: ClassVar[bool] = True
     arranges_weights: ClassVar[bool] = True
@@ -46,6 +46,10 @@ class CpuTarget(Target):
         count = runtime.num_workers() if num_workers is None else num_workers
         trials = trial.by_environment()
         return cls(Machine.here(count), count, trial.Trials.KEPT if trials is trial.Trials.ON else trials)
+
+    @classmethod
+    def stages(cls) -> tuple[Stage, ...]:
+        return STAGES
 
     @classmethod
     def of_function(cls) -> Self:
@@ -88,8 +92,8 @@ class CpuTarget(Target):
     def why_no_kernel(self, op: Op) -> str | None:
         """All that the frontend converts has a kernel."""
 
-    def fitted(self, program: Program) -> Program:
-        return program
+    def notes(self, program: Program) -> Mapping[Op, Notes]:
+        return {op: Notes(apart=reason) for op, reason in stacks.reasons(program, self.machine).items()}
 
     def why_left_to_xla(self, step: Tileable, part: Part, *, is_whole: bool) -> str | None:
         choices = part.options.choices

@@ -24,9 +24,7 @@ from aspen_jax.targets.cuda.code.vectors import whole
 from aspen_jax.targets.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.targets.cuda.families.chain import ChainPlan
 from aspen_jax.targets.cuda.families.conv import box_of_pixels
-from aspen_jax.targets.cuda.library.cudnn import filter_order
 from aspen_jax.targets.cuda.library.library import by_library, library_of
-from aspen_jax.targets.cuda.products.alignment import advice
 from aspen_jax.targets.cuda.products.blocks import block, row_axes
 from aspen_jax.targets.cuda.products.candidates import Architecture
 from aspen_jax.targets.cuda.products.conv_tile import FEWEST_CHANNELS, NARROW
@@ -53,9 +51,12 @@ class Gpu(Machine):
     made networks of batch 1 at most 3% faster (docs/results/h100.md).
 
     Attributes:
+        launch_ns: from the end of an op's tiles to the beginning of those that wait for all of them.
+        places: thread blocks that run at once.
         kernels: what was known when functions were compiled: when more is, they are compiled anew.
         clusters: whether thread blocks read each other's shared memory, as from compute capability 9.0 on.
         warpgroups: whether it has the matrix instructions of warpgroups.
+        fewest_chunks: of 128 bytes of an operand, that a slice of a sum's depth has.
         fill_ns: until a streamed tile multiplies, and from then on until its last block is stored. Not measured.
         add_ns: for what the blocks of a cluster do beyond their slices: two barriers, and reading the sums. Not measured.
     """
@@ -69,14 +70,11 @@ class Gpu(Machine):
     places: int = NUM_BLOCKS
     cache_bytes: int = 44 << 10  # shared memory, of which every device gives so much without being asked
     last_cache_bytes: int = 50 << 20
-    keeps_rows: bool = False
     fewest_chunks: int = 4
     clusters: bool = False
     warpgroups: bool = False
     add_ns: float = 1_000.0
     fill_ns: float = 1_000.0
-    joins_siblings: bool = True
-    reduces_results: bool = False  # not measured
     edges_of_reuse: int = 64  # launches wait for each other, not tiles: so these edges cost nothing in a run
     tiles_per_worker: int = 0  # the price alone decides: a block is the same time however little of it is asked for
     kernels: KernelChoices | None = None
@@ -99,26 +97,32 @@ class Gpu(Machine):
         return not is_wide and why_no_code(op) is None
 
     def measured_slices(self, op: Op) -> int | None:
+        """Into how many slices the depth of an op is best cut, where that was measured; None where the price decides."""
         return slices_for(op) if by_library(op) is None else 1
 
     def adds_slices(self, op: Op, slices: int) -> bool:
+        """Whether the kernel of an op sums so many slices of its depth side by side and adds them up itself."""
         return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
 
     def whole_vector(self, op: Op) -> int:
+        """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""
         # Of few rows a product reads its columns in vectors too (few_rows.h).
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and (op.family is MATMUL or rows > 32) else 1
 
     def why_apart(self, parts: Sequence[Op]) -> str | None:
+        """Why no kernel is there for ops, each of which reads the one before, as one stack; None where there is one."""
         if any(part.family not in WEIGHTED for part in parts):
             return None  # stacks of pools and blocks
         plan = ChainPlan.of([part.replace(slices=1) for part in parts], exact=any(part.exact for part in parts))
         return plan if isinstance(plan, str) else None
 
     def rounded_input(self, op: Op) -> RoundedInput | None:
+        """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return rounded_input(op) if self.warpgroups else None
 
     def blocks_of(self, op: Op) -> str | None:
+        """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
         if op.family is TRANSPOSED:
             return self.blocks_of(untransposed(op))
         if (plan := _chain(op)) is not None:
@@ -132,18 +136,12 @@ class Gpu(Machine):
             return f"{library}: {choice.reason}"
         return f"{choice.candidate or default}: {choice.reason}"
 
-    def filter_order(self, op: Op) -> tuple[int, ...] | None:
-        return filter_order(op)
-
     def places_of(self, op: Op) -> int:
         return op.slices * (PLACES if _is_streamed(op) else 1)
 
     def further_tiles(self, op: Op) -> float:
         # Its tiles are long, of many blocks. Who reads it is a launch, which waits for all of them.
         return 0.0 if _is_streamed(op) else super().further_tiles(op)
-
-    def advice(self, op: Op) -> str | None:
-        return advice(op)
 
     def of_boxes(self, op: Op, boxes: np.ndarray) -> np.ndarray:
         """Estimated time of tiles; of products that of whole blocks."""

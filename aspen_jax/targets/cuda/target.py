@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -16,15 +16,18 @@ from aspen_jax.errors import AspenError, UnsupportedError
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.lowering.compile import Compiled, Part
+from aspen_jax.passes import Stage
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cuda.code.image import Code, compile_ops
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp, why_no_code
 from aspen_jax.targets.cuda.device import architecture
 from aspen_jax.targets.cuda.executor import EXECUTORS, Executor, chosen_executor
-from aspen_jax.targets.cuda.passes.fit import fitted
+from aspen_jax.targets.cuda.passes import stacks
+from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from aspen_jax.targets.cuda.products.alignment import advice
 from aspen_jax.targets.cuda.products.kernel_choices import known
-from aspen_jax.targets.target import Target, Tuned
+from aspen_jax.targets.target import Notes, Target, Tuned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,6 @@ class CudaTarget(Target):
 
     name: ClassVar[str] = "cuda"
     platform: ClassVar[str] = "cuda"
-    left_out: ClassVar[frozenset[str]] = frozenset({"bf16x6", "winograd", "strassen", "panels", "conv_panels", "scales"})
     chooses: ClassVar[bool] = False  # the rates are those of CPUs
     runs_graphs: ClassVar[bool] = False
     arranges_weights: ClassVar[bool] = False
@@ -48,6 +50,10 @@ class CudaTarget(Target):
     def here(cls, executor: Executor = Executor.GRAPH) -> Self:
         """With all that was timed on it."""
         return cls(dataclasses.replace(Gpu.here(), kernels=known()), NUM_BLOCKS, executor)
+
+    @classmethod
+    def stages(cls) -> tuple[Stage, ...]:
+        return STAGES
 
     @classmethod
     def of_function(cls) -> Self:
@@ -83,8 +89,11 @@ class CudaTarget(Target):
     def why_no_kernel(self, op: Op) -> str | None:
         return why_no_code(op)
 
-    def fitted(self, program: Program) -> Program:
-        return fitted(program)
+    def notes(self, program: Program) -> Mapping[Op, Notes]:
+        gpu = self.machine
+        assert isinstance(gpu, Gpu)
+        apart = stacks.reasons(program, gpu)
+        return {op: Notes(gpu.blocks_of(op) or "", advice(op) or "", apart.get(op, "")) for op in program.ops}
 
     def why_left_to_xla(self, step: Tileable, part: Part, *, is_whole: bool) -> str | None:
         """A function runs as a whole by one side, which `f.tune` finds."""

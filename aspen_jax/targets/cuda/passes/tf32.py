@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program
 from aspen_jax.ops.tf32 import RoundedInput, rounded, with_rounded
 from aspen_jax.passes import storage
+from aspen_jax.targets.cuda.price import Gpu
 
 
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+def run(program: Program, machine: Gpu) -> Program:
     """Round the weights that nobody needs in full."""
     wanted = {op: found for op in program.ops if (found := machine.rounded_input(op)) is not None}
     if not wanted:

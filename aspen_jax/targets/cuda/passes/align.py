@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.view import View
 from aspen_jax.ops.block import BLOCK
@@ -27,15 +26,13 @@ from aspen_jax.ops.block_program import COPY
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.pad import PAD, PadAttrs
 from aspen_jax.passes import storage
+from aspen_jax.targets.cuda.price import Gpu
 
 # What is multiplied with padding, as a share of the rest, at most. Not measured.
 _MOST_MORE = 1 / 3
 
-# The names of ops that pad end so.
-SUFFIX = "/align"
 
-
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+def run(program: Program, machine: Gpu) -> Program:
     """Pad where it pays."""
     if not any(_is_padded(op, machine) or Lines.of(op, machine) for op in program.ops):
         return program
@@ -46,7 +43,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     return program.replace(ops=tuple(sweep.ops), outputs=outputs, constants=(*sweep.constants.all(), *sweep.zeros.values()))
 
 
-def _is_padded(op: Op, machine: Machine) -> bool:
+def _is_padded(op: Op, machine: Gpu) -> bool:
     if op.family is not CONV2D or op.attrs.groups > 1 or not op.output.size:
         return False
     unit, extents = machine.whole_vector(op), op.inputs[1].shape[2:]
@@ -71,7 +68,7 @@ class Lines:
     width: int
 
     @classmethod
-    def of(cls, op: Op, machine: Machine) -> Lines | None:
+    def of(cls, op: Op, machine: Gpu) -> Lines | None:
         """None where pixels are whole vectors, or are read in some as they are, or never can be."""
         if op.family is not CONV2D or op.attrs.groups > 1 or op.attrs.dilation[1] > 1 or not op.output.size:
             return None
@@ -91,7 +88,7 @@ class Lines:
 class _Sweep:
     """Ops written so far, and of values that were padded what stands for them."""
 
-    def __init__(self, program: Program, machine: Machine):
+    def __init__(self, program: Program, machine: Gpu):
         self.machine = machine
         self.ops: list[Op] = []
         self.constants = storage.Constants(program)
@@ -147,7 +144,7 @@ class _Sweep:
         old = View.identity(new.shape).slice([0] * len(new.shape), operand.value.shape)
         view = old.compose(operand.view)
         if view is None:
-            copy = Op(BLOCK, None, (Operand(new, old),), Value(operand.value.shape, new.dtype), COPY, f"{name}{SUFFIX}")
+            copy = Op(BLOCK, None, (Operand(new, old),), Value(operand.value.shape, new.dtype), COPY, f"{name}{storage.PADDED}")
             self.ops.append(copy)
             return Operand(copy.output, operand.view)
         return Operand(new, view)
@@ -161,7 +158,7 @@ class _Sweep:
         zero, _ = self.zeros.setdefault(dtype, (Value((), dtype), np.zeros((), dtype)))
         behind = tuple(extent - own - lo for extent, own, lo in zip(shape, operand.shape, before, strict=True))
         attrs, inputs = PadAttrs(before, behind, nothing), (operand, Operand.whole(zero))
-        made = Op(PAD, attrs, inputs, Value(shape, dtype), name=f"{reader.name}{SUFFIX}", source=reader.source)
+        made = Op(PAD, attrs, inputs, Value(shape, dtype), name=f"{reader.name}{storage.PADDED}", source=reader.source)
         self.ops.append(made)
         return Operand.whole(made.output)
 
@@ -171,7 +168,7 @@ class _Sweep:
         if source is None or source.view.shape != operand.shape:
             return self.pad(self.shown(operand, op.name), shape, op)
         behind = [(0, extent - own) for extent, own in zip(shape, operand.shape, strict=True)]
-        return self.constants.stored(source, lambda array: np.pad(array, behind), (SUFFIX, shape))
+        return self.constants.stored(source, lambda array: np.pad(array, behind), (storage.PADDED, shape))
 
     def wider(self, op: Op, outputs: int) -> tuple[Operand, ...] | None:
         """The inputs of an epilogue of so many channels; None where it shall not have them."""
@@ -200,7 +197,7 @@ class _Sweep:
         row, source = (outputs,), self.constants.source(operand)
         if source is not None and source.view.shape == operand.shape:
             behind = (0, outputs - op.output.shape[3])
-            vector = self.constants.stored(source, lambda array: np.pad(array[0, 0, 0], behind), (SUFFIX, outputs))
+            vector = self.constants.stored(source, lambda array: np.pad(array[0, 0, 0], behind), (storage.PADDED, outputs))
         else:
             view = View.from_flat(operand.value.size, operand.view.offset(), [1], [op.output.shape[3]])
             if view is None:

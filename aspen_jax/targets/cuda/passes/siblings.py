@@ -22,20 +22,20 @@ from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
-from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.view import View
 from aspen_jax.ops.matmul import MATMUL
-from aspen_jax.passes.split_depth import price
 from aspen_jax.passes.storage import Constants
+from aspen_jax.targets.cuda.passes.split_depth import price
+from aspen_jax.targets.cuda.price import Gpu
 
 # Readers take so many bytes at once, so the columns of each product begin at a multiple of them.
 _ALIGNED_BYTES = 16
 
 
-def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B008 - immutable
+def run(program: Program, machine: Gpu) -> Program:
     """Join siblings where the cost model says so."""
-    return _Joiner(program, machine).joined() if machine.joins_siblings else program
+    return _Joiner(program, machine).joined()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Group:
 class _Joiner:
     """Looks for siblings. Whether it pays to join them is asked once for all that are alike."""
 
-    def __init__(self, program: Program, machine: Machine):
+    def __init__(self, program: Program, machine: Gpu):
         self._program, self._machine = program, machine
         self._constants = Constants(program)
         self._uses = program.uses()

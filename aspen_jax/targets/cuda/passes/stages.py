@@ -1,0 +1,111 @@
+"""The order in which programs for GPUs take passes."""
+
+from __future__ import annotations
+
+import functools
+
+from aspen_jax.passes import PASSES, Pass, Stage, attention, last_op
+from aspen_jax.targets.cuda.passes import align, constants, filters, siblings, split_depth, stacks, tf32
+from aspen_jax.targets.cuda.passes.fit import fitted
+
+STAGES: tuple[Stage, ...] = (
+    ("1. Say the same with less", (PASSES["simplify"], PASSES["layout"], PASSES["affine"])),
+    (
+        "2. Store known weights as kernels read them",
+        (
+            Pass(
+                "constants",
+                constants.run,
+                "Products are as they are written, so the order in which kernels read weights is known.",
+                after=("layout", "affine"),
+                asks_machine=True,
+            ),
+        ),
+    ),
+    (
+        "3. Join ops, so that values between them never leave the cache",
+        (
+            PASSES["fuse"],
+            PASSES["signs"],
+            PASSES["rows"],
+            PASSES["epilogue"],
+            Pass(
+                "attention",
+                functools.partial(attention.run, one_query=True),
+                "Scale, mask and softmax must be the row program and epilogues of the products.",
+                after=("rows", "epilogue"),
+            ),
+        ),
+    ),
+    (
+        "4. Fit ops to the machine",
+        (
+            Pass(
+                "siblings",
+                siblings.run,
+                "Programs behind products must be final to be compared; `split_depth` cuts the one product.",
+                after=("constants", "rows", "epilogue", "attention"),
+                asks_machine=True,
+            ),
+            Pass(
+                "align",
+                align.run,
+                "An epilogue is padded with its convolution, and slices of the depth begin with whole vectors.",
+                after=("constants", "epilogue", "layout"),
+                asks_machine=True,
+            ),
+            Pass(
+                "stacks",
+                stacks.run,
+                "Parts keep the kernels and epilogues that all passes before have given them.",
+                after=("epilogue", "attention", "siblings", "align"),
+                asks_machine=True,
+            ),
+            Pass(
+                "tf32",
+                tf32.run,
+                "Chains read weights across the depth; slices of a depth are priced by the blocks that multiply them.",
+                after=("constants", "align", "stacks"),
+                asks_machine=True,
+            ),
+            Pass(
+                "filters",
+                filters.run,
+                "Which convolutions are left on their own is known; a library takes their whole depth.",
+                after=("constants", "align", "stacks"),
+            ),
+            Pass(
+                "split_depth",
+                split_depth.run,
+                "The work of an op, with its epilogue, must be final: slices share it out.",
+                after=("epilogue", "attention", "siblings", "align", "stacks", "tf32", "filters"),
+                asks_machine=True,
+            ),
+            Pass(
+                "merge",
+                PASSES["merge"].run,
+                "No pass looks for a single block any more: a block of several outputs is no epilogue or stage.",
+                after=("fuse", "rows", "epilogue", "stacks", "attention", "split_depth"),
+                asks_machine=True,
+            ),
+        ),
+    ),
+    (
+        "5. Fit outputs to the caller's memory",
+        (
+            Pass(
+                "last_op",
+                functools.partial(last_op.run, are_launched=True),
+                "Convolutions have their kernels and epilogues; `outputs` copies what this leaves.",
+                after=("layout", "epilogue", "align", "stacks", "split_depth"),
+                asks_machine=True,
+            ),
+            PASSES["outputs"],
+            PASSES["in_place"],
+        ),
+    ),
+    (
+        "6. Fit ops to kernels",
+        (Pass("fit", fitted, "What no kernel computes as one op is taken apart at the very end.", is_needed=True),),
+    ),
+)
