@@ -12,6 +12,7 @@ from aspen_jax import aspen
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import run_passes, storage
 from aspen_jax.targets.cuda.price import Gpu
+from aspen_jax.targets.cuda.products.alignment import advice
 from aspen_jax.targets.cuda.products.matrices import Matrices
 from benchmarks.in_float64 import all_in_float64
 from tests import cuda_check
@@ -157,7 +158,7 @@ def test_known_weights_of_odd_columns_lie_along_the_depth(rows):
         matrices = Matrices.of(op)
         assert matrices is not None
         assert (matrices.right.step, matrices.right.vector_along(64), matrices.columns_vector(op)) == (1, 8, None)
-        assert GPU.advice(op) is None
+        assert advice(op) is None
 
 
 def test_other_weights_lie_as_they_did():

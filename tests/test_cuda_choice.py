@@ -41,7 +41,7 @@ def card(monkeypatch):
 
 
 def who(function=network, shapes=SHAPES, choices=Choices()):  # noqa: B008 - immutable
-    return chosen(jax.make_jaxpr(function)(*shapes), choices)
+    return chosen(jax.make_jaxpr(function)(*shapes), choices, CudaTarget.here)
 
 
 def timed(function=network, **seconds: float) -> None:

@@ -20,7 +20,7 @@ from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
 from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.library import cublas, cudnn
-from aspen_jax.targets.cuda.library.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, relaid
+from aspen_jax.targets.cuda.library.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, filter_order, relaid
 from aspen_jax.targets.cuda.library.library import by_library, library_of
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
@@ -126,8 +126,8 @@ def test_what_was_timed_serves_no_other_convolution():
         assert by_library(relaid(op)) is not None
         assert by_library(op) is None
         assert by_library(relaid(ended)) is None
-        assert Gpu().filter_order(op) == cudnn.ORDER
-        assert Gpu().filter_order(relaid(op)) is None
+        assert filter_order(op) == cudnn.ORDER
+        assert filter_order(relaid(op)) is None
         assert Gpu().blocks_of(relaid(op)) == "cuDNN: timed"
         assert "ByCudnn<" in cuda_host.source([relaid(op)])
 

@@ -90,7 +90,7 @@ class Op:
             tiles is that of all.
         slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
         rounded: the columns of this product or convolution of float32 hold no more bits than TF32 has, and lie along the depth
-            (passes/tf32.py).
+            (targets/cuda/passes/tf32.py).
     """
 
     family: OpFamily

@@ -14,7 +14,7 @@ struct Tf32 {
   using Element = float;
   static constexpr int kDepth = 8;
 };
-// The same by columns that were rounded when they became known (aspen_jax/passes/tf32.py).
+// The same by columns that were rounded when they became known (targets/cuda/passes/tf32.py).
 struct RoundedTf32 {
   using Element = float;
   static constexpr int kDepth = 8;

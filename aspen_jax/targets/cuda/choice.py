@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 from jax.extend.core import ClosedJaxpr
 
@@ -13,7 +14,7 @@ from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cuda import times
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
 from aspen_jax.targets.cuda.executor import EXECUTOR_VARIABLE, EXECUTORS, chosen_executor
-from aspen_jax.targets.cuda.target import CudaTarget
+from aspen_jax.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +30,13 @@ class Chosen:
     reason: str
 
 
-def chosen(jaxpr: ClosedJaxpr, choices: Choices) -> Chosen:
+def chosen(jaxpr: ClosedJaxpr, choices: Choices, target: Callable[[], Target]) -> Chosen:
     """Who runs a function with device="auto" on this process's GPU, if nobody decides otherwise.
 
     Args:
         jaxpr: the function.
         choices: of the call.
+        target: gives the GPU.
     """
     kind = times.card()
     if kind is None:
@@ -43,7 +45,7 @@ def chosen(jaxpr: ClosedJaxpr, choices: Choices) -> Chosen:
     if not of_functions:  # a graph takes seconds to build
         return Chosen("xla", f"nothing was timed on {kind}; tune() times all sides")
     try:
-        compiled = compile_jaxpr(jaxpr, Options(choices._replace(strict=False, executor="graph"), CudaTarget.here()))
+        compiled = compile_jaxpr(jaxpr, Options(choices._replace(strict=False, executor="graph"), target()))
         timed = of_functions.get(times.key(compiled))
     except UnsupportedOp as error:
         return Chosen("xla", f"there is {error}")
@@ -53,12 +55,12 @@ def chosen(jaxpr: ClosedJaxpr, choices: Choices) -> Chosen:
     return Chosen(min(timed, key=lambda name: timed[name]), f"timed on {kind}: {each}")
 
 
-def explained(jaxpr: ClosedJaxpr, choices: Choices) -> str | None:
+def explained(jaxpr: ClosedJaxpr, choices: Choices, target: Callable[[], Target]) -> str | None:
     """Who runs a function on this process's GPU and why, as a sentence; None where there is no GPU, or it is not for one."""
     kind = times.card()
     if kind is None or choices.device not in ("auto", "cuda"):
         return None
-    found = chosen(jaxpr, choices)
+    found = chosen(jaxpr, choices, target)
     executor = chosen_executor(choices, lambda: found.executor)
     by_itself = f"device='auto' takes {found.executor}: {found.reason}"
     if os.environ.get(EXECUTOR_VARIABLE):

@@ -18,6 +18,7 @@ from aspen_jax.ir.program import Op, Program
 from aspen_jax.lowering.compile import Compiled, Part
 from aspen_jax.passes import Stage
 from aspen_jax.primitive.choices import Choices
+from aspen_jax.targets.cuda.choice import chosen, explained
 from aspen_jax.targets.cuda.code.image import Code, compile_ops
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp, why_no_code
 from aspen_jax.targets.cuda.device import architecture
@@ -61,9 +62,7 @@ class CudaTarget(Target):
 
     @classmethod
     def of_call(cls, jaxpr: ClosedJaxpr, choices: Choices, *, may_time: bool) -> tuple[Self, Choices] | None:
-        from aspen_jax.targets.cuda.choice import chosen
-
-        name = chosen_executor(choices, lambda: chosen(jaxpr, choices).executor)
+        name = chosen_executor(choices, lambda: chosen(jaxpr, choices, cls.here).executor)
         executor = EXECUTORS[name]
         return None if executor is None else (cls.here(executor), choices._replace(executor=name))
 
@@ -82,9 +81,7 @@ class CudaTarget(Target):
 
     @classmethod
     def who_runs(cls, jaxpr: ClosedJaxpr, choices: Choices) -> str | None:
-        from aspen_jax.targets.cuda.choice import explained
-
-        return explained(jaxpr, choices)
+        return explained(jaxpr, choices, cls.here)
 
     def why_no_kernel(self, op: Op) -> str | None:
         return why_no_code(op)

@@ -17,6 +17,7 @@ from aspen_jax.cache.disk_cache import CACHE_VARIABLE, cache_folder, read, write
 from aspen_jax.errors import AspenError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op
+from aspen_jax.targets.cuda.code.headers import header_texts
 from aspen_jax.targets.cuda.code.horizontal import launched_with
 from aspen_jax.targets.cuda.code.source import kernels, translation_unit
 
@@ -188,15 +189,6 @@ def _nvrtc() -> Any:
             f"CUDA code cannot be compiled here ({error}); pip install 'aspen_jax[cuda13]', or use device='auto' to stay with XLA"
         ) from error
     return cuda.nvrtc
-
-
-@functools.cache
-def header_texts() -> dict[str, str]:
-    """The headers of `cuda/kernels/` by the names under which they are included: in full, and beside each other."""
-    installed = Path(__file__).parents[1] / "include"
-    folder = installed if installed.is_dir() else Path(__file__).parents[4]  # a checkout
-    texts = {file.name: file.read_text() for file in sorted((folder / "cuda" / "kernels").glob("*.h"))}
-    return {**{f"cuda/kernels/{name}": text for name, text in texts.items()}, **texts}
 
 
 def _read(file: Path) -> bytes | None:

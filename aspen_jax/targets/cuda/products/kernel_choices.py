@@ -21,6 +21,7 @@ import aspen_jax
 from aspen_jax import forks
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.ir.program import Op
+from aspen_jax.targets.cuda.code.headers import header_texts
 from aspen_jax.targets.cuda.device import architecture, card
 from aspen_jax.targets.cuda.products.candidates import Architecture, Candidate, legal
 from aspen_jax.targets.cuda.products.problem import Problem
@@ -220,8 +221,6 @@ def _file(kind: str, name: str) -> MeasurementFile:
 
 @functools.cache
 def _source() -> str:
-    from aspen_jax.targets.cuda.code.image import header_texts
-
     return hashlib.sha256("\0".join(header_texts().values()).encode()).hexdigest()
 
 
