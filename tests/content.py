@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,9 +45,14 @@ def generator(name: str) -> np.random.Generator:
 
 
 def begin(test: str) -> None:
-    """Sets all generators to what the name of a test gives."""
+    """Sets all generators to what the name of a test gives, those of libraries as well."""
+    seed = seed_of(test)
     for made in _generators:
-        made.bit_generator.state = np.random.PCG64(seed_of(test)).state
+        made.bit_generator.state = np.random.PCG64(seed).state
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - what other code draws from
+    if hasattr(keras := sys.modules.get("keras"), "utils"):
+        keras.utils.set_random_seed(seed)  # weights of a model that is not told its seed
 
 
 def sources() -> Iterator[Path]:

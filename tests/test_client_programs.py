@@ -29,10 +29,10 @@ def few(monkeypatch):
 def products(batch):
     def apply(x, w):
         for _ in range(4):
-            x = jnp.tanh(x @ w)
+            x = jnp.sin(x @ w)
         return x
 
-    return apply, (normal(0, 64 * batch, 256), normal(1, 256, 256))
+    return apply, (normal(0, 64 * batch, 256), normal(1, 256, 256) / 16)
 
 
 def test_programs_are_compared_and_timed(few, capsys):
@@ -45,6 +45,7 @@ def test_programs_are_compared_and_timed(few, capsys):
     assert "skipped: absent needs a_module_that_nobody_has" in captured.err
 
 
+@pytest.mark.one_mode("`aspen` is replaced")
 @pytest.mark.parametrize("fault", [1.001, np.nan])
 def test_a_wrong_result_fails(few, capsys, monkeypatch, fault):
     few["products"] = Client("products", products)
@@ -85,6 +86,7 @@ def test_seconds_choose_the_rounds(few, monkeypatch):
     assert asked == [1, 5, 1, 200]
 
 
+@pytest.mark.one_mode("asserts errors")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -120,6 +122,7 @@ def test_the_guard_tells_what_is_slower_and_what_left_the_tiles(few, capsys, mon
     assert main(["clients", "--rounds", "1"]) == 0
 
 
+@pytest.mark.one_mode("is in the default mode itself, and asserts that nothing is tiled")
 def test_the_guard_sees_what_is_left_to_xla_by_choice(few, capsys, choosing):
     def small(batch):
         return lambda x: jnp.tanh(x) + 1, (normal(0, 8 * batch),)
@@ -146,10 +149,12 @@ WITHOUT_LIBRARIES = [
 ]
 
 
+@pytest.mark.one_mode("runs nothing")
 def test_most_programs_need_no_libraries():
     assert len(WITHOUT_LIBRARIES) > 20
 
 
+@pytest.mark.one_mode("runs nothing")
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", WITHOUT_LIBRARIES)
 def test_a_program_without_libraries_can_be_made(name):

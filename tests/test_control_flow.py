@@ -12,14 +12,16 @@ from aspen_jax import UnsupportedError, aspen
 from tests import modes
 from tests.test_transformations import kinked
 
+SIZE = modes.sized(64, 128)
+
 
 def normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
 def layer(w, x):
-    """Worth a custom call at 64 x 64."""
-    return jnp.tanh(x @ w) + x * 0.1
+    """Worth a custom call at SIZE x SIZE."""
+    return jnp.tanh(x @ w) + jnp.sin(jnp.log(1 + x * x)) * 0.1
 
 
 @jax.custom_vjp
@@ -31,7 +33,7 @@ clipped.defvjp(lambda x: (jnp.sin(x) * 2, x), lambda x, dy: (jnp.clip(dy * jnp.c
 
 
 def rnn(w, x):
-    return lax.scan(lambda c, y: (layer(w, c + y), c.sum(0)), x, np.linspace(-1, 1, 256, dtype=np.float32).reshape(4, 64))
+    return lax.scan(lambda c, y: (layer(w, c + y), c.sum(0)), x, np.linspace(-1, 1, 4 * SIZE, dtype=np.float32).reshape(4, SIZE))
 
 
 def backwards(w, x):
@@ -99,7 +101,7 @@ CASES = {
     "remat": (with_remat, 1, True),
     "remat_policy": (with_policy, 1, True),
 }
-W, X = normal(0, 64, 64) / 8, normal(1, 64, 64)
+W, X = normal(0, SIZE, SIZE) * SIZE**-0.5, normal(1, SIZE, SIZE)
 
 
 def assert_close(ours, theirs, tolerance=2e-5):
@@ -148,6 +150,7 @@ def test_batched(fun):
     assert_close(jax.vmap(aspen(fun), (None, 0))(W, xs), jax.vmap(fun, (None, 0))(W, xs))
 
 
+@pytest.mark.one_mode("asserts that nothing is tiled")
 def test_cheap_bodies_are_left_alone():
     def fun(x):
         x = lax.fori_loop(0, 10, lambda i, x: x * 1.5 + i, x)
@@ -159,6 +162,7 @@ def test_cheap_bodies_are_left_alone():
     assert reasons == ["control flow over too little work for tiles"] * 2
 
 
+@pytest.mark.one_mode("a function with effects is left to XLA")
 def test_a_loop_with_effects_is_left_alone(capfd):
     def fun(w, x):
         def body(c, y):
@@ -188,7 +192,7 @@ def test_strict_looks_into_bodies():
     def special(w, x):
         return lax.scan(lambda c, _: (lax.lgamma(layer(w, c)), None), x, None, length=2)[0]
 
-    with pytest.raises(UnsupportedError, match=r"lgamma\(float32\[64,64\]\)"):
+    with pytest.raises(UnsupportedError, match=rf"lgamma\(float32\[{SIZE},{SIZE}\]\)"):
         aspen(special, strict=True)(W, X)
 
 
@@ -203,7 +207,7 @@ def _counted(body):
 
 @pytest.mark.parametrize("loop", ["whole", "mapped", "with weights", "around a decorated body", "three carries"])
 def test_a_loop_whose_body_is_one_call_of_several_carries_ends(loop: str) -> None:
-    x, w = np.full((100, 200), 0.3, np.float32), np.eye(200, dtype=np.float32) * np.float32(0.9)
+    x, w = np.full((modes.sized(100, 500), 200), 0.3, np.float32), np.eye(200, dtype=np.float32) * np.float32(0.9)
     sine = lambda: lambda s: (s[0] + 1, jnp.sin(s[1]) * 1.01)  # noqa: E731
     product = lambda w: lambda s: (s[0] + 1, jnp.tanh(s[1] @ w))  # noqa: E731
     three = lambda s: (jnp.sin(s[0]) * 1.01, s[1] + 1, s[2] * 0.5)  # noqa: E731

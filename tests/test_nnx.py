@@ -13,34 +13,41 @@ import pytest
 
 from aspen_jax import InputError, aspen
 from aspen_jax.api.decorator import BoundAspenFunction
+from tests.modes import sized
 
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
+
+BATCH, WIDTH = sized((32, 16), (1024, 64))
+
+
+def waves(x):
+    return jnp.sin(x) * jnp.log(2 + x * x)
 
 
 class Net(nnx.Module):
     """A batch norm with its statistics, dropout with its random stream, a counter, and weights that two layers share."""
 
     def __init__(self, rngs: Any):
-        self.embed = nnx.Linear(8, 16, rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.embed = nnx.Linear(8, WIDTH, rngs=rngs)
+        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.hidden = nnx.Linear(16, 16, rngs=rngs)
-        self.again = nnx.Linear(16, 16, rngs=rngs)
+        self.hidden = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.again = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.again.kernel = self.hidden.kernel
-        self.head = nnx.Linear(16, 4, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, 4, rngs=rngs)
         self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         self.calls[...] += 1
-        x = self.dropout(nnx.relu(self.norm(self.embed(x))))
-        return self.head(nnx.relu(self.again(nnx.relu(self.hidden(x)))))
+        x = self.dropout(waves(self.norm(self.embed(x))))
+        return self.head(waves(self.again(waves(self.hidden(x)))))
 
     def loss(self, x: jax.Array, y: jax.Array) -> jax.Array:
         return ((self(x) - y) ** 2).mean()
 
 
-X = jnp.asarray(np.random.default_rng(0).normal(size=(32, 8)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, 8)), jnp.float32)
 Y = 2 * X[:, :4]
 
 
@@ -259,9 +266,10 @@ def test_a_module_that_is_made_inside_is_returned_whole():
     returned, out = chained(model, X)
     assert returned is model
     assert int(model.calls[...]) == 1
-    assert out["y"].shape == (32, 4)
+    assert out["y"].shape == (BATCH, 4)
 
 
+@pytest.mark.one_mode("asserts errors")
 def test_what_a_function_closes_over_and_changes_is_refused():
     model = Net(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2, eps=1e-3), wrt=nnx.Param)
@@ -279,10 +287,11 @@ def test_what_a_function_closes_over_and_changes_is_refused():
 
 
 def test_a_module_from_outside_may_be_read_under_a_trace():
-    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
-    decorated = aspen(lambda model, x: model(x))
-    np.testing.assert_allclose(jax.jit(lambda x: decorated(model, x))(X), model(X), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(aspen(lambda x: model(x))(X), model(X), rtol=1e-5, atol=1e-5)
+    model = nnx.Linear(8, WIDTH, rngs=nnx.Rngs(0))
+    decorated = aspen(lambda model, x: jnp.sin(model(x)))
+    want = jnp.sin(model(X))
+    np.testing.assert_allclose(jax.jit(lambda x: decorated(model, x))(X), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(aspen(lambda x: jnp.sin(model(x)))(X), want, rtol=1e-5, atol=1e-5)
     changed = Net(nnx.Rngs(0))
     with pytest.raises(Exception, match="different trace level"):
         jax.jit(lambda x: decorated(changed, x))(X)
@@ -311,7 +320,7 @@ def test_graph_explain_lower_and_prepare_take_modules():
     want = model(X)
     assert len(decorated.explain(model, X).parts) == 1
     decorated.graph(model, X).verify()
-    assert decorated.cost_analysis(model, X)["flops"] > 2 * 32 * (8 * 16 + 16 * 4)
+    assert decorated.cost_analysis(model, X)["flops"] > 2 * BATCH * (8 * 16 + 16 * 4)
     assert decorated.eval_shape(model, X).shape == want.shape
     np.testing.assert_allclose(decorated.lower(model, X).compile()(model, X), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(decorated(decorated.prepare(model, X), X), want, rtol=1e-5, atol=1e-5)

@@ -109,6 +109,11 @@ def test_a_run_prints_its_content_and_a_failure_how_to_draw_it_again(tmp_path):
 
 def test_nothing_is_drawn_by_date_or_without_a_seed():
     """Neither the day nor the clock nor the system's random numbers choose what is tested."""
-    unseeded = r"default_rng\(\)|= int\.from_bytes\(os\.urandom|= time\.time_ns|^\s*import datetime|^import random$"
-    for path in (*(ROOT / "tests").glob("*.py"), ROOT / ".ci/run", ROOT / "tools/random_programs.py"):
+    unseeded = (
+        r"default_rng\(\)|= int\.from_bytes\(os\.urandom|= time\.time_ns|^\s*import datetime|^import random$"
+        r"|RandomState\(\)|\bnp\.random\.(?!default_rng)[a-z]|std::random_devic[e]"
+    )
+    sources = [path for kind in ("*.py", "cpp/*.cc", "cpp/*.h") for path in (ROOT / "tests").glob(kind)]
+    sources.remove(ROOT / "tests/content.py")  # which seeds them
+    for path in (*sources, ROOT / ".ci/run", ROOT / "tools/random_programs.py"):
         assert not re.search(unseeded, path.read_text(), re.MULTILINE), path.name

@@ -18,6 +18,11 @@ from jax.test_util import check_grads
 
 from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
 from aspen_jax.primitive.primitive import aspen_call_p
+from tests.modes import sized
+
+# Elements of a vector, and rows and columns of a matrix.
+LONG = sized(4, 1 << 16)
+ROWS, COLUMNS = sized((4, 3), (256, 128))
 
 
 def normal(seed, *shape):
@@ -46,7 +51,7 @@ def calls(fun, *args):
 
 def mlp(params, x):
     for w, b in params[:-1]:
-        x = jnp.tanh(x @ w + b)
+        x = jnp.sin(x @ w + b)
     return jax.nn.softmax(x @ params[-1])
 
 
@@ -100,25 +105,37 @@ def with_remat(x):
 
 
 def with_control_flow(x):
-    x, ys = jax.lax.scan(lambda c, y: (jnp.tanh(c + y), c * y), x[0], x)
-    x = jax.lax.cond(x > 0.2, jnp.sin, jnp.cos, x)
+    x, ys = jax.lax.scan(lambda c, y: (jnp.sin(c + y), c * y), x[0], x)
+    x = jax.lax.cond(x.max() > 0.2, jnp.sin, jnp.cos, x)
     return jax.lax.fori_loop(0, 3, lambda _, x: x * 1.5, x) + ys
 
 
 def with_indexing(x):
-    return x[jnp.array([2, 0, 2])] * jax.lax.dynamic_slice(x, (1,), (3,)), x.at[1].set(0.5), jnp.concatenate([x, x[::-1]])
+    rows = jnp.sin(jax.lax.dynamic_slice(x, (1, *(0,) * (x.ndim - 1)), (3, *x.shape[1:])))
+    return x[jnp.array([2, 0, 2])] * rows, x.at[1].set(0.5), jnp.concatenate([x, x[::-1]])
 
 
-MLP_ARGS = ([(normal(0, 5, 7) / 2, normal(1, 7)), (normal(2, 7, 4) / 2, normal(3, 4)), normal(4, 4, 3)], normal(5, 2, 5))
-CONV_ARGS = ({"conv": normal(0, 3, 3, 2, 5) / 3, "scale": normal(1, 5), "dense": normal(2, 5, 4)}, normal(3, 2, 7, 6, 2))
+FIRST, SECOND, THIRD = sized((5, 7, 4), (32, 64, 32))
+MLP_ARGS = (
+    [
+        (normal(0, FIRST, SECOND) * FIRST**-0.5, normal(1, SECOND)),
+        (normal(2, SECOND, THIRD) * SECOND**-0.5, normal(3, THIRD)),
+        normal(4, THIRD, 3),
+    ],
+    normal(5, sized(2, 1024), FIRST),
+)
+CONV_ARGS = (
+    {"conv": normal(0, 3, 3, 2, 5) / 3, "scale": normal(1, 5), "dense": normal(2, 5, 4)},
+    normal(3, *sized((2, 7, 6, 2), (2, 64, 64, 2))),
+)
 CASES = {
     "mlp": (mlp, MLP_ARGS),
     "convnet": (lambda *args: convnet(*args)[0], CONV_ARGS),
-    "unsupported": (unsupported, (normal(0, 9),)),
-    "custom_jvp": (with_custom_jvp, (normal(1, 4),)),
-    "remat": (with_remat, (normal(2, 4),)),
-    "control_flow": (with_control_flow, (normal(3, 4),)),
-    "indexing": (lambda x: with_indexing(x)[0], (normal(4, 5),)),
+    "unsupported": (unsupported, (normal(0, sized(9, LONG)),)),
+    "custom_jvp": (with_custom_jvp, (normal(1, LONG),)),
+    "remat": (with_remat, (normal(2, LONG),)),
+    "control_flow": (with_control_flow, (normal(3, *sized((4,), (4, LONG))),)),
+    "indexing": (lambda x: with_indexing(x)[0], (normal(4, *sized((5,), (5, LONG))),)),
 }
 cases = pytest.mark.parametrize(("fun", "args"), CASES.values(), ids=CASES)
 
@@ -128,9 +145,9 @@ cases = pytest.mark.parametrize(("fun", "args"), CASES.values(), ids=CASES)
     [
         *CASES.values(),
         (convnet, CONV_ARGS),
-        (several, (normal(0, 4), 2)),
-        (with_custom_vjp, (normal(1, 4),)),
-        (with_indexing, (normal(4, 5),)),
+        (several, (normal(0, LONG), 2)),
+        (with_custom_vjp, (normal(1, LONG),)),
+        (with_indexing, (normal(4, *sized((5,), (5, LONG))),)),
     ],
 )
 def test_bare_and_jitted_calls(fun, args):
@@ -156,7 +173,7 @@ def test_derivatives(fun, args):
     assert calls(lambda *args: jax.vjp(decorated, *args)[0], *args) == 1
 
 
-@pytest.mark.parametrize(("fun", "args"), [(mlp, MLP_ARGS), (with_remat, (normal(2, 4),))])
+@pytest.mark.parametrize(("fun", "args"), [(mlp, MLP_ARGS), (with_remat, (normal(2, LONG),))])
 def test_derivatives_against_differences(fun, args):
     check_grads(aspen(fun), args, order=2, modes=("fwd", "rev"), rtol=2e-2, atol=2e-2)
 
@@ -169,7 +186,7 @@ def test_forward_mode_keeps_nothing_of_a_loop():
         jitted = jax.jit(lambda x, dx: jax.jvp(fun, (x,), (dx,)))
         return jitted.lower(x, x).compile().memory_analysis().temp_size_in_bytes
 
-    x = normal(0, 5000)
+    x = normal(0, sized(5000, LONG))
     assert memory(aspen(fun)) <= 4 * memory(fun) + x.nbytes
     assert_same(jax.jvp(aspen(fun), (x,), (x,)), jax.jvp(fun, (x,), (x,)), 1e-4)
     loop = lambda fun, x: jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (fun(c[0]), c[1] + 1), (x, 0))[0]  # noqa: E731
@@ -180,11 +197,11 @@ def test_forward_mode_keeps_nothing_of_a_loop():
 def test_rules_for_symbolic_zeros():
     @jax.custom_jvp
     def product(x, y):
-        return x * y
+        return jnp.sin(x * y)
 
     # Not the derivative: it says what the rule was told of the second argument.
     product.defjvp(lambda xs, dxs: (product(*xs), dxs[0] * (3 if isinstance(dxs[1], SymbolicZero) else 7)), symbolic_zeros=True)
-    x = normal(0, 4)
+    x = normal(0, LONG)
     for second in (lambda _: 2.0, lambda x: jax.lax.stop_gradient(x) * 2, lambda x: x * 2):
 
         def inside(x, second=second):
@@ -202,14 +219,14 @@ def test_rules_for_symbolic_zeros():
 def test_rules_that_return_symbolic_zeros(used):
     @jax.custom_jvp
     def scaled(x):
-        return x * 2.0, 1
+        return jnp.sin(x) * 2.0, 1
 
     @scaled.defjvp
     def _(primals, tangents):
         outs = scaled(*primals)
         return outs, (tangents[0] * 5, zero_from_primal(outs[1], symbolic_zeros=True))
 
-    x = normal(0, 4)
+    x = normal(0, LONG)
     ours, theirs = (jax.jvp(wrap(lambda x: scaled(x)[used]), (x,), (x,)) for wrap in (aspen, jax.jit))
     assert_same(ours, theirs)
     np.testing.assert_allclose(ours[1][0], x * 5, rtol=1e-6)
@@ -228,7 +245,7 @@ def test_partial_evaluation_computes_once_what_is_known(direct):
         (x,), (dx,) = primals, tangents
         return outer(x), jax.vmap(lambda row: jax.jvp(inner, (x[0],), (row,))[1])(dx)
 
-    x = normal(0, 2, 3)
+    x = normal(0, 2, LONG)
     before = jax.config.jax_use_direct_linearize
     jax.config.update("jax_use_direct_linearize", direct)
     try:
@@ -250,7 +267,7 @@ def test_taylor_series():
     def fun(x, y):
         return jnp.sin(x) * y @ x.T, jnp.exp(x)
 
-    x, y = normal(0, 3, 4), normal(1, 3, 4)
+    x, y = normal(0, ROWS, COLUMNS), normal(1, ROWS, COLUMNS)
     series = ((y, x, x + y), (x, y * 2, y))
     for factorial_scaled in (True, False):
         ours, theirs = (jet.jet(item, (x, y), series, factorial_scaled=factorial_scaled) for item in (aspen(fun), jax.jit(fun)))
@@ -259,21 +276,19 @@ def test_taylor_series():
 
 
 def test_sparse_arguments():
-    matrix = sparse.BCOO.fromdense(jnp.diag(normal(0, 4)))
-    x = normal(1, 4)
+    matrix = sparse.BCOO((normal(0, LONG), jnp.stack([jnp.arange(LONG)] * 2, 1)), shape=(LONG, LONG))
+    x = normal(1, LONG)
 
     def fun(matrix, x):
         return jnp.sin(matrix @ x), matrix * 2
 
-    def dense(outs):
-        return outs[0], outs[1].todense()
-
-    want = dense(sparse.sparsify(fun)(matrix, x))
-    assert_same(dense(sparse.sparsify(aspen(fun))(matrix, x)), want)
-    assert_same(dense(jax.jit(sparse.sparsify(aspen(fun)))(matrix, x)), want)
+    want = sparse.sparsify(fun)(matrix, x)
+    assert_same(sparse.sparsify(aspen(fun))(matrix, x), want)
+    assert_same(jax.jit(sparse.sparsify(aspen(fun)))(matrix, x), want)
     assert_same(aspen(lambda matrix, x: matrix @ x)(matrix, x), matrix @ x)
 
 
+@pytest.mark.one_mode("runs nothing")
 def test_rooflines():
     x, w = normal(0, 8, 16), normal(1, 16, 4)
     for transform in (lambda fun: fun, lambda fun: jax.grad(lambda x, w: fun(x, w).sum(), (0, 1))):
@@ -298,15 +313,25 @@ def test_gradients_of_losses(fun, args):
 
 @pytest.mark.parametrize("fun", [unsupported, with_remat, with_control_flow, with_custom_jvp])
 def test_second_derivatives(fun):
+    wide = normal(8, sized(1, 1 << 14))
+
+    def of_three(x):
+        return fun(x[:, None] * wide).reshape(3, -1).mean(1)
+
     def loss(fun, x):
         return (fun(x) ** 2).sum()
 
-    decorated = aspen(fun)
+    decorated = aspen(of_three)
     x = normal(7, 3)
-    assert_same(jax.jit(jax.jacfwd(decorated))(x), jax.jit(jax.jacfwd(fun))(x))
-    assert_same(jax.jit(jax.jacrev(decorated))(x), jax.jit(jax.jacrev(fun))(x))
-    want = jax.jit(jax.hessian(functools.partial(loss, fun)))(x)
-    for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd), (jax.jacrev, jax.jacrev), (jax.jacfwd, jax.jacfwd)):
+    assert_same(jax.jit(jax.jacfwd(decorated))(x), jax.jit(jax.jacfwd(of_three))(x))
+    assert_same(jax.jit(jax.jacrev(decorated))(x), jax.jit(jax.jacrev(of_three))(x))
+    want = jax.jit(jax.hessian(functools.partial(loss, of_three)))(x)
+    orders = [(jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacrev), (jax.jacfwd, jax.jacfwd)]
+    # XLA of JAX 0.10.2 computes this one wrong without us from a few thousand elements on.
+    if np.allclose(jax.jit(jax.jacrev(jax.jacfwd(functools.partial(loss, of_three))))(x), want, atol=1e-3):
+        orders.append((jax.jacrev, jax.jacfwd))
+    assert len(orders) == 4 or wide.size > 1000
+    for outer, inner in orders:
         assert_same(jax.jit(outer(inner(functools.partial(loss, decorated))))(x), want, 1e-4)
     assert_same(jax.hessian(functools.partial(loss, decorated))(x), want, 1e-4)
 
@@ -332,13 +357,14 @@ def test_policies_of_checkpoints_see_what_is_inside(policy):
             map(str, jax.tree.leaves(jax.eval_shape(lambda *args: jax.vjp(jax.checkpoint(fun, policy=policy), *args)[1], *args)))
         )
 
-    args = normal(0, 8, 16), normal(1, 16, 16)
+    args = normal(0, sized(8, 4096), 16), normal(1, 16, 16)
     assert residuals(aspen(fun)) == residuals(jax.jit(fun))
     ours, theirs = (jax.grad(jax.checkpoint(item, policy=policy), (0, 1)) for item in (aspen(fun), fun))
     assert_same(jax.jit(ours)(*args), jax.jit(theirs)(*args), 1e-4)
     assert_same(ours(*args), jax.jit(theirs)(*args), 1e-4)
 
 
+@pytest.mark.one_mode("checkify takes the function apart, so nothing of it is tiled")
 def test_checkify_sees_what_is_inside():
     def fun(x, i):
         return jax.lax.map(lambda row: jnp.log(row) * 2, x)[i] / x[0]
@@ -357,7 +383,7 @@ def test_checkify_sees_what_is_inside():
 
 def test_custom_vjp():
     decorated = aspen(with_custom_vjp)
-    x = jnp.linspace(-2, 2, 7)
+    x = jnp.linspace(-2, 2, sized(7, LONG))
     assert_same(jax.grad(lambda x: decorated(x).sum())(x), jax.grad(lambda x: with_custom_vjp(x).sum())(x))
     assert_same(jax.vmap(jax.grad(decorated))(x), jax.vmap(jax.grad(with_custom_vjp))(x))
     with pytest.raises(TypeError, match="forward-mode"):
@@ -373,14 +399,15 @@ def test_inside_custom_derivatives():
 
     outer.defvjp(lambda x: (inner(x), x), lambda x, dy: (inner(x) * dy * 5,))
     assert_same(jax.grad(outer)(0.7), jnp.sin(0.7) ** 2 * 5)
-    assert_same(jax.vmap(jax.grad(outer))(normal(0, 3)), jnp.sin(normal(0, 3)) ** 2 * 5)
+    x = normal(0, LONG)
+    assert_same(jax.vmap(jax.grad(outer))(x), jnp.sin(x) ** 2 * 5)
 
 
 def test_gradients_with_integer_and_constant_parts():
     def fun(params, x, n):
-        return (params["w"] * x * n).sum() + params["unused"].sum() * 0, (n + 1, params["w"])
+        return (jnp.sin(params["w"] * x) * n).mean() + params["unused"].sum() * 0, (n + 1, params["w"])
 
-    args = ({"w": normal(0, 3), "unused": normal(1, 2), "none": None}, normal(2, 3), jnp.arange(3))
+    args = ({"w": normal(0, LONG), "unused": normal(1, 2), "none": None}, normal(2, LONG), jnp.arange(LONG) % 3)
     ours = jax.grad(aspen(fun), has_aux=True)(*args)
     assert_same(ours, jax.grad(fun, has_aux=True)(*args))
     ours = jax.grad(aspen(fun), argnums=(0, 2), has_aux=True, allow_int=True)(*args)
@@ -391,11 +418,11 @@ def test_gradients_with_integer_and_constant_parts():
 
 def test_weak_types():
     def fun(x, y):
-        return x * y, x + 1, y, jnp.float32(2) * y, y > x
+        return x * y, x + 1, y, jnp.float32(2) * y, y > x, jnp.sin(x)
 
     for args in (
         (1.0, 2),
-        (normal(0, 2), 3.0),
+        (normal(0, LONG), 3.0),
         (jnp.int8(3), 2),
         (np.float16(2), 1.0),
         (normal(1), jnp.asarray(2.0, jnp.bfloat16)),
@@ -403,21 +430,22 @@ def test_weak_types():
         assert_same(aspen(fun)(*args), jax.jit(fun)(*args))
         assert_same(jax.jit(aspen(fun))(*args), jax.jit(fun)(*args))
     assert_same(jax.grad(lambda x: aspen(fun)(x, 2.0)[0])(3.0), jax.grad(lambda x: fun(x, 2.0)[0])(3.0))
-    assert_same(jax.vmap(aspen(fun), (0, None))(normal(2, 3), 2), jax.vmap(fun, (0, None))(normal(2, 3), 2))
+    assert_same(jax.vmap(aspen(fun), (0, None))(normal(2, LONG), 2), jax.vmap(fun, (0, None))(normal(2, LONG), 2))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64])
 def test_other_element_types(dtype):
     def fun(x):
-        return jnp.where(x == 0, x, x * x), x.T @ x, x.reshape(-1)[::2]
+        return jnp.where(x == 0, x, x * x), x.T @ x, x.reshape(-1)[::2], jnp.sort(x)
 
-    x = (normal(0, 4, 3) * 3).astype(dtype)
+    x = (normal(0, ROWS, COLUMNS) * 3).astype(dtype)
     ours, theirs = aspen(fun)(x), jax.jit(fun)(x)
     assert [jax.typeof(item) for item in ours] == [jax.typeof(item) for item in theirs]
     for got, want in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(np.asarray(got, complex), np.asarray(want, complex), rtol=2e-2)
 
 
+@pytest.mark.one_mode("arithmetic in float64 stays with XLA")
 def test_double_precision():
     with jax.enable_x64(True):
         x = jnp.linspace(-1, 1, 12, dtype=jnp.float64).reshape(3, 4)
@@ -429,11 +457,11 @@ def test_double_precision():
 def test_random_keys():
     def fun(key, x):
         first, second = jax.random.split(key)
-        return jax.random.normal(first, x.shape) + x, second
+        return jax.random.normal(first, x.shape) + jnp.sin(x), second
 
     for key in (jax.random.key(3), jax.random.PRNGKey(3)):
-        ours, theirs = aspen(fun)(key, normal(0, 3)), fun(key, normal(0, 3))
-        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+        ours, theirs = (item(key, normal(0, LONG)) for item in (aspen(fun), fun))
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
         assert ours[1].dtype == theirs[1].dtype
         ours, theirs = (item[1] if key.ndim else jax.random.key_data(item[1]) for item in (ours, theirs))
         np.testing.assert_array_equal(ours, theirs)
@@ -477,16 +505,16 @@ def test_vmap_of_vmap_and_of_gradients():
 
 def test_outputs_that_do_not_depend_on_a_mapped_input_are_not_mapped():
     decorated = aspen(lambda x, y: (jnp.sin(x), x * y, jnp.ones(2), y, x))
-    x, y = normal(0, 4), normal(1, 3, 4)
+    x, y = normal(0, LONG), normal(1, 3, LONG)
     got = jax.vmap(decorated, (None, 0), out_axes=(None, 0, None, 0, None))(x, y)
     assert_same(got, (jnp.sin(x), x * y, jnp.ones(2), y, x))
 
 
 def test_collectives_over_a_mapped_axis():
     def fun(x):
-        return x / jax.lax.psum(jnp.exp(x), "batch") + jax.lax.axis_index("batch")
+        return jnp.sin(x) / jax.lax.psum(jnp.exp(x), "batch") + jax.lax.axis_index("batch")
 
-    x = normal(0, 4, 3)
+    x = normal(0, 4, LONG)
     assert_same(jax.vmap(aspen(fun), axis_name="batch")(x), jax.vmap(fun, axis_name="batch")(x))
     ours = jax.grad(lambda x: jax.vmap(aspen(fun), axis_name="batch")(x).sum())(x)
     assert_same(ours, jax.grad(lambda x: jax.vmap(fun, axis_name="batch")(x).sum())(x))
@@ -494,10 +522,10 @@ def test_collectives_over_a_mapped_axis():
 
 def test_transposition():
     def fun(x, w):
-        return w @ x * 2, jnp.concatenate([x, x[::-1]])
+        return w @ x * 2, jnp.concatenate([x, jnp.cumsum(x)[::-1]])
 
-    x, w = normal(0, 3), normal(1, 2, 3)
-    cotangents = normal(2, 2), normal(3, 6)
+    x, w = normal(0, LONG), normal(1, 2, LONG)
+    cotangents = normal(2, 2), normal(3, 2 * LONG)
     ours = jax.jit(jax.linear_transpose(lambda x: aspen(fun)(x, w), x))(cotangents)
     assert_same(ours, jax.linear_transpose(lambda x: fun(x, w), x)(cotangents))
     assert_same(ours, jax.vjp(lambda x: aspen(fun)(x, w), x)[1](cotangents))
@@ -514,7 +542,7 @@ def test_inside_control_flow():
         x = jax.lax.while_loop(lambda x: jnp.abs(x).max() > 0.1, lambda x: fun(x) * 0.1, x)
         return jax.lax.map(fun, jnp.stack([x, x])).sum(0) + jax.lax.switch(1, [fun, fun], x)
 
-    x = normal(0, 3)
+    x = normal(0, LONG)
     assert_same(program(decorated, x), program(fun, x))
     assert_same(jax.jit(functools.partial(program, decorated))(x), program(fun, x))
     scan = lambda fun, x: jax.lax.scan(lambda c, _: (fun(c), c), x, None, length=3)[0].sum()  # noqa: E731
@@ -540,9 +568,9 @@ def test_closed_over_values_of_outer_transformations():
 
 def test_donation():
     def step(state, x):
-        return {"w": state["w"] * 0.9 + x.sum()}, (x @ x.T).sum()
+        return {"w": jnp.sin(state["w"]) * 0.9 + x.sum()}, (x @ x.T).sum()
 
-    state = {"w": normal(0, 64, 64)}
+    state = {"w": normal(0, 64, sized(64, 1024))}
     want = step(state, normal(1, 3, 3))
     jitted = jax.jit(aspen(step), donate_argnums=0)
     assert_same(jitted(state, normal(1, 3, 3)), want)
@@ -552,10 +580,11 @@ def test_donation():
 def test_debug_nans():
     decorated = aspen(lambda x: jnp.log(x) + 1)
     with jax.debug_nans(True):
-        assert_same(decorated(2.0), jnp.log(2.0) + 1)
-        for call in (decorated, jax.jit(decorated), jax.grad(decorated)):
+        x = jnp.full(sized((), LONG), 2.0)
+        assert_same(decorated(x), jnp.log(x) + 1)
+        for call in (decorated, jax.jit(decorated), jax.grad(lambda x: decorated(x).sum())):
             with pytest.raises(FloatingPointError, match="log"):
-                call(-1.0)
+                call(-x)
 
 
 def with_derivative(fun):
@@ -572,13 +601,15 @@ def test_debug_nans_in_what_is_called(decorate, wrap):
     inner = jax.jit(lambda x: jnp.log(x) * 2)
     fun = decorate(wrap(lambda x: inner(x) + inner(jnp.abs(x))))
     with jax.debug_nans(True):
-        np.testing.assert_allclose(fun(jnp.float32(2)), 4 * np.log(2), rtol=1e-6)
+        x = jnp.full(sized((), LONG), 2, np.float32)
+        np.testing.assert_allclose(fun(x), 4 * np.log(2), rtol=1e-6)
         with pytest.raises(FloatingPointError, match=r"nan.* in (log|cond)"):
-            fun(jnp.float32(-1))
+            fun(-x)
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"inf.* in (log|cond)"):
-        fun(jnp.float32(0))
+        fun(x * 0)
 
 
+@pytest.mark.one_mode("nothing is compiled")
 def test_disable_jit():
     seen = []
 
@@ -596,7 +627,7 @@ def test_disable_jit():
 
 def test_a_jaxpr_with_the_call_can_be_evaluated_eagerly():
     decorated = aspen(with_remat)
-    x = normal(0, 3)
+    x = normal(0, LONG)
     jaxpr = jax.make_jaxpr(decorated)(x)
     assert_same(jaxpr_as_fun(jaxpr)(x)[0], with_remat(x))
     with jax.disable_jit():
@@ -615,6 +646,7 @@ def test_named_scopes_survive():
     assert any("attic" in op.name for part in aspen(fun).explain(x).parts for op in part.ops)
 
 
+@pytest.mark.one_mode("a function with effects is left to XLA")
 def test_effects_happen_as_often_as_without_us(capfd):
     seen = []
 
@@ -634,13 +666,14 @@ def test_effects_happen_as_often_as_without_us(capfd):
 
 def test_pure_callbacks():
     def fun(x):
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims") * 2
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims") + jnp.cos(x)
 
-    x = normal(0, 3)
-    assert_same(aspen(fun)(x), jnp.sin(x) * 2)
-    assert_same(jax.vmap(aspen(fun))(x), jnp.sin(x) * 2)
+    x = normal(0, LONG)
+    assert_same(aspen(fun)(x), jnp.sin(x) + jnp.cos(x))
+    assert_same(jax.vmap(aspen(fun))(x), jnp.sin(x) + jnp.cos(x))
 
 
+@pytest.mark.one_mode("a function with effects is left to XLA")
 def test_mutable_references():
     def fun(ref, x):
         ref[...] += x
@@ -652,6 +685,7 @@ def test_mutable_references():
     assert_same(aspen(lambda ref, x: x + 1)(ref, 2.0), jnp.asarray(3.0))
 
 
+@pytest.mark.one_mode("a function with tokens is left to XLA")
 @pytest.mark.parametrize(
     "make", [lambda: jax.lax.create_token, lambda: functools.partial(lambda token: token, jax.lax.create_token())]
 )
@@ -720,8 +754,8 @@ def test_primitives_of_hijax_leave_the_rest_in_tiles():
 
 
 def test_tracers_do_not_leak():
-    args = normal(0, 3, 2), normal(1, 4, 3)
-    decorated = aspen(lambda w, x: jnp.tanh(x @ w).sum())
+    args = normal(0, 3, 2), normal(1, sized(4, LONG), 3)
+    decorated = aspen(lambda w, x: jnp.sin(x @ w).sum())
     with jax.checking_leaks():
         for transform in (jax.grad, jax.hessian, lambda fun: jax.vmap(fun, (None, 0)), lambda fun: jax.checkpoint(jax.grad(fun))):
             transform(decorated)(*args)
@@ -738,7 +772,8 @@ def test_unused_outputs_and_inputs_are_dropped():
     assert "cos" not in str(pruned)
     _, used_inputs = dce_jaxpr(jaxpr.jaxpr, [False, True])
     assert used_inputs == [True, False, False]
-    assert_same(jax.jit(lambda x, y, z: decorated(x, y, z)[1])(1.0, 2.0, 3.0), jnp.cos(2.0))
+    y = normal(0, LONG)
+    assert_same(jax.jit(lambda x, y, z: decorated(x, y, z)[1])(1.0, y, 3.0), jnp.cos(y))
 
 
 @pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
@@ -761,10 +796,10 @@ def test_export():
 @pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_sharded_arguments(axis_type):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(axis_type,))
-    x, w = normal(0, 4, 3), normal(1, 3, 5)
+    x, w = normal(0, sized(4, 4096), 3), normal(1, 3, sized(5, 32))
 
     def fun(x, w):
-        return jnp.tanh(x @ w)
+        return jnp.sin(x @ w)
 
     with jax.set_mesh(mesh):
         sharded = jax.device_put(x, jax.P("data", None))
@@ -789,10 +824,10 @@ def test_constants_that_are_traced_under_other_axis_types():
 
 def test_shard_map():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    x, w = normal(0, 4, 3), normal(1, 3, 5)
+    x, w = normal(0, sized(4, 4096), 32), normal(1, 32, 32)
 
     def fun(x, w):
-        return jnp.tanh(x @ w) / jax.nn.softmax(x).max(-1, keepdims=True)
+        return jnp.sin(x @ w) / jax.nn.softmax(x).max(-1, keepdims=True)
 
     def mapped(fun) -> Any:
         return jax.shard_map(fun, mesh=mesh, in_specs=(jax.P("data"), jax.P()), out_specs=jax.P("data"))
@@ -800,5 +835,5 @@ def test_shard_map():
     want = np.asarray(fun(x, w))
     assert_same(np.asarray(jax.jit(mapped(aspen(fun)))(x, w)), want)
     assert_same(np.asarray(aspen(mapped(fun))(x, w)), want)
-    ours, theirs = (jax.grad(lambda w, item=item: mapped(item)(x, w).sum())(w) for item in (aspen(fun), fun))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    ours, theirs = (np.asarray(jax.grad(lambda w, item=item: mapped(item)(x, w).sum())(w)) for item in (aspen(fun), fun))
+    assert_same(ours, theirs)
