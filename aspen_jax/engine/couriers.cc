@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "lanes.h"
+
 namespace aspen {
 namespace {
 
@@ -26,12 +28,13 @@ Couriers::Couriers(const VirtualGraph& graph, const VirtualMachine& machine, Run
       waiting_(is_there_.size()),
       num_missing_(graph.num_tiles()),
       links_(machine.links().size()) {
+  threads_.reserve(links_.size());
   try {
     for (int from = 0; from < machine.num_memories(); ++from) {
       for (int to = 0; to < machine.num_memories(); ++to) {
         const size_t number = machine.link_index(from, to);
         if (from == to || machine.links()[number].latency_ns >= kNever) continue;
-        threads_.emplace_back([this, number] { carry(links_[number]); });
+        threads_.push_back(masked_thread([this, number] { carry(links_[number]); }));
       }
     }
   } catch (...) {

@@ -1,7 +1,6 @@
 #include "runtime.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -21,12 +20,12 @@
 #include "dse.h"
 #include "float_mode.h"
 #include "fork_safe_mutex.h"
+#include "lanes.h"
 #include "parking.h"
 #include "placement.h"
 #include "places.h"
 #include "ready_pool.h"
 #include "run_state.h"
-#include "spin.h"
 #include "usable_cores.h"
 
 namespace aspen {
@@ -34,8 +33,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Longer than the gaps between the tiles of a run, shorter than anyone would notice in a profile.
-constexpr auto kSearchTime = std::chrono::microseconds(30);
 // Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
 constexpr auto kLookTime = std::chrono::microseconds(15);
 // While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
@@ -144,13 +141,12 @@ class Runtime::Impl {
     Impl& impl;
     int self;
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
-    bool may_keep(uint32_t) const noexcept { return !leaving(); }
-    bool is_overtaken(const RunState& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
+    bool may_keep(uint32_t) const noexcept { return self < impl.target_.load(std::memory_order_relaxed); }
+    bool is_overtaken(const Traversal& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
     void push(const Batch& batch) const noexcept {
-      impl.pool_.row(batch.first->traversal->policy().row_of(self)).push(batch);
+      impl.pool_.push(self, batch.first->traversal->policy(), batch);
       impl.parking_.wake(batch.size);
     }
-    bool leaving() const noexcept { return self >= impl.target_.load(std::memory_order_relaxed); }
   };
 
   // Company of a run that the caller's thread walks from begin to end: nobody to wake.
@@ -158,17 +154,17 @@ class Runtime::Impl {
     Queues& queues;
     Watch* watch;
     static bool may_keep(uint32_t) noexcept { return true; }
-    bool is_overtaken(const RunState&) const noexcept { return watch != nullptr && watch->wants_look(); }
+    bool is_overtaken(const Traversal&) const noexcept { return watch != nullptr && watch->wants_look(); }
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
-  // A worker that looks for work (parking.h).
+  // A worker that looks for work (lanes.h).
   struct Seeker {
     Impl& impl;
     int self;
     std::optional<int> waiting = std::nullopt;  // a worker that waits for its core
 
-    Node* look() noexcept { return impl.look(self, waiting); }
+    Node* look() noexcept;
     Node* take() const noexcept { return impl.pool_.pop(self, *impl.policy_.load(std::memory_order_acquire)); }
     bool has_work() const noexcept { return impl.pool_.has_work(); }
     bool is_over() const noexcept { return self >= impl.target_.load(std::memory_order_seq_cst); }
@@ -186,7 +182,6 @@ class Runtime::Impl {
   void ask_later() noexcept;
   void serve(int place) noexcept;
   bool work(int self, Arena& scratch) noexcept;
-  Node* look(int self, std::optional<int>& waiting) noexcept;
   bool leave(int self) noexcept;
   std::unique_ptr<RunState> begin(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
                                   std::optional<int64_t> run_key);
@@ -304,18 +299,9 @@ void Runtime::Impl::start_worker(int self) {
   }
 }
 
-// Throws std::system_error. Signals are for the threads of the application, whose handlers know nothing of ours.
+// Throws std::system_error.
 void Runtime::Impl::start_thread(int place) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread([this, place] { serve(place); }).detach();
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  masked_thread([this, place] { serve(place); }).detach();
 }
 
 // A thread's life: at one place after another, or at none.
@@ -335,10 +321,11 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   const Pooled company{*this, self};
   placement_.enter(self);
   for (;;) {
-    if (company.leaving() && leave(self)) return false;
-    Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
-    if (head == nullptr) head = parking_.seek(Seeker{*this, self});
-    if (head == nullptr) continue;
+    Node* const head = next_head(Seeker{*this, self}, parking_);
+    if (head == nullptr) {
+      if (leave(self)) return false;
+      continue;
+    }
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
     placement_.end_walk(self);
@@ -346,24 +333,15 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   }
 }
 
-// For work, for a while. `waiting`: a worker that was seen to wait for its core, if that is why there is none.
-Node* Runtime::Impl::look(int self, std::optional<int>& waiting) noexcept {
-  const Policy& policy = *policy_.load(std::memory_order_acquire);
-  const auto leaving = [&] { return self >= target_.load(std::memory_order_seq_cst); };
-  Node* node = nullptr;
-  const auto search_for = [&](Clock::duration time) {
-    for (const auto end = Clock::now() + time; node == nullptr && !leaving() && Clock::now() < end;) {
-      for (int i = 0; i < 16 && !pool_.has_work(); ++i) pause_core();
-      node = pool_.pop(self, policy);
-    }
-  };
-  search_for(kSearchTime);
+// Searches, and goes on as long as others walk; until one of these is seen to wait for its core.
+Node* Runtime::Impl::Seeker::look() noexcept {
+  Node* node = search_for(*this, kSearchTime);
   waiting.reset();
-  for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !leaving() && Clock::now() < end;) {
-    const Placement::Look look = placement_.look(self, target_.load(std::memory_order_relaxed));
-    if (look.empty()) break;
-    search_for(kLookTime);
-    if (node == nullptr) waiting = placement_.waiting(look);
+  for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !is_over() && Clock::now() < end;) {
+    const Placement::Look seen = impl.placement_.look(self, impl.target_.load(std::memory_order_relaxed));
+    if (seen.empty()) break;
+    node = search_for(*this, kLookTime);
+    if (node == nullptr) waiting = impl.placement_.waiting(seen);
   }
   return node;
 }
@@ -597,7 +575,7 @@ void Runtime::Impl::arrive(RunState& run, size_t piece) noexcept {
       if (is_last_parent_of_shared(run.parents_left(tiles[next]))) ready.add(&run.node(tiles[next]));
     }
     if (ready.size == 0) continue;
-    pool_.row(run.policy().row_of(static_cast<int>((run.id() + piece + part) % rows))).push(ready);
+    pool_.push(static_cast<int>((run.id() + piece + part) % rows), run.policy(), ready);
     parking_.wake(ready.size);
   }
   if (run.finish(1)) end(&run);
@@ -614,8 +592,7 @@ void Runtime::Impl::spread(RunState& run) noexcept {
   const auto roots = run.roots();
   const auto parts = static_cast<int>(std::min(rows, roots.size()));
   const Policy policy = run.policy();
-  spread_roots(run, roots, rows, run.id() % rows,
-               [&](int row, const Batch& batch) { pool_.row(policy.row_of(row)).push(batch); });
+  spread_roots(run, roots, rows, run.id() % rows, [&](int row, const Batch& batch) { pool_.push(row, policy, batch); });
   parking_.wake(parts);
 }
 
