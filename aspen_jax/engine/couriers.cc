@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lanes.h"
+#include "placement.h"
 
 namespace aspen {
 namespace {
@@ -117,6 +118,7 @@ void Couriers::carry(Link& link) {
 #ifdef __linux__
   prctl(PR_SET_TIMERSLACK, 1UL);  // otherwise sleeps last 50 us longer
 #endif
+  ask_for_short_slices();
   for (std::unique_lock lock(mutex_);;) {
     // A box that comes from a memory to which it is only on its way is not there as soon as the plan says.
     link.has_work.wait(lock, [&] {

@@ -127,6 +127,7 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
         attendant_(attendant),
         rewrites_(plan_->graph().ops.size()),
         tiles_(graph.num_tiles()),
+        placement_(machine.num_lanes()),
         ready_(machine.num_lanes()) {
     memories_.push_back(std::make_unique<Memory>(plan_, policy, operands, results, std::move(watch)));
     for (int i = 1; i < machine.num_memories(); ++i) {
@@ -196,24 +197,23 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
   bool is_there(uint32_t tile, int memory, int64_t) { return !couriers_ || couriers_->is_there(tile, memory); }
 
  private:
-  // A lane as Algorithm 1 sees it (algorithm1.h), and those who look for work (lanes.h).
-  struct Lane {
+  // A lane as Algorithm 1 sees it (algorithm1.h), and who looks for work.
+  struct Lane : Seeker<Lane> {
+    Lane(PlacedRun& its_run, int number) noexcept
+        : Seeker(its_run.placement_, number), run(its_run), domain(its_run.domain_of(number)) {}
     PlacedRun& run;
-    const int number;
     Domain<Parking>& domain;
     int64_t now = 0;  // when its last tile ended
 
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
     static bool is_overtaken(const Traversal&) noexcept { return false; }
-    bool may_keep(uint32_t child) const noexcept { return run.may_keep(child, number, now); }
-    void push(const Batch& batch) const noexcept { run.push(batch, number, now); }
+    bool may_keep(uint32_t child) const noexcept { return run.may_keep(child, number(), now); }
+    void push(const Batch& batch) const noexcept { run.push(batch, number(), now); }
 
-    Node* look() noexcept { return search_for(*this, kSearchTime); }
-    Node* take() const noexcept { return domain.ready.pop(number - domain.first_lane); }
+    Node* take() const noexcept { return domain.ready.pop(number() - domain.first_lane); }
     bool has_work() const noexcept { return domain.ready.has_work(); }
     bool is_over() const noexcept { return run.is_over(); }
-    static void before_sleep() noexcept {}
-    static void after_sleep() noexcept {}
+    int num_lanes() const noexcept { return run.machine_.num_lanes(); }
   };
 
   // Until the run is over, or lanes that should end do not.
@@ -255,18 +255,22 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
     const TileFloatMode mode;
     Arena scratch;
     ensure_scratch(run_state(), {scratch, number});
-    Lane lane{*this, number, domain_of(number)};
+    Lane lane(*this, number);
+    placement_.enter(number);
     ready_.count_down();
     if (number == 0) queue_roots();
     // Not asleep: lanes should begin together.
     for (Backoff backoff; !may_go_.load(std::memory_order_acquire) && !is_over();) backoff.wait();
-    while (const Node* head = next_head(lane, lane.domain.waiting)) {
+    while (const Node* head = lane.next(lane.domain.waiting)) {
+      placement_.begin_walk(number);
       const int64_t walked = walk_path(*this, head, lane, [&](uint32_t tile) {
         execute(tile, number, kind, scratch.data());
         lane.now = tiles_[tile].end;
       });
+      placement_.end_walk(number);
       if (run_state().finish(walked)) end();
     }
+    placement_.leave(number);
   }
 
   static void bind(const LaneKind& kind) noexcept {
@@ -380,6 +384,7 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
   std::exception_ptr error_;        // of a policy or the calling thread, where that was the first failure
   std::exception_ptr interrupted_;  // of the calling thread
   Clock::time_point begin_;
+  Placement placement_;
   std::atomic<bool> may_go_{false};
   std::atomic<bool> is_over_{false};
   std::latch ready_;

