@@ -14,7 +14,6 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "algorithm1.h"
@@ -27,6 +26,7 @@
 #include "parking.h"
 #include "placing.h"
 #include "run_state.h"
+#include "runtime.h"
 #include "spin.h"
 
 namespace aspen {
@@ -116,6 +116,34 @@ void copy_box(const TensorView& tensor, const int32_t* box, const std::byte* fro
   }
 }
 
+// Keeps the calling thread on these cores, if there are any.
+class Bound {
+ public:
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+#ifdef __linux__
+  explicit Bound(std::span<const int> cores) noexcept {
+    if (cores.empty() || pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) != 0) return;
+    cpu_set_t wanted;
+    CPU_ZERO(&wanted);
+    for (const int core : cores) {
+      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &wanted);
+    }
+    is_bound_ = pthread_setaffinity_np(pthread_self(), sizeof(wanted), &wanted) == 0;
+  }
+  ~Bound() {
+    if (is_bound_) pthread_setaffinity_np(pthread_self(), sizeof(before_), &before_);
+  }
+
+ private:
+  cpu_set_t before_;
+  bool is_bound_ = false;
+#else
+  explicit Bound(std::span<const int>) noexcept {}
+  ~Bound() {}
+#endif
+};
+
 class PlacedRun final : public Placing<PlacedRun, Parking> {
  public:
   PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
@@ -151,16 +179,24 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
   // False where a lane was given up: then the run must never end.
   bool run() {
     if (tiles_.empty()) return true;
-    std::vector<std::thread> threads;
+    // Shared with the last lane, which may still be inside when nobody waits any more.
+    const auto gone = std::make_shared<std::latch>(machine_.num_lanes());
+    int num_lent = 0;
     try {
-      start(threads);
+      for (; num_lent < machine_.num_lanes(); ++num_lent) {
+        runtime().lend([this, gone, lane = num_lent](Arena& scratch) {
+          work(lane, scratch);
+          gone->count_down();
+        });
+      }
     } catch (...) {
       fail_with(std::current_exception());
-      ready_.count_down(machine_.num_lanes() - static_cast<std::ptrdiff_t>(threads.size()));
+      ready_.count_down(machine_.num_lanes() - num_lent);
+      gone->count_down(machine_.num_lanes() - num_lent);
       end();
     }
     const bool all_come_back = attend();
-    for (std::thread& thread : threads) all_come_back ? thread.join() : thread.detach();
+    if (all_come_back) gone->wait();
     return all_come_back;
   }
 
@@ -234,12 +270,6 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
     return true;
   }
 
-  // Starts the lanes.
-  void start(std::vector<std::thread>& threads) {
-    threads.reserve(static_cast<size_t>(machine_.num_lanes()));
-    for (int lane = 0; lane < machine_.num_lanes(); ++lane) threads.push_back(masked_thread([this, lane] { work(lane); }));
-  }
-
   // By one lane, when all are there. Not by the calling thread, which an interrupt must reach wherever `place` is.
   void queue_roots() noexcept {
     ready_.wait();
@@ -249,11 +279,10 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
     may_go_.store(true, std::memory_order_release);
   }
 
-  void work(int number) noexcept {
+  void work(int number, Arena& scratch) noexcept {
     const LaneKind& kind = kinds_[static_cast<size_t>(machine_.resource(number))];
-    bind(kind);
+    const Bound bound(kind.cores);
     const TileFloatMode mode;
-    Arena scratch;
     ensure_scratch(run_state(), {scratch, number});
     Lane lane(*this, number);
     placement_.enter(number);
@@ -271,18 +300,6 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
       if (run_state().finish(walked)) end();
     }
     placement_.leave(number);
-  }
-
-  static void bind(const LaneKind& kind) noexcept {
-#ifdef __linux__
-    if (kind.cores.empty()) return;
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    for (const int core : kind.cores) {
-      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &cores);
-    }
-    pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores);
-#endif
   }
 
   void execute(uint32_t tile, int lane, const LaneKind& kind, std::byte* scratch) noexcept {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -123,6 +124,8 @@ class Runtime::Impl {
 
   void set_num_workers(int count);
 
+  void lend(Errand errand);
+
   void set_policy(const Policy& policy) { policy_.store(&policy, std::memory_order_release); }
 
   void set_observer(std::shared_ptr<Observer> observer) {
@@ -185,7 +188,8 @@ class Runtime::Impl {
   RunState* release_slot(const RunState& run) noexcept;
   bool someone_works() noexcept;
   bool call_stand_in() noexcept;
-  int wait_for_place() noexcept;
+  void call_spare();
+  int wait_for_place(Arena& scratch) noexcept;
   std::optional<int> watch(std::unique_lock<ForkSafeMutex>& lock) noexcept;
   void spread(RunState& run) noexcept;
   void arrive(RunState& run, size_t piece) noexcept;
@@ -214,10 +218,11 @@ class Runtime::Impl {
   // Guarded by `mutex`, as are all changes of the number of workers.
   Places places_;
   enum class StandIn { kNone, kCalled, kWatching } stand_in_ = StandIn::kNone;
-  int num_spare_ = 0;                        // threads without a place that wait for a call
-  std::atomic<uint32_t> stand_in_calls_{0};  // what they wait for; only ever grows
-  RunState* waiting_ = nullptr;              // for a slot of the pool; what is due first comes first
-  int num_arriving_ = 0;                     // runs with a slot that wait for pieces
+  int num_spare_ = 0;                     // threads without a place that wait for a call
+  std::atomic<uint32_t> spare_calls_{0};  // what they wait for; only ever grows
+  std::deque<Errand> errands_;            // for which a spare thread has been called
+  RunState* waiting_ = nullptr;           // for a slot of the pool; what is due first comes first
+  int num_arriving_ = 0;                  // runs with a slot that wait for pieces
   bool handles_exit_ = false;
   Clock::time_point ask_again_{};  // for workers that were refused
   std::shared_ptr<Observer> observer_;
@@ -300,7 +305,7 @@ void Runtime::Impl::serve(int place) noexcept {
   Arena scratch;
   do {
     if (place != Places::kNone && !work(place, scratch)) return;
-    place = wait_for_place();
+    place = wait_for_place(scratch);
   } while (place != Places::kNone);
 }
 
@@ -470,13 +475,8 @@ bool Runtime::Impl::someone_works() noexcept {
 bool Runtime::Impl::call_stand_in() noexcept {
   if (stand_in_ != StandIn::kNone) return true;
   stand_in_ = StandIn::kCalled;
-  if (num_spare_ > 0) {
-    stand_in_calls_.fetch_add(1, std::memory_order_relaxed);  // the lock orders it; the waiting only have to see it
-    stand_in_calls_.notify_one();
-    return true;
-  }
   try {
-    start_thread(Places::kNone);
+    call_spare();
     return true;
   } catch (...) {
     stand_in_ = StandIn::kNone;
@@ -484,8 +484,29 @@ bool Runtime::Impl::call_stand_in() noexcept {
   }
 }
 
+void Runtime::Impl::lend(Errand errand) {
+  const std::lock_guard lock(mutex);
+  if (exiting_.load(std::memory_order_relaxed)) throw std::runtime_error("the process is exiting: no new run can be started");
+  errands_.push_back(std::move(errand));
+  try {
+    call_spare();
+  } catch (...) {
+    errands_.pop_back();
+    throw;
+  }
+}
+
+// For one more stand-in or errand than before. Of those who wait, each takes one; where they are too few, a new thread comes. The
+// caller holds the lock.
+void Runtime::Impl::call_spare() {
+  const size_t called = errands_.size() + (stand_in_ == StandIn::kCalled);
+  if (static_cast<size_t>(num_spare_) < called) return start_thread(Places::kNone);
+  spare_calls_.fetch_add(1, std::memory_order_relaxed);  // the lock orders it; the waiting only have to see it
+  spare_calls_.notify_one();
+}
+
 // Of a thread that has none; kNone if the thread is to end.
-int Runtime::Impl::wait_for_place() noexcept {
+int Runtime::Impl::wait_for_place(Arena& scratch) noexcept {
   name_thread("aspen spare");
   std::unique_lock lock(mutex);
   for (;;) {
@@ -494,11 +515,19 @@ int Runtime::Impl::wait_for_place() noexcept {
       if (const auto place = watch(lock)) return *place;
       continue;
     }
+    if (!errands_.empty()) {
+      const Errand errand = std::move(errands_.front());
+      errands_.pop_front();
+      lock.unlock();
+      errand(scratch);
+      lock.lock();
+      continue;
+    }
     if (num_spare_ == kMostSpare) return Places::kNone;
     ++num_spare_;
-    const uint32_t ticket = stand_in_calls_.load(std::memory_order_relaxed);
+    const uint32_t ticket = spare_calls_.load(std::memory_order_relaxed);
     lock.unlock();
-    stand_in_calls_.wait(ticket, std::memory_order_relaxed);
+    spare_calls_.wait(ticket, std::memory_order_relaxed);
     lock.lock();
     --num_spare_;
   }
@@ -586,6 +615,7 @@ void Runtime::Impl::begin_anew() noexcept {
   impl.places_.reset();
   impl.stand_in_ = StandIn::kNone;
   impl.num_spare_ = 0;
+  impl.errands_.clear();
   impl.started_.store(false, std::memory_order_relaxed);
   impl.exiting_.store(false, std::memory_order_relaxed);
   impl.parking_.reset();
@@ -640,6 +670,7 @@ std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arri
 bool Runtime::is_replaced() noexcept { return impl_->is_replaced(); }
 int Runtime::num_workers() { return impl_->num_workers(); }
 void Runtime::set_num_workers(int n) { impl_->set_num_workers(n); }
+void Runtime::lend(Errand errand) { impl_->lend(std::move(errand)); }
 void Runtime::set_policy(const Policy& policy) { impl_->set_policy(policy); }
 void Runtime::set_observer(std::shared_ptr<Observer> observer) { impl_->set_observer(std::move(observer)); }
 
