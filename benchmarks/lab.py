@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -99,6 +101,8 @@ def lab(
             if abs(np.log(measured[one] / measured[other])) > _AGREE:
                 concordant.append((simulated[one] - simulated[other]) * (int(measured[one]) - int(measured[other])) > 0)
     print("\n".join(aligned(rows)))
+    calls = {name: beside_run(graph, rounds) for name, graph in built.items()}
+    print("\n".join(aligned([("model", "TileGraph.run", "run of the lab", "more"), *map(_call_row, calls, calls.values())])))
     summary: dict[str, float] = {"counted": len(errors), "of": len(records), "pairs": len(concordant)}
     if errors:
         summary |= {"median_error": float(np.median(errors)), "error_90": float(np.quantile(errors, 0.9))}
@@ -109,8 +113,32 @@ def lab(
         summary["kendall_tau"] = 2 * float(np.mean(concordant)) - 1
         print(f"Kendall's tau over {len(concordant)} pairs of policies more than 3% apart: {summary['kendall_tau']:.2f}")
     if json is not None:
-        write_record(json, {"benchmark": "lab", "results": records, "summary": summary})
+        write_record(json, {"benchmark": "lab", "results": records, "calls_ns": calls, "summary": summary})
     return 0
+
+
+def beside_run(graph: TileGraph, rounds: int) -> tuple[int, int]:
+    """Nanoseconds of a call of `TileGraph.run`, and of one of the lab's `run` on as many lanes as there are workers.
+
+    Calls take turns, after one of each that does not count; the minimum counts.
+    """
+    inputs = random_inputs(graph)
+    machine, policy = sched.Machine.here(), sched.ReadyPool()
+    calls = lambda: graph.run(*inputs), lambda: sched.run(graph, *inputs, machine=machine, policy=policy)
+    times = [[_nanoseconds(call) for call in calls] for _ in range(rounds + 1)][1:]
+    run, lab_run = map(min, zip(*times, strict=True))
+    return run, lab_run
+
+
+def _nanoseconds(call: Callable[[], object]) -> int:
+    begin = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - begin
+
+
+def _call_row(name: str, times: tuple[int, int]) -> tuple[str, ...]:
+    run, lab_run = times
+    return name, f"{run / 1e6:.3f} ms", f"{lab_run / 1e6:.3f} ms", f"{lab_run / run - 1:+.1%}"
 
 
 def check_results(

@@ -249,6 +249,7 @@ def test_lab(record, capsys):
     assert ("two memories", "ReadyPool") not in rows
     assert rows["two memories", "Dmda"]["place_ns"] > 0
     assert all(row["simulated_ns"] > 0 and row["measured_ns"] > 0 for row in rows.values())
+    assert min(written["calls_ns"]["mobilenet_v2"]) > 0
     assert "Heft" in capsys.readouterr().out
     assert main(["lab", "--policies", "Luck"]) == 2
     assert "there is no policy 'Luck'" in capsys.readouterr().err

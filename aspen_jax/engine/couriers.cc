@@ -9,6 +9,9 @@
 #include <string>
 #include <utility>
 
+#include "lanes.h"
+#include "placement.h"
+
 namespace aspen {
 namespace {
 
@@ -26,12 +29,13 @@ Couriers::Couriers(const VirtualGraph& graph, const VirtualMachine& machine, Run
       waiting_(is_there_.size()),
       num_missing_(graph.num_tiles()),
       links_(machine.links().size()) {
+  threads_.reserve(links_.size());
   try {
     for (int from = 0; from < machine.num_memories(); ++from) {
       for (int to = 0; to < machine.num_memories(); ++to) {
         const size_t number = machine.link_index(from, to);
         if (from == to || machine.links()[number].latency_ns >= kNever) continue;
-        threads_.emplace_back([this, number] { carry(links_[number]); });
+        threads_.push_back(masked_thread([this, number] { carry(links_[number]); }));
       }
     }
   } catch (...) {
@@ -114,6 +118,7 @@ void Couriers::carry(Link& link) {
 #ifdef __linux__
   prctl(PR_SET_TIMERSLACK, 1UL);  // otherwise sleeps last 50 us longer
 #endif
+  ask_for_short_slices();
   for (std::unique_lock lock(mutex_);;) {
     // A box that comes from a memory to which it is only on its way is not there as soon as the plan says.
     link.has_work.wait(lock, [&] {

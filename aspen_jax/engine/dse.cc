@@ -13,12 +13,9 @@ int64_t now_ns() noexcept {
 }  // namespace
 
 void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept {
-  const PlannedTile& planned = run.plan().tiles()[tile];
-  const RunOp& op = run.op(planned.op);
   Observer* const observer = run.observer();
   const int64_t begin = observer == nullptr ? 0 : now_ns();
-  const char* const message =
-      op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, dse.scratch.data(), op.further});
+  const char* const message = compute(run, tile, dse.scratch.data());
   if (observer != nullptr) [[unlikely]] {
     observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns(), message != nullptr});
   }

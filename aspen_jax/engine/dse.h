@@ -1,6 +1,7 @@
 // How a DSE walks its path through the graph in real time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "algorithm1.h"
@@ -15,6 +16,13 @@ struct Dse {
   int worker;
 };
 
+// Computes a tile. Null, or what its kernel says went wrong.
+inline const char* compute(const RunState& run, uint32_t tile, std::byte* scratch) noexcept {
+  const PlannedTile& planned = run.plan().tiles()[tile];
+  const RunOp& op = run.op(planned.op);
+  return op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch, op.further});
+}
+
 // Runs one tile of a run that has not failed.
 void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept;
 
@@ -27,20 +35,10 @@ template <typename Company>
 RunState* walk(Node* head, const Dse& dse, const Company& company) noexcept {
   auto& run = static_cast<RunState&>(*head->traversal);
   ensure_scratch(run, dse);
-  const Policy policy = run.policy();
-  int64_t walked = 0;
-  ChildCache cache;
-  for (uint32_t tile = run.tile_of(head); tile != kNoTile; tile = finished(run, policy, tile, cache, company)) {
-    if (walked > 0 && company.is_overtaken(run)) [[unlikely]] {
-      Batch rest;
-      for (; tile != kNoTile; tile = cache.pop()) rest.add(&run.node(tile));
-      company.push(rest);
-      break;
-    }
+  const int64_t walked = walk_path(run, head, company, [&](uint32_t tile) {
     if (run.is_free() || run.may_go_on()) [[likely]]
       execute(run, tile, dse);
-    ++walked;
-  }
+  });
   // The run lives until all tiles are counted, ours included, so everything above could touch it.
   return run.finish(walked) ? &run : nullptr;
 }

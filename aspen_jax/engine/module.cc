@@ -226,18 +226,17 @@ class PyPlan {
   const std::shared_ptr<const Plan>& shared() const { return plan_; }
 
   nb::tuple run_placed(nb::sequence arrays, nb::args lab) const {
-    const nb::sequence held = required(arrays);
-    const Operands operands = operands_of(held);
+    const Operands operands = operands_of(arrays);
     const nb::list taken = new_results();
     std::vector<void*> results;
     for (const nb::handle array : taken) results.push_back(data_of(array));
-    const nb::tuple ran = run_in_lab(plan_, operands.data, results, nb::make_tuple(held, taken), lab);
+    const nb::tuple ran = run_in_lab(plan_, operands.data, results, nb::make_tuple(operands.arrays, taken), lab);
     return nb::make_tuple(taken, ran);
   }
 
  private:
   struct Operands {
-    std::vector<nb::object> arrays;  // must live until the run has ended
+    nb::list arrays;  // must live until the run has ended
     std::vector<const void*> data;
   };
 
@@ -249,7 +248,7 @@ class PyPlan {
     }
     for (const nb::handle given : required(arrays)) {
       const size_t index = operands.data.size();
-      nb::object array = nb::borrow(given);
+      const nb::object array = nb::borrow(given);
       const TensorView& wanted = plan_->operand(index).dense;
       const std::vector<int64_t> shape = shape_of(array);
       const nb::object dtype = array.attr("dtype");
@@ -257,7 +256,7 @@ class PyPlan {
         throw std::invalid_argument(mismatch("operand", index, describe(nb::str(dtype).c_str(), shape), wanted));
       }
       operands.data.push_back(data_of(array));
-      operands.arrays.push_back(std::move(array));
+      operands.arrays.append(array);
     }
     return operands;
   }

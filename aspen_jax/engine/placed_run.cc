@@ -4,8 +4,8 @@
 #ifdef __linux__
 #include <sched.h>
 #endif
-#include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -14,26 +14,25 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "algorithm1.h"
 #include "arena.h"
 #include "couriers.h"
+#include "dse.h"
 #include "float_mode.h"
+#include "lanes.h"
 #include "limits.h"
 #include "parking.h"
-#include "ready_tiles.h"
+#include "placing.h"
 #include "run_state.h"
+#include "runtime.h"
 #include "spin.h"
 
 namespace aspen {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// As in the runtime: longer than the gaps between the tiles of a run.
-constexpr auto kSearchTime = std::chrono::microseconds(30);
 
 // For lanes to come back from what they are in, when the caller has been interrupted.
 constexpr auto kPatience = std::chrono::milliseconds(300);
@@ -45,7 +44,7 @@ constexpr int kPoison = 0xFF;
 class Memory {
  public:
   Memory(const std::shared_ptr<const Plan>& plan, const Policy& policy, std::span<const void* const> operands,
-         std::span<void* const> results)
+         std::span<void* const> results, std::shared_ptr<Watch> watch)
       : plan_(*plan), state_(plan->run_states().take(*plan)) {
     std::vector<void*> own(results.begin(), results.end());
     if (results.empty()) {
@@ -58,16 +57,19 @@ class Memory {
     RunState::Call call;
     call.plan = plan;
     call.policy = &policy;
+    call.watch = std::move(watch);
     state_->start(std::move(call), operands, own);
   }
   ~Memory() {
     // The plan lives: the run that owns this memory holds it.
     state_->take_call();
+    state_->take_failure();
     plan_.run_states().keep(std::move(state_));
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  RunState& state() const { return *state_; }
   const RunOp& op(uint32_t index) const { return state_->op(index); }
 
   void poison() {
@@ -114,39 +116,50 @@ void copy_box(const TensorView& tensor, const int32_t* box, const std::byte* fro
   }
 }
 
-// Lanes that share what is ready.
-struct Domain {
-  Domain(const Policy& policy, int lane, int lanes, Traversal& traversal, std::span<const int32_t> levels)
-      : ready(policy, lanes, traversal, levels), first_lane(lane), num_lanes(lanes) {}
+// Keeps the calling thread on these cores, if there are any.
+class Bound {
+ public:
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+#ifdef __linux__
+  explicit Bound(std::span<const int> cores) noexcept {
+    if (cores.empty() || pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) != 0) return;
+    cpu_set_t wanted;
+    CPU_ZERO(&wanted);
+    for (const int core : cores) {
+      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &wanted);
+    }
+    is_bound_ = pthread_setaffinity_np(pthread_self(), sizeof(wanted), &wanted) == 0;
+  }
+  ~Bound() {
+    if (is_bound_) pthread_setaffinity_np(pthread_self(), sizeof(before_), &before_);
+  }
 
-  ReadyTiles ready;
-  const int first_lane, num_lanes;
-  Parking parking;
-  std::atomic<unsigned> next_row{0};  // for the next tile that comes from outside
+ private:
+  cpu_set_t before_;
+  bool is_bound_ = false;
+#else
+  explicit Bound(std::span<const int>) noexcept {}
+  ~Bound() {}
+#endif
 };
 
-class PlacedRun final : public Traversal {
+class PlacedRun final : public Placing<PlacedRun, Parking> {
  public:
   PlacedRun(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
             const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds, const Policy& policy,
             const PlaceTile& place, const Attendant& attendant, std::shared_ptr<Watch> watch)
-      : Traversal(graph.tiles(), graph.children().data(), graph.depths().size()),
+      : Placing(graph, machine, policy, place),
         plan_(std::move(plan)),
-        graph_(graph),
-        machine_(machine),
         kinds_(kinds),
-        place_(place),
         attendant_(attendant),
-        watch_(std::move(watch)),
-        resources_(place ? graph.num_tiles() : 0, kNowhere),
         rewrites_(plan_->graph().ops.size()),
         tiles_(graph.num_tiles()),
-        tiles_left_(static_cast<int64_t>(graph.num_tiles())),
+        placement_(machine.num_lanes()),
         ready_(machine.num_lanes()) {
-    restart(policy, graph.parents(), [&](size_t op) { return graph.depths()[op]; }, graph.max_depth());
-    for (int i = 0; i < machine.num_memories(); ++i) {
-      memories_.push_back(std::make_unique<Memory>(plan_, policy, operands, i == 0 ? results : std::span<void* const>()));
-      if (machine.num_memories() > 1) memories_.back()->poison();
+    memories_.push_back(std::make_unique<Memory>(plan_, policy, operands, results, std::move(watch)));
+    for (int i = 1; i < machine.num_memories(); ++i) {
+      memories_.push_back(std::make_unique<Memory>(plan_, policy, operands, std::span<void* const>(), nullptr));
     }
     const Graph& ops = plan_->graph();
     for (size_t i = 0; i < rewrites_.size(); ++i) {
@@ -156,31 +169,34 @@ class PlacedRun final : public Traversal {
         rewrites_[i] = rewrites_[i] || (value.buffer == output.buffer && value.offset == output.offset);
       }
     }
-    const int num_domains = place ? machine.num_resources() : 1;
-    for (int i = 0; i < num_domains; ++i) {
-      const int first_lane = place ? machine.first_lane(i) : 0, num_lanes = place ? machine.lanes(i) : machine.num_lanes();
-      domains_.push_back(std::make_unique<Domain>(policy, first_lane, num_lanes, *this, graph.depths()));
-    }
-    if (machine.num_memories() > 1) {
-      couriers_.emplace(graph, machine,
-                        Couriers::Run{[this] { return now(); }, [this](uint32_t tile, int from, int to) { copy(tile, from, to); },
-                                      [this](std::span<const uint32_t> tiles) { arrived(tiles); }});
-    }
+    if (machine.num_memories() == 1) return;
+    for (const auto& memory : memories_) memory->poison();
+    couriers_.emplace(graph, machine,
+                      Couriers::Run{[this] { return now(); }, [this](uint32_t tile, int from, int to) { copy(tile, from, to); },
+                                    [this](std::span<const uint32_t> tiles) { arrived(tiles); }});
   }
 
   // False where a lane was given up: then the run must never end.
   bool run() {
     if (tiles_.empty()) return true;
-    std::vector<std::thread> threads;
+    // Shared with the last lane, which may still be inside when nobody waits any more.
+    const auto gone = std::make_shared<std::latch>(machine_.num_lanes());
+    int num_lent = 0;
     try {
-      start(threads);
+      for (; num_lent < machine_.num_lanes(); ++num_lent) {
+        runtime().lend([this, gone, lane = num_lent](Arena& scratch) {
+          work(lane, scratch);
+          gone->count_down();
+        });
+      }
     } catch (...) {
-      fail(std::current_exception());
-      ready_.count_down(machine_.num_lanes() - static_cast<std::ptrdiff_t>(threads.size()));
+      fail_with(std::current_exception());
+      ready_.count_down(machine_.num_lanes() - num_lent);
+      gone->count_down(machine_.num_lanes() - num_lent);
       end();
     }
     const bool all_come_back = attend();
-    for (std::thread& thread : threads) all_come_back ? thread.join() : thread.detach();
+    if (all_come_back) gone->wait();
     return all_come_back;
   }
 
@@ -190,34 +206,50 @@ class PlacedRun final : public Traversal {
   Simulation result() {
     if (interrupted_) std::rethrow_exception(interrupted_);
     if (error_) std::rethrow_exception(error_);
+    if (const Failure failure = run_state().take_failure(); !failure.empty()) throw RunError(failure.text());
     gather_results();
     return {std::move(tiles_), couriers_ ? std::move(couriers_->copies()) : std::vector<Copy>()};
   }
 
- private:
-  static constexpr int kNowhere = -1;
+  // Of Placing. A run that has failed asks the policy and the couriers no more.
+  int decide(uint32_t tile, int64_t now) noexcept {
+    if (!may_go_on()) return 0;
+    try {
+      return asked(tile, now);
+    } catch (...) {
+      fail_with(std::current_exception());
+    }
+    return 0;
+  }
+  bool fetch(uint32_t tile, int memory, int64_t now) noexcept {
+    if (!couriers_ || !may_go_on()) return true;
+    try {
+      return couriers_->fetch(tile, memory, now);
+    } catch (...) {
+      fail_with(std::current_exception());
+    }
+    return true;
+  }
+  bool is_there(uint32_t tile, int memory, int64_t) { return !couriers_ || couriers_->is_there(tile, memory); }
 
-  struct Company {
+ private:
+  // A lane as Algorithm 1 sees it (algorithm1.h), and who looks for work.
+  struct Lane : Seeker<Lane> {
+    Lane(PlacedRun& its_run, int number) noexcept
+        : Seeker(its_run.placement_, number), run(its_run), domain(its_run.domain_of(number)) {}
     PlacedRun& run;
-    int lane;
-    uint32_t tile;
+    Domain<Parking>& domain;
+    int64_t now = 0;  // when its last tile ended
 
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
+    static bool is_overtaken(const Traversal&) noexcept { return false; }
+    bool may_keep(uint32_t child) const noexcept { return run.may_keep(child, number(), now); }
+    void push(const Batch& batch) const noexcept { run.push(batch, number(), now); }
 
-    bool may_keep(uint32_t child) const noexcept {
-      if (!run.place_) return true;
-      const int resource = run.resource_of(child, run.tiles_[tile].end);
-      return resource == run.machine_.resource(lane) &&
-             (!run.couriers_ || run.couriers_->is_there(child, run.machine_.memory(resource)));
-    }
-
-    void push(const Batch& batch) const noexcept {
-      if (!run.place_) {
-        run.push(*run.domains_[0], lane, batch);
-        return;
-      }
-      run.admit(batch, run.tiles_[tile].end, lane);
-    }
+    Node* take() const noexcept { return domain.ready.pop(number() - domain.first_lane); }
+    bool has_work() const noexcept { return domain.ready.has_work(); }
+    bool is_over() const noexcept { return run.is_over(); }
+    int num_lanes() const noexcept { return run.machine_.num_lanes(); }
   };
 
   // Until the run is over, or lanes that should end do not.
@@ -229,7 +261,7 @@ class PlacedRun final : public Traversal {
         attendant_.attend();
       } catch (...) {
         interrupted_ = std::current_exception();
-        fail(interrupted_);
+        fail_with(interrupted_);
         if (!until) until = Clock::now() + kPatience;
       }
       may_go_on();  // a copy on a slow link is no tile that would ask
@@ -238,204 +270,53 @@ class PlacedRun final : public Traversal {
     return true;
   }
 
-  // Starts the lanes.
-  void start(std::vector<std::thread>& threads) {
-    // Signals are for the threads of the application, whose handlers know nothing of ours.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      for (int lane = 0; lane < machine_.num_lanes(); ++lane) threads.emplace_back([this, lane] { work(lane); });
-    } catch (...) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-
   // By one lane, when all are there. Not by the calling thread, which an interrupt must reach wherever `place` is.
   void queue_roots() noexcept {
     ready_.wait();
-    if (place_) {
-      Batch roots;
-      for (const int32_t root : graph_.roots()) roots.add(&node(static_cast<uint32_t>(root)));
-      admit(roots, 0, kNowhere);
-    } else {
-      Domain& all_lanes = *domains_[0];
-      spread_roots(*this, graph_.roots(), static_cast<size_t>(all_lanes.num_lanes), 0,
-                   [&](int row, const Batch& batch) { push(all_lanes, row, batch); });
-    }
+    push_roots();
     begin_ = Clock::now();
     // release, with the acquire of the lanes that wait.
     may_go_.store(true, std::memory_order_release);
   }
 
-  void work(int lane) noexcept {
-    const int resource = machine_.resource(lane);
-    const LaneKind& kind = kinds_[static_cast<size_t>(resource)];
-    bind(kind);
+  void work(int number, Arena& scratch) noexcept {
+    const LaneKind& kind = kinds_[static_cast<size_t>(machine_.resource(number))];
+    const Bound bound(kind.cores);
     const TileFloatMode mode;
-    Arena scratch;
-    if (!scratch.grow(plan_->scratch_bytes())) {
-      fail_with([&] { return "out of memory: a lane needs " + std::to_string(plan_->scratch_bytes()) + " bytes of scratch"; });
-    }
-    Domain& domain = *domains_[place_ ? static_cast<size_t>(resource) : 0];
+    ensure_scratch(run_state(), {scratch, number});
+    Lane lane(*this, number);
+    placement_.enter(number);
     ready_.count_down();
-    if (lane == 0) queue_roots();
+    if (number == 0) queue_roots();
     // Not asleep: lanes should begin together.
     for (Backoff backoff; !may_go_.load(std::memory_order_acquire) && !is_over();) backoff.wait();
-    while (Node* head = next(domain, lane - domain.first_lane)) {
-      int64_t walked = 0;
-      ChildCache cache;
-      for (uint32_t tile = tile_of(head); tile != kNoTile;
-           tile = finished(*this, policy(), tile, cache, Company{*this, lane, tile})) {
-        execute(tile, lane, kind, scratch);
-        ++walked;
-      }
-      // acq_rel: whoever counts the last tile, and all who see the end, see what the others wrote.
-      if (tiles_left_.fetch_sub(walked, std::memory_order_acq_rel) == walked) end();
+    while (const Node* head = lane.next(lane.domain.waiting)) {
+      placement_.begin_walk(number);
+      const int64_t walked = walk_path(*this, head, lane, [&](uint32_t tile) {
+        execute(tile, number, kind, scratch.data());
+        lane.now = tiles_[tile].end;
+      });
+      placement_.end_walk(number);
+      if (run_state().finish(walked)) end();
     }
+    placement_.leave(number);
   }
 
-  static void bind(const LaneKind& kind) noexcept {
-#ifdef __linux__
-    if (kind.cores.empty()) return;
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    for (const int core : kind.cores) {
-      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &cores);
-    }
-    pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores);
-#endif
-  }
-
-  // A lane that looks for work (parking.h).
-  struct Seeker {
-    const PlacedRun& run;
-    Domain& domain;
-    int row;
-
-    Node* look() noexcept {
-      Node* node = nullptr;
-      for (const auto until = Clock::now() + kSearchTime; node == nullptr && !is_over() && Clock::now() < until;) {
-        for (int i = 0; i < 16 && !has_work(); ++i) pause_core();
-        node = domain.ready.pop(row);
-      }
-      return node;
-    }
-    Node* take() const noexcept { return domain.ready.pop(row); }
-    bool has_work() const noexcept { return domain.ready.has_work(); }
-    bool is_over() const noexcept { return run.is_over(); }
-    void before_sleep() const noexcept {}
-    void after_sleep() const noexcept {}
-  };
-
-  // A head of a path; null when the run is over.
-  Node* next(Domain& domain, int row) noexcept {
-    if (is_over()) return nullptr;
-    if (Node* const node = domain.ready.pop(row)) return node;
-    return domain.parking.seek(Seeker{*this, domain, row});
-  }
-
-  void execute(uint32_t tile, int lane, const LaneKind& kind, Arena& scratch) noexcept {
+  void execute(uint32_t tile, int lane, const LaneKind& kind, std::byte* scratch) noexcept {
     if (!may_go_on()) return;
     const int memory = machine_.memory(machine_.resource(lane));
-    const PlannedTile& planned = plan_->tiles()[tile];
-    const RunOp& op = memories_[static_cast<size_t>(memory)]->op(planned.op);
-    const TileArgs args{op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch.data(), op.further};
-    const int repeat = rewrites_[planned.op] ? 1 : kind.repeat;
+    const RunState& state = memories_[static_cast<size_t>(memory)]->state();
+    const int repeat = rewrites_[plan_->tiles()[tile].op] ? 1 : kind.repeat;
     const int64_t begin = now();
     const char* message = nullptr;
-    for (int i = 0; i < repeat && message == nullptr && may_go_on(); ++i) message = op.run(args);
+    for (int i = 0; i < repeat && message == nullptr && may_go_on(); ++i) message = compute(state, tile, scratch);
     int64_t end = now();
     if (repeat < kind.repeat) {
       for (const int64_t until = begin + kind.repeat * (end - begin); end < until && may_go_on(); end = now()) pause_core();
     }
     tiles_[tile] = {tile, lane, begin, end};
-    if (message != nullptr) fail_with([&] { return plan_->describe_tile(tile) + " failed: " + message; });
+    if (message != nullptr) fail([&] { return plan_->describe_tile(tile) + " failed: " + message; });
     if (couriers_) couriers_->computed(tile, memory, end);
-  }
-
-  // Asks the policy once. Only whoever made a tile ready comes here.
-  int resource_of(uint32_t tile, int64_t now) noexcept {
-    int& resource = resources_[tile];
-    if (resource != kNowhere) return resource;
-    if (has_failed()) return resource = 0;
-    try {
-      return resource = machine_.checked_place(tile, place_(tile, now));
-    } catch (...) {
-      fail(std::current_exception());
-    }
-    return resource = 0;
-  }
-
-  // Tiles that have become ready go to their resources, behind copies of what they read.
-  void admit(const Batch& batch, int64_t now, int lane) noexcept {
-    Batch there;
-    Node* next = batch.first;
-    for (int i = 0; i < batch.size; ++i) {
-      Node* const node = std::exchange(next, next->next);  // before the node goes into another queue
-      if (has_all_it_reads(tile_of(node), now)) there.add(node);
-    }
-    enter(there, lane);
-  }
-
-  // Otherwise it is `arrived` when the copies that this asks for have come.
-  bool has_all_it_reads(uint32_t tile, int64_t now) noexcept {
-    const int resource = resource_of(tile, now);
-    if (!couriers_ || has_failed()) return true;
-    try {
-      return couriers_->fetch(tile, machine_.memory(resource), now);
-    } catch (...) {
-      fail(std::current_exception());
-    }
-    return true;
-  }
-
-  void arrived(std::span<const uint32_t> tiles) noexcept {
-    Batch batch;
-    for (const uint32_t tile : tiles) batch.add(&node(tile));
-    enter(batch, kNowhere);
-  }
-
-  // Each into the row of the lane that made it ready, or into the next one of its resource where that was another's. Where the
-  // order is exact, those of one resource enter at once: no lane takes up one of them before it sees the others.
-  void enter(Batch batch, int lane) noexcept {
-    const int own = lane == kNowhere ? kNowhere : machine_.resource(lane);
-    while (batch.size > 0) {
-      const int resource = policy().is_exact ? resources_[tile_of(batch.first)] : own;
-      Batch together, others;
-      Node* next = batch.first;
-      for (int i = 0; i < batch.size; ++i) {
-        Node* const node = std::exchange(next, next->next);
-        if (resources_[tile_of(node)] == resource) {
-          together.add(node);
-        } else if (policy().is_exact) {
-          others.add(node);
-        } else {
-          Batch alone;
-          alone.add(node);
-          push_to(resources_[tile_of(node)], kNowhere, alone);
-        }
-      }
-      if (together.size > 0) push_to(resource, resource == own ? lane : kNowhere, together);
-      batch = others;
-    }
-  }
-
-  void push_to(int resource, int lane, const Batch& batch) noexcept {
-    Domain& domain = *domains_[static_cast<size_t>(resource)];
-    if (lane != kNowhere) {
-      push(domain, lane - domain.first_lane, batch);
-    } else {
-      const unsigned turn = domain.next_row.fetch_add(1, std::memory_order_relaxed);
-      push(domain, static_cast<int>(turn % static_cast<unsigned>(domain.num_lanes)), batch);
-    }
-  }
-
-  void push(Domain& domain, int row, const Batch& batch) noexcept {
-    domain.ready.push(row, batch);
-    domain.parking.wake(batch.size);
   }
 
   void copy(uint32_t tile, int from, int to) const noexcept {
@@ -474,31 +355,32 @@ class PlacedRun final : public Traversal {
 
   int64_t now() const noexcept { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin_).count(); }
 
-  bool has_failed() const noexcept { return has_failed_.load(std::memory_order_relaxed); }
+  // How far the run has come, and whether it has failed, is told by its state in the caller's memory.
+  RunState& run_state() const noexcept { return memories_[0]->state(); }
 
-  // Fails the run where its watch says that it is over.
   bool may_go_on() noexcept {
-    if (has_failed()) return false;
-    if (watch_ == nullptr || !watch_->is_over()) return true;
-    fail_with([this] { return watch_->why(); });
+    if (run_state().is_free() || run_state().may_go_on()) [[likely]]
+      return true;
+    hurry();
     return false;
   }
 
-  // The first failure is the one reported; the tiles left are walked through without being executed.
-  void fail(std::exception_ptr error) noexcept {
-    // Relaxed will do: the threads are joined before the error is read.
-    if (has_failed_.exchange(true, std::memory_order_relaxed)) return;
-    error_ = std::move(error);
-    if (couriers_) couriers_->hurry();
+  // False where another failure was first.
+  template <typename Describe>
+  bool fail(const Describe& describe) noexcept {
+    const bool is_first = run_state().fail(describe);
+    hurry();
+    return is_first;
   }
 
-  template <typename Describe>
-  void fail_with(const Describe& describe) noexcept {
-    try {
-      throw RunError(describe());
-    } catch (...) {
-      fail(std::current_exception());
-    }
+  // With what a policy or the calling thread has thrown, in place of a sentence. Nobody reads it before the threads are joined.
+  void fail_with(std::exception_ptr error) noexcept {
+    if (fail([] { return std::string(); })) error_ = std::move(error);
+  }
+
+  // What is left of a run that has failed does not wait for slow links.
+  void hurry() noexcept {
+    if (couriers_) couriers_->hurry();
   }
 
   bool is_over() const noexcept { return is_over_.load(std::memory_order_seq_cst); }
@@ -506,28 +388,20 @@ class PlacedRun final : public Traversal {
   void end() noexcept {
     // seq_cst, before the parked are woken: see parking.h, where the end counts as work.
     is_over_.store(true, std::memory_order_seq_cst);
-    for (const auto& domain : domains_) domain->parking.wake_all();
+    for (const auto& domain : domains_) domain->waiting.wake_all();
     if (attendant_.over) attendant_.over();
   }
 
   const std::shared_ptr<const Plan> plan_;
-  const VirtualGraph& graph_;
-  const VirtualMachine& machine_;
   const std::span<const LaneKind> kinds_;
-  const PlaceTile& place_;
   const Attendant& attendant_;
-  const std::shared_ptr<Watch> watch_;  // null: the run goes on to its last tile
   std::vector<std::unique_ptr<Memory>> memories_;
-  std::vector<std::unique_ptr<Domain>> domains_;
-  std::vector<int> resources_;  // of each tile that was placed
-  std::vector<bool> rewrites_;  // of each op, whether it works in the memory of what it reads
-  std::vector<Placed> tiles_;   // by number; each is written by the lane that runs it
-  std::exception_ptr error_;
+  std::vector<bool> rewrites_;      // of each op, whether it works in the memory of what it reads
+  std::vector<Placed> tiles_;       // by number; each is written by the lane that runs it
+  std::exception_ptr error_;        // of a policy or the calling thread, where that was the first failure
   std::exception_ptr interrupted_;  // of the calling thread
   Clock::time_point begin_;
-  // Written by all lanes at the end of each path, so it has a cache line of its own.
-  alignas(64) std::atomic<int64_t> tiles_left_;
-  alignas(64) std::atomic<bool> has_failed_{false};
+  Placement placement_;
   std::atomic<bool> may_go_{false};
   std::atomic<bool> is_over_{false};
   std::latch ready_;

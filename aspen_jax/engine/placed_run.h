@@ -1,4 +1,4 @@
-// Runs of the scheduling lab: each ready tile goes where a policy says, on threads that live as long as the run.
+// Runs of the scheduling lab: each ready tile goes where a policy says, on threads that the runtime lends.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct Attendant {
 // resource. A run that is watched ends as the runtime's do, and its copies hurry then.
 //
 // Throws std::invalid_argument where something does not fit, RunError where a tile fails, std::system_error where there are no
-// threads, and what `place` or the attendant throws; no thread is left then unless a lane was given up.
+// threads, and what `place` or the attendant throws; no thread is in the run then unless a lane was given up.
 Simulation run_placed(std::shared_ptr<const Plan> plan, std::span<const void* const> operands, std::span<void* const> results,
                       const VirtualGraph& graph, const VirtualMachine& machine, std::span<const LaneKind> kinds,
                       const Policy& policy = kShallowFirst, const PlaceTile& place = {}, const Attendant& attendant = {},

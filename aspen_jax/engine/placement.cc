@@ -85,7 +85,13 @@ struct SchedulingAttributes {
   uint64_t runtime, deadline, period;
 };
 
-// Of the calling thread. Where the kernel knows no slices (before 6.12) nothing changes.
+int64_t nanoseconds(clockid_t clock) noexcept {
+  timespec time;
+  return clock_gettime(clock, &time) == 0 ? time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec : -1;
+}
+
+}  // namespace
+
 void ask_for_short_slices() noexcept {
 #if defined(SYS_sched_getattr) && defined(SYS_sched_setattr)
   SchedulingAttributes attributes{};
@@ -95,13 +101,6 @@ void ask_for_short_slices() noexcept {
   syscall(SYS_sched_setattr, kThisThread, &attributes, 0);
 #endif
 }
-
-int64_t nanoseconds(clockid_t clock) noexcept {
-  timespec time;
-  return clock_gettime(clock, &time) == 0 ? time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec : -1;
-}
-
-}  // namespace
 
 void Placement::enter(int worker) noexcept {
   ask_for_short_slices();
@@ -165,6 +164,7 @@ void Placement::make_way(int worker) noexcept {
   if (there != here) move(kThisThread, there);
 }
 #else
+void ask_for_short_slices() noexcept {}
 void Placement::enter(int) noexcept {}
 void Placement::spread(int, int) noexcept {}
 Placement::Look Placement::look(int, int) const noexcept { return {}; }

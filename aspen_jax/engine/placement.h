@@ -3,9 +3,11 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <optional>
+#include <vector>
 
 #include "runtime.h"
 
@@ -25,6 +27,9 @@ namespace aspen {
 // Does nothing where the C library does not say which core a thread is on (glibc does on Linux, from 2.35).
 class Placement {
  public:
+  // For workers of lower numbers than this.
+  explicit Placement(int most = kMaxWorkers) : seats_(static_cast<size_t>(most)) {}
+
   // By the worker's own thread, before its first path and after its last.
   void enter(int worker) noexcept;
   void leave(int worker) noexcept;
@@ -78,8 +83,11 @@ class Placement {
   // The core of a worker in a path, otherwise -1. Under the lock, so that the thread is there.
   int core_of(int worker) const noexcept;
 
-  std::array<Seat, kMaxWorkers> seats_;
+  std::vector<Seat> seats_;
   std::atomic_flag locked_ = ATOMIC_FLAG_INIT;
 };
+
+// The calling thread. Where the kernel knows no slices (before 6.12) nothing changes.
+void ask_for_short_slices() noexcept;
 
 }  // namespace aspen

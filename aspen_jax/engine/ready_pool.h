@@ -92,6 +92,9 @@ class ReadyPool {
   Row& row(int index) noexcept { return *rows_[index]; }
   RunOrder& order() noexcept { return order_; }
 
+  // Into the DSE's own row. All tiles of the batch belong to one traversal, and the policy is its.
+  void push(int self, const Policy& policy, const Batch& batch) noexcept { row(policy.row_of(self)).push(batch); }
+
   // From the DSE's own row, otherwise from the others in the order of the policy; null if there was nothing to take. Of several
   // runs, the one that goes first among those that have tiles in the rows looked at.
   Node* pop(int self, const Policy& policy) noexcept;

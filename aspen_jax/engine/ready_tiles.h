@@ -67,7 +67,7 @@ class ReadyTiles {
     policy.is_exact ? heap_.reserve() : pool_.ensure_rows(rows);
   }
 
-  void push(int row, const Batch& batch) { policy_.is_exact ? heap_.push(batch) : pool_.row(policy_.row_of(row)).push(batch); }
+  void push(int row, const Batch& batch) { policy_.is_exact ? heap_.push(batch) : pool_.push(row, policy_, batch); }
   Node* pop(int row) { return policy_.is_exact ? heap_.pop() : pool_.pop(row, policy_); }
   bool has_work() const noexcept { return policy_.is_exact ? heap_.has_work() : pool_.has_work(); }
 

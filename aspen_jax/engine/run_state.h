@@ -81,13 +81,14 @@ class RunState final : public Traversal {
   Watch* watch() const { return call_.watch.get(); }
 
   // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
-  // being executed.
+  // being executed. False where another one was first.
   template <typename Describe>
-  void fail(const Describe& describe, Failure::Kind kind = Failure::Kind::kFailed) noexcept {
+  bool fail(const Describe& describe, Failure::Kind kind = Failure::Kind::kFailed) noexcept {
     // Relaxed will do: whoever runs a child of the tile that failed has synchronised on the child's counter since, and the
     // message is read after the last `finish`.
-    if (course_.exchange(Course::kFailed, std::memory_order_relaxed) == Course::kFailed) return;
+    if (course_.exchange(Course::kFailed, std::memory_order_relaxed) == Course::kFailed) return false;
     failure_ = Failure(kind, describe);
+    return true;
   }
 
   // Counts tiles, and pieces that have arrived, as walked through; true for the one caller who counted the last.

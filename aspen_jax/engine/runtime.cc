@@ -1,7 +1,6 @@
 #include "runtime.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -21,12 +21,12 @@
 #include "dse.h"
 #include "float_mode.h"
 #include "fork_safe_mutex.h"
+#include "lanes.h"
 #include "parking.h"
 #include "placement.h"
 #include "places.h"
 #include "ready_pool.h"
 #include "run_state.h"
-#include "spin.h"
 #include "usable_cores.h"
 
 namespace aspen {
@@ -34,12 +34,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Longer than the gaps between the tiles of a run, shorter than anyone would notice in a profile.
-constexpr auto kSearchTime = std::chrono::microseconds(30);
-// Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
-constexpr auto kLookTime = std::chrono::microseconds(15);
-// While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
-constexpr auto kWatchTime = std::chrono::microseconds(300);
 // Threads that the system refused are asked for again after so long: what it costs to be refused is then no more than a part in
 // thousands.
 constexpr auto kAskAgainTime = std::chrono::milliseconds(100);
@@ -130,6 +124,8 @@ class Runtime::Impl {
 
   void set_num_workers(int count);
 
+  void lend(Errand errand);
+
   void set_policy(const Policy& policy) { policy_.store(&policy, std::memory_order_release); }
 
   void set_observer(std::shared_ptr<Observer> observer) {
@@ -144,13 +140,12 @@ class Runtime::Impl {
     Impl& impl;
     int self;
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
-    bool may_keep(uint32_t) const noexcept { return !leaving(); }
-    bool is_overtaken(const RunState& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
+    bool may_keep(uint32_t) const noexcept { return self < impl.target_.load(std::memory_order_relaxed); }
+    bool is_overtaken(const Traversal& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
     void push(const Batch& batch) const noexcept {
-      impl.pool_.row(batch.first->traversal->policy().row_of(self)).push(batch);
+      impl.pool_.push(self, batch.first->traversal->policy(), batch);
       impl.parking_.wake(batch.size);
     }
-    bool leaving() const noexcept { return self >= impl.target_.load(std::memory_order_relaxed); }
   };
 
   // Company of a run that the caller's thread walks from begin to end: nobody to wake.
@@ -158,24 +153,19 @@ class Runtime::Impl {
     Queues& queues;
     Watch* watch;
     static bool may_keep(uint32_t) noexcept { return true; }
-    bool is_overtaken(const RunState&) const noexcept { return watch != nullptr && watch->wants_look(); }
+    bool is_overtaken(const Traversal&) const noexcept { return watch != nullptr && watch->wants_look(); }
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
-  // A worker that looks for work (parking.h).
-  struct Seeker {
+  // A worker that looks for work.
+  struct Worker : Seeker<Worker> {
+    Worker(Impl& its_impl, int self) noexcept : Seeker(its_impl.placement_, self), impl(its_impl) {}
     Impl& impl;
-    int self;
-    std::optional<int> waiting = std::nullopt;  // a worker that waits for its core
 
-    Node* look() noexcept { return impl.look(self, waiting); }
-    Node* take() const noexcept { return impl.pool_.pop(self, *impl.policy_.load(std::memory_order_acquire)); }
+    Node* take() const noexcept { return impl.pool_.pop(number(), *impl.policy_.load(std::memory_order_acquire)); }
     bool has_work() const noexcept { return impl.pool_.has_work(); }
-    bool is_over() const noexcept { return self >= impl.target_.load(std::memory_order_seq_cst); }
-    void before_sleep() const noexcept {
-      if (waiting) impl.placement_.make_way(*waiting);
-    }
-    void after_sleep() const noexcept { impl.placement_.spread(self, impl.target_.load(std::memory_order_relaxed)); }
+    bool is_over() const noexcept { return number() >= impl.target_.load(std::memory_order_seq_cst); }
+    int num_lanes() const noexcept { return impl.target_.load(std::memory_order_relaxed); }
   };
 
   int configured();
@@ -186,7 +176,6 @@ class Runtime::Impl {
   void ask_later() noexcept;
   void serve(int place) noexcept;
   bool work(int self, Arena& scratch) noexcept;
-  Node* look(int self, std::optional<int>& waiting) noexcept;
   bool leave(int self) noexcept;
   std::unique_ptr<RunState> begin(RunState::Call& call, std::span<const void* const> operands, std::span<void* const> results,
                                   std::optional<int64_t> run_key);
@@ -199,7 +188,8 @@ class Runtime::Impl {
   RunState* release_slot(const RunState& run) noexcept;
   bool someone_works() noexcept;
   bool call_stand_in() noexcept;
-  int wait_for_place() noexcept;
+  void call_spare();
+  int wait_for_place(Arena& scratch) noexcept;
   std::optional<int> watch(std::unique_lock<ForkSafeMutex>& lock) noexcept;
   void spread(RunState& run) noexcept;
   void arrive(RunState& run, size_t piece) noexcept;
@@ -228,10 +218,11 @@ class Runtime::Impl {
   // Guarded by `mutex`, as are all changes of the number of workers.
   Places places_;
   enum class StandIn { kNone, kCalled, kWatching } stand_in_ = StandIn::kNone;
-  int num_spare_ = 0;                        // threads without a place that wait for a call
-  std::atomic<uint32_t> stand_in_calls_{0};  // what they wait for; only ever grows
-  RunState* waiting_ = nullptr;              // for a slot of the pool; what is due first comes first
-  int num_arriving_ = 0;                     // runs with a slot that wait for pieces
+  int num_spare_ = 0;                     // threads without a place that wait for a call
+  std::atomic<uint32_t> spare_calls_{0};  // what they wait for; only ever grows
+  std::deque<Errand> errands_;            // for which a spare thread has been called
+  RunState* waiting_ = nullptr;           // for a slot of the pool; what is due first comes first
+  int num_arriving_ = 0;                  // runs with a slot that wait for pieces
   bool handles_exit_ = false;
   Clock::time_point ask_again_{};  // for workers that were refused
   std::shared_ptr<Observer> observer_;
@@ -304,18 +295,9 @@ void Runtime::Impl::start_worker(int self) {
   }
 }
 
-// Throws std::system_error. Signals are for the threads of the application, whose handlers know nothing of ours.
+// Throws std::system_error.
 void Runtime::Impl::start_thread(int place) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread([this, place] { serve(place); }).detach();
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  masked_thread([this, place] { serve(place); }).detach();
 }
 
 // A thread's life: at one place after another, or at none.
@@ -323,7 +305,7 @@ void Runtime::Impl::serve(int place) noexcept {
   Arena scratch;
   do {
     if (place != Places::kNone && !work(place, scratch)) return;
-    place = wait_for_place();
+    place = wait_for_place(scratch);
   } while (place != Places::kNone);
 }
 
@@ -333,39 +315,19 @@ bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   const TileFloatMode mode;
   const Dse dse{scratch, self};
   const Pooled company{*this, self};
+  Worker worker(*this, self);
   placement_.enter(self);
   for (;;) {
-    if (company.leaving() && leave(self)) return false;
-    Node* head = pool_.pop(self, *policy_.load(std::memory_order_acquire));
-    if (head == nullptr) head = parking_.seek(Seeker{*this, self});
-    if (head == nullptr) continue;
+    Node* const head = worker.next(parking_);
+    if (head == nullptr) {
+      if (leave(self)) return false;
+      continue;
+    }
     placement_.begin_walk(self);
     RunState* const finished = walk(head, dse, company);
     placement_.end_walk(self);
     if (finished != nullptr && !end_at(self, finished)) return true;
   }
-}
-
-// For work, for a while. `waiting`: a worker that was seen to wait for its core, if that is why there is none.
-Node* Runtime::Impl::look(int self, std::optional<int>& waiting) noexcept {
-  const Policy& policy = *policy_.load(std::memory_order_acquire);
-  const auto leaving = [&] { return self >= target_.load(std::memory_order_seq_cst); };
-  Node* node = nullptr;
-  const auto search_for = [&](Clock::duration time) {
-    for (const auto end = Clock::now() + time; node == nullptr && !leaving() && Clock::now() < end;) {
-      for (int i = 0; i < 16 && !pool_.has_work(); ++i) pause_core();
-      node = pool_.pop(self, policy);
-    }
-  };
-  search_for(kSearchTime);
-  waiting.reset();
-  for (const auto end = Clock::now() + kWatchTime; node == nullptr && !waiting && !leaving() && Clock::now() < end;) {
-    const Placement::Look look = placement_.look(self, target_.load(std::memory_order_relaxed));
-    if (look.empty()) break;
-    search_for(kLookTime);
-    if (node == nullptr) waiting = placement_.waiting(look);
-  }
-  return node;
 }
 
 bool Runtime::Impl::leave(int self) noexcept {
@@ -513,13 +475,8 @@ bool Runtime::Impl::someone_works() noexcept {
 bool Runtime::Impl::call_stand_in() noexcept {
   if (stand_in_ != StandIn::kNone) return true;
   stand_in_ = StandIn::kCalled;
-  if (num_spare_ > 0) {
-    stand_in_calls_.fetch_add(1, std::memory_order_relaxed);  // the lock orders it; the waiting only have to see it
-    stand_in_calls_.notify_one();
-    return true;
-  }
   try {
-    start_thread(Places::kNone);
+    call_spare();
     return true;
   } catch (...) {
     stand_in_ = StandIn::kNone;
@@ -527,8 +484,29 @@ bool Runtime::Impl::call_stand_in() noexcept {
   }
 }
 
+void Runtime::Impl::lend(Errand errand) {
+  const std::lock_guard lock(mutex);
+  if (exiting_.load(std::memory_order_relaxed)) throw std::runtime_error("the process is exiting: no new run can be started");
+  errands_.push_back(std::move(errand));
+  try {
+    call_spare();
+  } catch (...) {
+    errands_.pop_back();
+    throw;
+  }
+}
+
+// For one more stand-in or errand than before. Of those who wait, each takes one; where they are too few, a new thread comes. The
+// caller holds the lock.
+void Runtime::Impl::call_spare() {
+  const size_t called = errands_.size() + (stand_in_ == StandIn::kCalled);
+  if (static_cast<size_t>(num_spare_) < called) return start_thread(Places::kNone);
+  spare_calls_.fetch_add(1, std::memory_order_relaxed);  // the lock orders it; the waiting only have to see it
+  spare_calls_.notify_one();
+}
+
 // Of a thread that has none; kNone if the thread is to end.
-int Runtime::Impl::wait_for_place() noexcept {
+int Runtime::Impl::wait_for_place(Arena& scratch) noexcept {
   name_thread("aspen spare");
   std::unique_lock lock(mutex);
   for (;;) {
@@ -537,11 +515,19 @@ int Runtime::Impl::wait_for_place() noexcept {
       if (const auto place = watch(lock)) return *place;
       continue;
     }
+    if (!errands_.empty()) {
+      const Errand errand = std::move(errands_.front());
+      errands_.pop_front();
+      lock.unlock();
+      errand(scratch);
+      lock.lock();
+      continue;
+    }
     if (num_spare_ == kMostSpare) return Places::kNone;
     ++num_spare_;
-    const uint32_t ticket = stand_in_calls_.load(std::memory_order_relaxed);
+    const uint32_t ticket = spare_calls_.load(std::memory_order_relaxed);
     lock.unlock();
-    stand_in_calls_.wait(ticket, std::memory_order_relaxed);
+    spare_calls_.wait(ticket, std::memory_order_relaxed);
     lock.lock();
     --num_spare_;
   }
@@ -597,7 +583,7 @@ void Runtime::Impl::arrive(RunState& run, size_t piece) noexcept {
       if (is_last_parent_of_shared(run.parents_left(tiles[next]))) ready.add(&run.node(tiles[next]));
     }
     if (ready.size == 0) continue;
-    pool_.row(run.policy().row_of(static_cast<int>((run.id() + piece + part) % rows))).push(ready);
+    pool_.push(static_cast<int>((run.id() + piece + part) % rows), run.policy(), ready);
     parking_.wake(ready.size);
   }
   if (run.finish(1)) end(&run);
@@ -614,8 +600,7 @@ void Runtime::Impl::spread(RunState& run) noexcept {
   const auto roots = run.roots();
   const auto parts = static_cast<int>(std::min(rows, roots.size()));
   const Policy policy = run.policy();
-  spread_roots(run, roots, rows, run.id() % rows,
-               [&](int row, const Batch& batch) { pool_.row(policy.row_of(row)).push(batch); });
+  spread_roots(run, roots, rows, run.id() % rows, [&](int row, const Batch& batch) { pool_.push(row, policy, batch); });
   parking_.wake(parts);
 }
 
@@ -630,6 +615,7 @@ void Runtime::Impl::begin_anew() noexcept {
   impl.places_.reset();
   impl.stand_in_ = StandIn::kNone;
   impl.num_spare_ = 0;
+  impl.errands_.clear();
   impl.started_.store(false, std::memory_order_relaxed);
   impl.exiting_.store(false, std::memory_order_relaxed);
   impl.parking_.reset();
@@ -684,6 +670,7 @@ std::shared_ptr<ArrivingRun> Runtime::start(std::shared_ptr<const Arrivals> arri
 bool Runtime::is_replaced() noexcept { return impl_->is_replaced(); }
 int Runtime::num_workers() { return impl_->num_workers(); }
 void Runtime::set_num_workers(int n) { impl_->set_num_workers(n); }
+void Runtime::lend(Errand errand) { impl_->lend(std::move(errand)); }
 void Runtime::set_policy(const Policy& policy) { impl_->set_policy(policy); }
 void Runtime::set_observer(std::shared_ptr<Observer> observer) { impl_->set_observer(std::move(observer)); }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "arena.h"
 #include "arrivals.h"
 #include "failure.h"
 #include "limits.h"
@@ -21,6 +22,9 @@ namespace aspen {
 // Called exactly once for each run, from a worker or from inside `submit`; the failure is empty if the run succeeded. Must not
 // throw.
 using Done = std::function<void(const Failure& failure)>;
+
+// What a thread is lent for. Must not throw.
+using Errand = std::function<void(Arena& scratch)>;
 
 // Below this estimated cost a run is finished sooner on the caller's thread than a parked worker can be woken.
 inline constexpr int64_t kWakeUpNs = 30'000;
@@ -63,6 +67,10 @@ class Runtime {
                                      std::span<void* const> results, Done done, std::shared_ptr<Observer> observer = nullptr,
                                      std::optional<int64_t> run_key = std::nullopt, const Policy* policy = nullptr,
                                      std::shared_ptr<Watch> watch = nullptr);
+
+  // Has a thread that is no worker do something, with scratch of its own. The thread is kept for the next time, and so is its
+  // scratch. Throws std::system_error where the system refuses a thread, std::bad_alloc, and std::runtime_error at exit.
+  void lend(Errand errand);
 
   // Inside `done` on a worker: whether it took so long that another thread stands in. False on other threads.
   bool is_replaced() noexcept;

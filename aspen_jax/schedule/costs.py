@@ -45,9 +45,8 @@ class Costs:
         ns = np.array(ns, np.float64)
         if ns.ndim != 2:
             raise InputError(f"costs have shape {list(ns.shape)}; they need a row for each tile and a column for each resource")
-        wrong = np.argwhere(~(ns >= 0))
-        if wrong.size:
-            tile, resource = wrong[0]
+        if not (ns >= 0).all():
+            tile, resource = np.argwhere(~(ns >= 0))[0]
             raise InputError(f"tile {tile} costs {ns[tile, resource]} ns on resource {resource}; a cost is 0 or more, or inf")
         object.__setattr__(self, "ns", ns)
         for name, given, dtype in (("samples", samples, np.int64), ("spread", spread, np.float64)):

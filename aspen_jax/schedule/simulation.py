@@ -57,8 +57,8 @@ def run(
 ) -> Schedule:
     """Run a graph here, and say who ran what when.
 
-    The same Algorithm 1 and Ready Pool as in `simulate`, on threads of its own, one for each lane. They live as long as the run;
-    the workers of the process have no part in it. A tile is placed when it becomes ready, one at a time, and
+    The same Algorithm 1 and Ready Pool as in `simulate`, on threads of its own, one for each lane. The engine keeps them for the
+    next run; the workers of the process have no part in it. A tile is placed when it becomes ready, one at a time, and
     `Schedule.place_ns` says what that cost. The calling thread calls a `place` of Python, so Ctrl-C ends a run in any state.
 
     Over several memories the graph has memory of its own for each value (`TileGraph.apart`), so it takes more than `graph.run`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ class Group(NamedTuple):
     cores: tuple[int, ...]
 
 
-def groups(usable: Sequence[int] | None = None, sysfs: str | os.PathLike[str] = "/sys/devices") -> list[Group]:
+def groups(usable: Sequence[int] | None = None, sysfs: str | os.PathLike[str] | None = None) -> list[Group]:
     """The cores of this machine, by node, fast ones first.
 
     The kernel names nodes everywhere. Of kinds it tells in two ways: capacities on Arm and on hybrid machines from Linux 6.12
@@ -30,10 +31,18 @@ def groups(usable: Sequence[int] | None = None, sysfs: str | os.PathLike[str] = 
 
     Args:
         usable: numbers of the cores that count; those that this process may use if None.
-        sysfs: where the kernel's files are.
+        sysfs: where the kernel's files are; those of this machine, read once, if None.
     """
-    root = Path(sysfs)
-    usable = sorted(os.sched_getaffinity(0)) if usable is None else sorted(usable)
+    cores = tuple(sorted(os.sched_getaffinity(0) if usable is None else usable))
+    return list(_groups_here(cores) if sysfs is None else _groups(cores, Path(sysfs)))
+
+
+@functools.cache  # a run of the lab asks anew, and there is a file for each core
+def _groups_here(usable: tuple[int, ...]) -> list[Group]:
+    return _groups(usable, Path("/sys/devices"))
+
+
+def _groups(usable: tuple[int, ...], root: Path) -> list[Group]:
     nodes = dict.fromkeys(usable, 0)
     for folder in (root / "system" / "node").glob("node[0-9]*"):
         nodes |= dict.fromkeys(_cores(folder / "cpulist"), int(folder.name.removeprefix("node")))

@@ -7,11 +7,13 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "dag.h"
 #include "forked_child.h"
@@ -159,6 +161,55 @@ TEST(a_child_forked_by_a_worker_that_is_away_has_workers_of_its_own) {
     CHECK(WIFEXITED(status.load()) && WEXITSTATUS(status.load()) == 0);
     run_and_check(plan, dag);
   }
+}
+
+// Has three threads meet: each errand needs one of its own.
+void lend_three() {
+  struct Errands {
+    Meeting meeting{3};
+    std::latch done{3};
+  };
+  const auto errands = std::make_shared<Errands>();
+  for (int i = 0; i < 3; ++i) {
+    runtime().lend([errands](Arena& scratch) {
+      CHECK(scratch.grow(4096));
+      errands->meeting.enter();
+      errands->done.count_down();
+    });
+  }
+  errands->done.wait();
+}
+
+TEST(lent_threads_are_kept_and_others_stand_in_meanwhile) {
+  const Dag dag = stencil_dag(4, 4);
+  const auto plan = recorded_plan(dag, kInPool);
+  runtime().set_num_workers(2);
+  std::vector<std::thread> lenders;
+  for (int i = 0; i < 4; ++i) {
+    lenders.emplace_back([] {
+      for (int round = 0; round < 40; ++round) lend_three();
+    });
+  }
+  for (int round = 0; round < 5; ++round) {
+    Meeting meeting(4);
+    Waiter waiter;
+    std::deque<Device> each;
+    for (int i = 0; i < 4; ++i) each.emplace_back(dag, plan).submit(meeting, waiter);
+    CHECK_EQ(waiter.errors().size(), 0u);
+  }
+  for (std::thread& lender : lenders) lender.join();
+  CHECK(threads_named("aspen spare") >= 3);
+  const pid_t child = fork();
+  if (child == 0) {
+    is_forked_child = true;
+    for (int i = 0; i < 3; ++i) lend_three();
+    run_and_check(plan, dag);
+    std::exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  lend_three();
 }
 
 }  // namespace

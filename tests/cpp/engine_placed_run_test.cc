@@ -1,9 +1,13 @@
 // Runs of the lab: every tile once, after its parents, where it is placed, with what it reads copied there; no lane is left
 // behind.
+#include <signal.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +19,7 @@
 #include <vector>
 
 #include "aspen_jax/engine/desk.h"
+#include "aspen_jax/engine/outcome.h"
 #include "aspen_jax/engine/placed_run.h"
 #include "aspen_jax/engine/turns.h"
 #include "dag.h"
@@ -263,6 +268,55 @@ TEST(failures_of_tiles_and_places_end_the_run) {
       healthy.recording.check();
     }
   }
+}
+
+TEST(a_failure_in_the_lab_stays_there) {
+  static constexpr Kernel kKernels[] = {{"may fail", prepare_task<run_or_fail>}};
+  const Dag dag = stencil_dag(4, 6);
+  const auto plan = make_plan(encode_dag(dag, "may fail", kInPool), kKernels);
+  const VirtualGraph graph = virtual_graph(plan->graph());
+  for (const bool is_tile : {true, false}) {
+    FailAt fails(dag), healthy(dag);
+    if (is_tile) fails.task = 7;
+    std::vector<int64_t> result;
+    const auto place = [&](uint32_t, int64_t) -> int { return is_tile ? 0 : throw std::logic_error("no idea"); };
+    CHECK_THROWS(run_on(plan, &fails, result, graph, one_memory({2}), place), is_tile ? "does not like" : "no idea");
+    // The process's run has the state that the lab's has left.
+    const auto outcome = std::make_shared<Outcome>();
+    DagRun run(*plan);
+    run.submit(plan, &healthy, [outcome](const Failure& failure) { outcome->set(failure); });
+    CHECK(outcome->wait().empty());
+    healthy.recording.check();
+  }
+}
+
+// Threads of this process that would take a signal to end it.
+int threads_that_take_signals() {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("SigBlk:")) count += (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) == 0;
+    }
+  }
+  return count;
+}
+
+std::atomic<int> most_that_take_signals{0};
+
+const char* run_counting_threads(const TileArgs&) noexcept {
+  most_that_take_signals = std::max(most_that_take_signals.load(), threads_that_take_signals());
+  return nullptr;
+}
+
+TEST(signals_are_for_the_threads_of_the_application) {
+  static constexpr Kernel kKernels[] = {{"counting threads", prepare_task<run_counting_threads>}};
+  const Dag dag = stencil_dag(2, 2);
+  const auto plan = make_plan(encode_dag(dag, "counting threads", 1), kKernels);
+  std::vector<int64_t> result;
+  // Lanes and couriers are there. This thread takes none while it starts the last of them.
+  run_on(plan, &dag, result, virtual_graph(plan->graph()), three_memories(), [](uint32_t, int64_t) { return 0; });
+  CHECK(most_that_take_signals.load() <= 1);
 }
 
 TEST(many_runs_at_once) {

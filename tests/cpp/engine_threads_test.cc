@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
+#include <cstdlib>
 #include <deque>
 #include <latch>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -60,6 +62,13 @@ TEST(the_caller_runs_tiles_where_all_threads_are_refused) {
   const auto plan = recorded_plan(dag, kInPool);
   runtime().set_num_workers(4);
   threads_left.store(0);
+  bool is_refused = false;
+  try {
+    runtime().lend([](Arena&) { std::abort(); });
+  } catch (const std::system_error&) {
+    is_refused = true;
+  }
+  CHECK(is_refused);
   for (int i = 0; i < 3; ++i) run_and_check(plan, dag);
   CHECK_EQ(workers(), 0);
   // The next run asks again.
