@@ -15,6 +15,7 @@ from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.passes import Stage, run_passes
 from aspen_jax.targets.cuda.passes.stages import STAGES
 from aspen_jax.targets.cuda.price import Gpu
+from benchmarks.in_float64 import all_in_float64
 from tests import cuda_host
 from tests.tiled import TINY_TILES
 
@@ -54,6 +55,8 @@ def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), disabled=(),
 def check(function, *arguments, tolerance=1e-5, **device):
     """Within `tolerance` of the largest output of XLA's; integers and bools, infinities and NaN exactly.
 
+    Where XLA is further away than that, float64 decides: XLA computes some convolutions of bfloat16 wrong.
+
     Args:
         function: of arrays.
         arguments: its own.
@@ -62,7 +65,7 @@ def check(function, *arguments, tolerance=1e-5, **device):
     """
     with jax.default_matmul_precision("highest"):
         expected = jax.tree.leaves(jax.jit(function)(*arguments))
-    for ours, theirs in zip(run_on_host(function, arguments, **device), expected, strict=True):
+    for number, (ours, theirs) in enumerate(zip(run_on_host(function, arguments, **device), expected, strict=True)):
         theirs = np.asarray(theirs)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         if jnp.issubdtype(theirs.dtype, jnp.floating):
@@ -70,7 +73,8 @@ def check(function, *arguments, tolerance=1e-5, **device):
             finite = np.isfinite(theirs)
             np.testing.assert_array_equal(ours[~finite], theirs[~finite])
             ours, theirs = ours[finite], theirs[finite]
-            assert np.abs(ours - theirs).max(initial=0) <= tolerance * np.abs(theirs).max(initial=1e-30)
+            if not _is_near(ours, theirs, tolerance):
+                assert _is_near(ours, all_in_float64(function, *arguments)[number][finite], tolerance)
         else:
             np.testing.assert_array_equal(ours, theirs)
 
@@ -87,3 +91,7 @@ def exactly(function):
             return function(*args)
 
     return exact
+
+
+def _is_near(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> bool:
+    return bool(np.abs(ours - theirs).max(initial=0) <= tolerance * np.abs(theirs).max(initial=1e-30))
