@@ -75,7 +75,7 @@ def info() -> int:
     return 0
 
 
-def explain(function: Function, /, shape: Shapes = (), args: Maker = None) -> int:
+def explain(function: Function, /, shape: Shapes = (), args: Maker = None, passes: bool = False) -> int:
     """Show what becomes of your function: the ops that run as tiles, and what is left to XLA and why.
 
     The arguments come from --shape, --args, or a callable FUNCTION_args beside the function.
@@ -84,13 +84,14 @@ def explain(function: Function, /, shape: Shapes = (), args: Maker = None) -> in
         function: what to explain; a module of this directory or an installed one, or path/to/file.py:FUNCTION.
         shape: a positional argument, such as f32[1,224,224,3].
         args: a callable that returns the arguments: a tuple, a dict of keywords, or a single argument.
+        passes: print the program after each pass that changed it, what that saved and how long it took, instead.
     """
     from aspen_jax.api.user_function import blaming
 
     decorated, positional, keywords = _decorated(function, shape, args)
     with blaming(f"tracing {function.rpartition(':')[2]}"):
         explanation = decorated.explain(*positional, **keywords)
-    print(explanation)
+    print(explanation.passes if passes else explanation)
     return 0
 
 

@@ -161,6 +161,13 @@ def test_explain_shows_tiles_and_what_is_left(workplace, capsys):
     assert "mine.py" in out
 
 
+def test_explain_shows_what_each_pass_did(workplace, capsys):
+    assert main(["explain", "mine:ordered", "--shape", "f32[512,133]", "--passes"]) == 0
+    out = capsys.readouterr().out
+    assert "part 0, as it was traced" in out
+    assert "winograd: (unchanged)" in out
+
+
 def test_explain_allocates_nothing(workplace, capsys):
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // 2
     assert main(["explain", "mine:decorated", "--shape", f"f32[{half}]"]) == 0

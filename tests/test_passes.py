@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from aspen_jax import apu
+from aspen_jax import apu, aspen
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.ops import transposed
 from aspen_jax.ops.reference import evaluate
-from aspen_jax.passes import OPTIONAL, PASSES, disabled_by_environment, fuse, run_passes
+from aspen_jax.passes import OPTIONAL, PASSES, disabled_by_environment, fuse, rewrites, run_passes
 from aspen_jax.targets import registry
 from tests.random_functions import random_function
 from tests.tracing import traced
@@ -56,6 +60,36 @@ def test_each_pass_stands_behind_those_that_it_needs(device):
         for other in item.after:
             if device == "cpu" or other in order:  # a pass of CPUs may stand behind one that GPUs have not
                 assert order.index(other) < order.index(item.name), f"{item.name} stands before {other}"
+
+
+def test_what_each_pass_did_is_shown(monkeypatch, capsys):
+    def function(x, b):
+        return jnp.tanh(x + b) * 2
+
+    program, _ = traced(function, np.ones((3, 4), np.float32), np.ones(4, np.float32))
+    steps = list(rewrites(program))
+    assert [step.name for step in steps] == list(PASSES)
+    assert all(str(before.after) == str(after.before) for before, after in itertools.pairwise(steps))
+    (fuse,) = (step for step in steps if step.name == "fuse")
+    assert fuse.has_changed
+    assert str(fuse).startswith("fuse: -2 ops, -0.000192 MB read and written, ")
+    assert "(unchanged)" in str(next(step for step in steps if step.name == "winograd"))
+    run_passes(program)
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("ASPEN_SHOW_PASSES", "1")
+    assert str(run_passes(program)) in capsys.readouterr().err
+    explanation = aspen(function).explain(np.ones((3, 4), np.float32), np.ones(4, np.float32))
+    assert [step.name for step in explanation.passes.parts[0]] == list(PASSES)
+    assert "fuse: -2 ops" in str(explanation.passes)
+
+
+def test_a_page_names_the_passes():
+    page = (Path(__file__).parents[1] / "docs/reference/passes.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    of_cpus = [*PASSES, "choice"]
+    assert named[: len(of_cpus)] == of_cpus
+    of_gpus = [item.name for _, stage in registry.named("cuda").stages() for item in stage]
+    assert named[len(of_cpus) :] == [name for name in of_gpus if name not in PASSES]
 
 
 def test_passes_of_all_targets_can_be_named(monkeypatch):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.errors import InputError
@@ -36,6 +37,7 @@ from aspen_jax.passes import (
     strassen,
     winograd,
 )
+from aspen_jax.passes.rewrite import Rewrite, are_shown, show
 from aspen_jax.targets import registry
 
 
@@ -243,11 +245,25 @@ def run_passes(
     Raises:
         InputError: a disabled name is not a pass, or one that cannot be left out.
     """
+    shown = are_shown()
+    for rewrite in rewrites(program, disabled, machine, stages):
+        program = rewrite.after
+        if shown:
+            show(rewrite)
+    return program
+
+
+def rewrites(
+    program: Program, disabled: Collection[str] = (), machine: Machine | None = None, stages: Sequence[Stage] = STAGES
+) -> Iterator[Rewrite]:
+    """What each pass does, one after the other; the arguments are those of `run_passes`."""
     _check(disabled, stages)
     for item in (item for _, stage in stages for item in stage):
         if item.name not in disabled:
-            program = (item.run(program, machine) if item.asks_machine and machine else item.run(program)).pruned()
-    return program
+            start = time.perf_counter()
+            after = (item.run(program, machine) if item.asks_machine and machine else item.run(program)).pruned()
+            yield Rewrite(item.name, program, after, time.perf_counter() - start)
+            program = after
 
 
 def _check(names: Collection[str], stages: Sequence[Stage]) -> None:

@@ -21,6 +21,7 @@ from aspen_jax.ops.block import BLOCK
 from aspen_jax.passes import storage
 from aspen_jax.primitive.control_flow import is_control_flow
 from aspen_jax.report.html_table import escaped, html_table
+from aspen_jax.report.passes import PassesReport
 from aspen_jax.targets.target import Notes
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Explanation:
         in_tiles: the share of its work that is done in tiles, from 0 to 1: of all operations on elements, of a `scan` in each of
             its turns. 1 where there is nothing to do, nan where a shape is symbolic.
         on_gpu: who runs each of its calls on this process's GPU and why, as sentences; () where there is no GPU.
+        tiled: what `parts` tells of, as compiled.
     """
 
     function: str
@@ -115,6 +117,7 @@ class Explanation:
     work: Cost
     in_tiles: float
     on_gpu: tuple[str, ...] = ()
+    tiled: tuple[Part, ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod
     def of(
@@ -122,14 +125,21 @@ class Explanation:
     ) -> Explanation:
         """From the compiled calls that the function consists of; the bodies of their control flow are parts too."""
         compiled = tuple(one for _, item in calls for one in (item, *item.bodies))
-        parts = tuple(_report_part(part) for item in compiled for part in item.parts)
+        tiled = tuple(part for item in compiled for part in item.parts)
+        parts = tuple(map(_report_part, tiled))
         fallbacks = [fallback for item in compiled for fallback in item.fallbacks]
         work = cost.of_jaxpr(jaxpr)
         if reason is None:
             untiled = (cost.of_equation(item.equation).bytes for item in fallbacks if not is_control_flow(item.equation))
             moved = sum(untiled) + sum(op.bytes for part in parts for op in part.ops)
             work = dataclasses.replace(work, bytes=moved)
-        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work, in_tiles(calls) if reason is None else 0.0)
+        share = in_tiles(calls) if reason is None else 0.0
+        return cls(function, parts, tuple(_report_fallbacks(fallbacks)), reason, work, share, tiled=tiled)
+
+    @property
+    def passes(self) -> PassesReport:
+        """What each pass made of the program of each part; print it. All passes run again for that."""
+        return PassesReport.of(self.tiled)
 
     def cost(self) -> dict[str, float]:
         """Work under XLA's names: "flops", "transcendentals" and "bytes accessed"."""
