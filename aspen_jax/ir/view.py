@@ -155,6 +155,7 @@ class View:
         """The same elements in row-major order under another shape; None where that takes a copy."""
         return self.compose(View.identity(shape))
 
+    @functools.lru_cache(maxsize=1 << 14)  # noqa: B019 - views are small, and layers that are alike ask for the same ones
     def compose(self, top: View) -> View | None:
         """The view that reads what `top` reads of a dense copy of this view; None where that takes a copy."""
         if top.value_size != math.prod(self.shape):
