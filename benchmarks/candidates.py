@@ -20,7 +20,7 @@ from aspen_jax.passes import run_passes
 from aspen_jax.report.record import write_record
 from aspen_jax.targets.cuda.code.image import compile_log
 from aspen_jax.targets.cuda.code.source import kernels
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from aspen_jax.targets.cuda.products.candidates import Architecture, Candidate
 from aspen_jax.targets.cuda.products.candidates import candidates as of_problem
@@ -152,5 +152,5 @@ def _ops(rows: int, dtype: Any) -> list[tuple[str, Op]]:
 def _op(function: Any, arguments: Any) -> Op:
     """The only product of a function."""
     (part,) = frontend.trace(jax.make_jaxpr(function)(*arguments)).parts
-    (op,) = (op for op in run_passes(part, (), Gpu(places=1), STAGES).ops if op.family.name in ("matmul", "conv2d"))
+    (op,) = (op for op in run_passes(part, (), Gpu(places=1), UNPLANNED).ops if op.family.name in ("matmul", "conv2d"))
     return op

@@ -13,7 +13,7 @@ from aspen_jax import apu
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.passes import Stage, run_passes
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import all_in_float64
 from tests import cuda_host
@@ -28,17 +28,17 @@ def trace_of(function, arguments):
     return trace
 
 
-def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = (), stages: Sequence[Stage] = STAGES) -> Program:  # noqa: B008 - immutable
+def prepared(part: Program, gpu: Gpu = Gpu(), disabled: Collection[str] = (), stages: Sequence[Stage] = UNPLANNED) -> Program:  # noqa: B008 - immutable
     """The program that CUDA gets."""
     return run_passes(part, disabled, gpu, stages)
 
 
-def ops_of(function, arguments, gpu: Gpu = Gpu(), disabled=(), stages=STAGES) -> list[Op]:  # noqa: B008 - immutable
+def ops_of(function, arguments, gpu: Gpu = Gpu(), disabled=(), stages=UNPLANNED) -> list[Op]:  # noqa: B008 - immutable
     """The ops of a function of these shapes, for CUDA."""
     return [op for part in trace_of(function, arguments).parts for op in prepared(part, gpu, disabled, stages).ops]
 
 
-def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), disabled=(), stages=STAGES, **device):  # noqa: B008 - immutable
+def run_on_host(function, arguments, machine=TINY_TILES, gpu=Gpu(), disabled=(), stages=UNPLANNED, **device):  # noqa: B008 - immutable
     """The function's outputs by the device that the host plays; it must have no fallback."""
     trace = trace_of(function, arguments)
     values: dict[Value, np.ndarray] = dict(zip(trace.inputs, map(np.asarray, jax.tree.leaves(arguments)), strict=True))

@@ -20,7 +20,7 @@ from aspen_jax.ops.reference import evaluate
 from aspen_jax.ops.rows import RowsAttrs
 from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.passes.attention_slices import sliced
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
@@ -43,7 +43,7 @@ def in_slices(function, arguments, slices):
     trace = trace_of(function, arguments)
     (part,) = trace.parts
     known = dict(zip(trace.inputs, map(np.asarray, arguments), strict=True))
-    program = run_passes(part, {"split_depth"}, Gpu(), STAGES[:-1])
+    program = run_passes(part, {"split_depth"}, Gpu(), UNPLANNED[:-1])
     ops = []
     for op in program.ops:
         cut = sliced(op, slices) if op.family is ATTENTION else (op,)
@@ -264,7 +264,7 @@ def test_decoding_takes_two_launches(dtype):
 def test_slices_that_would_be_empty_are_refused():
     arguments = few_queries(1, 4, 12, 1000, 64)
     (part,) = trace_of(attend, arguments).parts
-    (op,) = (op for op in run_passes(part, {"split_depth"}, Gpu(), STAGES[:-1]).ops if op.family is ATTENTION)
+    (op,) = (op for op in run_passes(part, {"split_depth"}, Gpu(), UNPLANNED[:-1]).ops if op.family is ATTENTION)
     cut = sliced(op, 16)
     assert cut is not None
     assert cut[0].attrs.length == 64

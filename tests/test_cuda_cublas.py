@@ -22,11 +22,12 @@ from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.library import cublas
 from aspen_jax.targets.cuda.library.cublas import LibraryMatrix, LibraryProduct
 from aspen_jax.targets.cuda.library.library import by_library
+from aspen_jax.targets.cuda.plan import KernelPlan
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
 from aspen_jax.targets.cuda.products import kernel_choices
 from aspen_jax.targets.cuda.products.blocks import block
-from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
 from tests import cuda_host, fake_cublas, fake_cuda
 from tests.cuda_check import ops_of, prepared, random, trace_of
@@ -136,7 +137,7 @@ def test_convolutions_of_single_pixels_are_products():
         rows = 8 * 16 * 16
         assert by_library(op) == LibraryProduct(rows, 256, 64, 1, 1, 1, *sides, LibraryMatrix(3, False, 256, 0), like, 2, True)
         assert "ByCublas<" in cuda_host.source([op])
-        assert Gpu().blocks_of(op) == "cublasLt: timed"
+        assert str(KernelPlan.of(op, current())) == "cublasLt: timed"
 
 
 def pixels(convolution, x, w, b, y):
@@ -275,10 +276,10 @@ def test_only_timing_chooses_the_library(monkeypatch, there):
     if not there:
         return
     # It is one launch, which the cost model does not cut; and the same product with another end stays ours, as it was timed.
-    assert Gpu().blocks_of(op) == "cublasLt: timed"
+    assert str(KernelPlan.of(op, current())) == "cublasLt: timed"
     assert apu.build(prepared(trace_of(plain, shapes).parts[0], Gpu()), NUM_BLOCKS, Gpu()).num_tiles == 1
     rows, columns = block(other)
-    assert Gpu().blocks_of(other) == f"{kernel_choices.candidate_for(other) or f'{rows} x {columns}'}: timed"
+    assert str(KernelPlan.of(other, current())) == f"{kernel_choices.candidate_for(other) or f'{rows} x {columns}'}: timed"
     assert by_library(ops_of(plain, shaped((256, 512), (512, 512)), GPU)[0]) is not None
     # Where it is gone, all is ours.
     monkeypatch.setattr(cublas, "is_there", lambda: False)
@@ -294,7 +295,7 @@ from aspen_jax import apu
 from aspen_jax.targets.cuda.library import cublas
 from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
-from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.products.problem import Problem
 from aspen_jax.errors import EngineError

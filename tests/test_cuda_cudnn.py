@@ -22,10 +22,11 @@ from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.library import cublas, cudnn
 from aspen_jax.targets.cuda.library.cudnn import LibraryConvolution, LibraryOperand, LibraryStep, filter_order, relaid
 from aspen_jax.targets.cuda.library.library import by_library, library_of
+from aspen_jax.targets.cuda.plan import KernelPlan
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
 from aspen_jax.targets.cuda.products import kernel_choices
-from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
 from tests import cuda_host, fake_cuda, fake_cudnn
 from tests.cuda_check import ops_of, prepared, random, trace_of
@@ -128,7 +129,7 @@ def test_what_was_timed_serves_no_other_convolution():
         assert by_library(relaid(ended)) is None
         assert filter_order(op) == cudnn.ORDER
         assert filter_order(relaid(op)) is None
-        assert Gpu().blocks_of(relaid(op)) == "cuDNN: timed"
+        assert str(KernelPlan.of(relaid(op), current())) == "cuDNN: timed"
         assert "ByCudnn<" in cuda_host.source([relaid(op)])
 
 

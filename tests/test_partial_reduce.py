@@ -19,7 +19,7 @@ from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
 from aspen_jax.passes import PASSES, partial_reduce, run_passes
 from aspen_jax.targets.cuda.families.partial_reduce import PartialReduceShape
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from tests import cuda_host
 from tests.changed_words import most_are_refused
@@ -215,7 +215,7 @@ def test_any_changed_word_is_refused_or_right():
 # GPUs are not asked to before that was measured.
 ASKED = tuple(
     (title, tuple(item for own in passes for item in ((PASSES["partial_reduce"], own) if own.name == "merge" else (own,))))
-    for title, passes in STAGES
+    for title, passes in UNPLANNED
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.passes import siblings
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import all_in_float64
 from benchmarks.models import bert, gpt2
@@ -149,8 +149,8 @@ def test_what_would_take_longer_stays_apart(monkeypatch):
 def test_cpus_and_disabled_passes_leave_them_apart():
     (part,) = trace_of(attends(np.float32), [normal(2, 40, WIDTH)]).parts
     assert 3 * WIDTH not in widths(run_passes(part).ops)
-    assert 3 * WIDTH not in widths(run_passes(part, {"siblings"}, Gpu(), STAGES).ops)
-    assert 3 * WIDTH in widths(run_passes(part, (), Gpu(), STAGES).ops)
+    assert 3 * WIDTH not in widths(run_passes(part, {"siblings"}, Gpu(), UNPLANNED).ops)
+    assert 3 * WIDTH in widths(run_passes(part, (), Gpu(), UNPLANNED).ops)
 
 
 # Results

@@ -18,7 +18,7 @@ from aspen_jax.ops.attention_slices import ATTENTION_SLICES
 from aspen_jax.ops.conv_slices import CONV2D_SLICES, ConvSlicesAttrs
 from aspen_jax.ops.reference import evaluate
 from aspen_jax.passes import run_passes, split_depth
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import in_float64
 from tests import cuda_host
@@ -51,7 +51,7 @@ def arguments(dtype=np.float32):
 
 def test_splitting_keeps_the_meaning():
     program, inputs = traced(network, *arguments())
-    split = run_passes(program, (), EAGER, STAGES)
+    split = run_passes(program, (), EAGER, UNPLANNED)
     assert kinds(split.ops).count("conv2d_slices") == 1
     assert not {"conv2d"} & {*kinds(split.ops)}
     names = [op.name for op in split.ops]

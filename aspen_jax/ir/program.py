@@ -91,6 +91,7 @@ class Op:
         slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
         rounded: the columns of this product or convolution of float32 hold no more bits than TF32 has, and lie along the depth
             (targets/cuda/passes/tf32.py).
+        plan: what a target has decided about its kernel, for that target alone; None before that.
     """
 
     family: OpFamily
@@ -105,6 +106,7 @@ class Op:
     further: tuple[Value, ...] = ()
     slices: int = 1
     rounded: bool = False
+    plan: Any = None
 
     @property
     def outputs(self) -> tuple[Value, ...]:

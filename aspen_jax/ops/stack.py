@@ -182,7 +182,7 @@ def parts_of(op: Op) -> list[Op]:
         if parts:
             inputs = (Operand.whole(parts[-1].output), *inputs)
         output = op.output if number + 1 == len(attrs.parts) else Value(op.output.shape[: attrs.axis] + part.shape, part.dtype)
-        parts.append(Op(family, own, inputs, output, program))
+        parts.append(Op(family, own, inputs, output, program, plan=op.plan))
     return parts
 
 

@@ -15,7 +15,7 @@ from aspen_jax.ir.program import Op
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.families.chain import ChainPlan
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.models import zoo
 from benchmarks.models.bolt import WORKLOADS
@@ -51,7 +51,7 @@ def count(model: Model, disabled: Collection[str] = ()) -> Counts:
     """
     jaxpr = jax.make_jaxpr(model.apply)(*model.arguments)
     trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
-    ops = [op for part in trace.parts for op in run_passes(part, disabled, Gpu(), STAGES).ops]
+    ops = [op for part in trace.parts for op in run_passes(part, disabled, Gpu(), UNPLANNED).ops]
     return Counts(len(ops), sum(map(_nbytes, ops)), tuple(_place(op) for op in ops if op.family is STACK))
 
 

@@ -24,12 +24,12 @@ from aspen_jax.targets.cuda.code.vectors import whole
 from aspen_jax.targets.cuda.device import MULTIPROCESSORS, architecture, has_clusters
 from aspen_jax.targets.cuda.families.chain import ChainPlan
 from aspen_jax.targets.cuda.families.conv import box_of_pixels
-from aspen_jax.targets.cuda.library.library import by_library, library_of
+from aspen_jax.targets.cuda.library.library import by_library
 from aspen_jax.targets.cuda.products.blocks import block, row_axes
 from aspen_jax.targets.cuda.products.candidates import Architecture
 from aspen_jax.targets.cuda.products.conv_tile import FEWEST_CHANNELS, NARROW
 from aspen_jax.targets.cuda.products.few_rows import FEW_ROWS
-from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, choice_for, slices_for
+from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, slices_for
 from aspen_jax.targets.cuda.products.problem import WHOLE_VECTOR
 from aspen_jax.targets.cuda.products.rounding import rounded_input
 from aspen_jax.targets.cuda.products.streams import PLACES, is_streamed
@@ -120,21 +120,6 @@ class Gpu(Machine):
     def rounded_input(self, op: Op) -> RoundedInput | None:
         """Which input of an op of float32, whose elements it rounds to TF32, is best rounded once; None where none is."""
         return rounded_input(op) if self.warpgroups else None
-
-    def blocks_of(self, op: Op) -> str | None:
-        """How an op's blocks are multiplied, and why so; None where there is nothing to choose."""
-        if op.family is TRANSPOSED:
-            return self.blocks_of(untransposed(op))
-        if (plan := _chain(op)) is not None:
-            return str(plan.block)
-        choice = choice_for(op)
-        if choice is None:
-            return None
-        rows, columns = block((sliced(op, op.slices) or op) if op.slices > 1 else op)
-        default = f"{rows} x {columns}{' streamed' if is_streamed(op) else ''}"
-        if (library := library_of(op)) is not None:
-            return f"{library}: {choice.reason}"
-        return f"{choice.candidate or default}: {choice.reason}"
 
     def places_of(self, op: Op) -> int:
         return op.slices * (PLACES if _is_streamed(op) else 1)

@@ -38,7 +38,7 @@ from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.library import cublas, cudnn
 from aspen_jax.targets.cuda.passes.split_depth import cut_depth, modelled_slices
-from aspen_jax.targets.cuda.passes.stages import STAGES
+from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.products.candidates import Candidate, candidates
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, known, remember
@@ -178,7 +178,7 @@ class _Search:
 
     def time_candidates(self, pool: concurrent.futures.Executor) -> None:
         """Time each product that takes a share of the whole."""
-        ops = [op for program in self.programs for op in run_passes(program, self.disabled, Gpu.here(), STAGES).ops]
+        ops = [op for program in self.programs for op in run_passes(program, self.disabled, Gpu.here(), UNPLANNED).ops]
         whole = Gpu.here().of_ops(ops)
         for op in ops:
             problem = Problem.of(op)
@@ -212,7 +212,7 @@ class _Search:
         # As the model slices, whatever was timed before.
         unsplit = self.disabled | {"split_depth"}
         done: set[Problem] = set()
-        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu.here(), STAGES).ops):
+        for op in (op for program in self.programs for op in run_passes(program, unsplit, Gpu.here(), UNPLANNED).ops):
             problem = Problem.of(op)
             if problem is None or problem in done or self.before.slices_of(problem) is not None:
                 continue
@@ -292,7 +292,7 @@ class _Search:
 
     def _unsplit(self) -> Iterator[Program]:
         """The programs, no depth cut."""
-        return (run_passes(program, self.disabled | {"split_depth"}, Gpu.here(), STAGES) for program in self.programs)
+        return (run_passes(program, self.disabled | {"split_depth"}, Gpu.here(), UNPLANNED) for program in self.programs)
 
     def _found(self, problem: Problem) -> Timed | None:
         return self.found.get(problem) or self.before.entries.get(problem)

@@ -90,7 +90,7 @@ class CudaTarget(Target):
         gpu = self.machine
         assert isinstance(gpu, Gpu)
         apart = stacks.reasons(program, gpu)
-        return {op: Notes(gpu.blocks_of(op) or "", advice(op) or "", apart.get(op, "")) for op in program.ops}
+        return {op: Notes(str(op.plan or ""), advice(op) or "", apart.get(op, "")) for op in program.ops}
 
     def why_left_to_xla(self, step: Tileable, part: Part, *, is_whole: bool) -> str | None:
         """A function runs as a whole by one side, which `f.tune` finds."""

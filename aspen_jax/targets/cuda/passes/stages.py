@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 
 from aspen_jax.passes import PASSES, Pass, Stage, attention, last_op
-from aspen_jax.targets.cuda.passes import align, constants, filters, siblings, split_depth, stacks, tf32
+from aspen_jax.targets.cuda.passes import align, constants, filters, planned, siblings, split_depth, stacks, tf32
 from aspen_jax.targets.cuda.passes.fit import fitted
 
-STAGES: tuple[Stage, ...] = (
+# For those who decide anew, as tuning does.
+UNPLANNED: tuple[Stage, ...] = (
     ("1. Say the same with less", (PASSES["simplify"], PASSES["layout"], PASSES["affine"])),
     (
         "2. Store known weights as kernels read them",
@@ -106,6 +107,21 @@ STAGES: tuple[Stage, ...] = (
     ),
     (
         "6. Fit ops to kernels",
-        (Pass("fit", fitted, "What no kernel computes as one op is taken apart at the very end.", is_needed=True),),
+        (
+            Pass(
+                "fit",
+                fitted,
+                "What no kernel computes as one op is taken apart where no pass joins ops any more.",
+                is_needed=True,
+            ),
+        ),
+    ),
+)
+
+STAGES: tuple[Stage, ...] = (
+    *UNPLANNED,
+    (
+        "7. Decide how each op is computed",
+        (Pass("plan", planned.run, "No op changes any more.", asks_machine=True, is_needed=True),),
     ),
 )

@@ -121,10 +121,17 @@ def considering(choices: KernelChoices) -> Iterator[None]:
         _considered.reset(token)
 
 
+def current(op: Op | None = None) -> KernelChoices:
+    """What decides about an op: what did when it was planned (plan.py); else what is considered here, or was timed."""
+    if op is not None and op.plan is not None:
+        return op.plan.choices
+    return _considered.get() or known()
+
+
 def choice_for(op: Op) -> Choice | None:
     """What multiplies the blocks of an op, and why; None for ops without such blocks."""
     problem = Problem.of(op)
-    return None if problem is None else (_considered.get() or known()).of(problem)
+    return None if problem is None else current(op).of(problem)
 
 
 def candidate_for(op: Op) -> Candidate | None:
@@ -141,7 +148,7 @@ def prefers_cublas(op: Op) -> bool:
 
 def cudnn_choices(op: Op) -> tuple[str, ...]:
     """Digests of those convolutions of an op's problem for which cuDNN was the fastest. They serve no others, even like them."""
-    choices = _considered.get() or known()
+    choices = current(op)
     problem = Problem.of(op) if choices.entries else None
     own = None if problem is None else choices.entries.get(problem)
     return () if own is None else tuple(digest for digest, is_fastest in own.cudnn if is_fastest)
@@ -149,14 +156,14 @@ def cudnn_choices(op: Op) -> tuple[str, ...]:
 
 def _timed_choice(op: Op) -> Choice | None:
     """The choice for an op where anything was timed."""
-    choices = _considered.get() or known()
+    choices = current(op)
     problem = Problem.of(op) if choices.entries else None
     return None if problem is None else choices.of(problem)
 
 
 def slices_for(op: Op) -> int | None:
     """Into how many slices the depth of an op is best cut; None where that was not timed."""
-    choices = _considered.get() or known()
+    choices = current(op)
     problem = Problem.of(op) if choices.entries else None
     return None if problem is None else choices.slices_of(problem)
 
@@ -167,9 +174,9 @@ def for_warpgroups(op: Op) -> bool:
     return candidate is None or candidate.by_warpgroups
 
 
-def has_warpgroups() -> bool:
-    """Whether code is compiled for a GPU that has them."""
-    return (_considered.get() or known()).architecture.warpgroups
+def has_warpgroups(op: Op) -> bool:
+    """Whether code of an op is compiled for a GPU that has them."""
+    return current(op).architecture.warpgroups
 
 
 _known: dict[tuple[str | None, str], KernelChoices] = {}

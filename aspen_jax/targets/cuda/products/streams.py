@@ -42,7 +42,7 @@ def stream_block(op: Op) -> tuple[int, int] | None:
     Args:
         op: any op.
     """
-    if op.family.name not in ("matmul", "conv2d", "conv2d_slices") or op.slices > 1 or not has_warpgroups():
+    if op.family.name not in ("matmul", "conv2d", "conv2d_slices") or op.slices > 1 or not has_warpgroups(op):
         return None
     problem = Problem.of(op)
     if problem is None or not problem.by_warpgroups:
