@@ -68,6 +68,13 @@ def cuda_schedule(
         InputError: there is no stream.
     """
 
+def register_kernels(path: str) -> list[str]:
+    """Let graphs name the kernels of a shared library, which stays loaded, and give their names.
+
+    Raises:
+        InputError: it cannot be loaded, shows no kernels, is for another version of the engine, or names a kernel that there is.
+    """
+
 def trust(graph: bytes) -> None:
     """Leave out, in runs of these graph bytes, what keeps a stranger's graph from reading memory that nobody has written.
 

@@ -17,6 +17,7 @@
 #include "aspen_jax/engine/failure.h"
 #include "aspen_jax/engine/limits.h"
 #include "aspen_jax/engine/outcome.h"
+#include "aspen_jax/engine/plan_cache.h"
 #include "aspen_jax/engine/runtime.h"
 #include "model.h"
 #include "safetensors.h"
@@ -179,6 +180,13 @@ aspen_status aspen_limits(int64_t* workspace, int64_t* nanoseconds) {
   if (workspace != nullptr) *workspace = now.workspace;
   if (nanoseconds != nullptr) *nanoseconds = now.nanoseconds;
   return ASPEN_OK;
+}
+
+aspen_status aspen_register_kernels(const char* path) {
+  return guarded([&] {
+    need(path, "path");
+    register_kernels(path);
+  });
 }
 
 aspen_status aspen_open(const char* path, aspen_graph** graph) {

@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 /* Of this header. It grows by 1 where something is added, and nothing is taken away without another name of the library. */
-#define ASPEN_API_VERSION 2
+#define ASPEN_API_VERSION 3
 
 #define ASPEN_MAX_RANK 8
 
@@ -110,6 +110,11 @@ ASPEN_API aspen_status aspen_set_limits(int64_t workspace, int64_t nanoseconds);
 
 /* The limits that hold; each pointer may be NULL. */
 ASPEN_API aspen_status aspen_limits(int64_t* workspace, int64_t* nanoseconds);
+
+/* Loads a shared library of kernels (aspen_jax/engine/kernel_library.h), which graphs that are loaded afterwards may name. It stays until
+ * the process ends, and is trusted as code is.
+ * ASPEN_INVALID_ARGUMENT: it cannot be loaded, was compiled for another version, or has a kernel of a name that is taken. */
+ASPEN_API aspen_status aspen_register_kernels(const char* path);
 
 /* Loads what TileGraph.save wrote. `*graph` is the caller's, who ends it by aspen_close; NULL where this fails.
  * ASPEN_BAD_FILE, ASPEN_IO_ERROR, ASPEN_OUT_OF_MEMORY. */

@@ -35,6 +35,7 @@ constexpr const char* kUsage =
     "  --input NAME=FILE    one input, from a .npy file; NAME may be its number\n"
     "  --input NAME=random  one input of random numbers, which inputs that are not given have too\n"
     "  --output DIR         write each output to DIR/NAME.npy; without names, to DIR/NUMBER.npy\n"
+    "  --kernels FILE       a shared library of kernels that the graph names; may be given several times\n"
     "  --runs N             how often it is timed, after a run that is not; 10 by default\n"
     "  --workers N          threads; as many as there are usable cores by default\n"
     "  --flags              print what a C compiler needs to build against the library, and end\n"
@@ -49,6 +50,7 @@ void check(aspen_status status) {
 
 struct Options {
   std::string graph;
+  std::vector<std::string> kernels;
   std::vector<std::string> weights;
   std::map<std::string, std::string> inputs;
   std::optional<std::string> output;
@@ -74,12 +76,15 @@ Options parse(std::span<char* const> arguments) {
       options.graph = option;
       continue;
     }
-    if (option != "--weights" && option != "--input" && option != "--output" && option != "--runs" && option != "--workers") {
+    if (option != "--kernels" && option != "--weights" && option != "--input" && option != "--output" && option != "--runs" &&
+        option != "--workers") {
       throw std::runtime_error("there is no option '" + option + "'; aspen-run --help says which there are");
     }
     if (++i == arguments.size()) throw std::runtime_error(option + " needs a value");
     const std::string value = arguments[i];
-    if (option == "--weights") {
+    if (option == "--kernels") {
+      options.kernels.push_back(value);
+    } else if (option == "--weights") {
       options.weights.push_back(value);
     } else if (option == "--output") {
       options.output = value;
@@ -203,6 +208,7 @@ int run(const Options& options) {
   if (options.workers) check(aspen_set_num_workers(*options.workers));
   int workers = 0;
   check(aspen_num_workers(&workers));
+  for (const std::string& path : options.kernels) check(aspen_register_kernels(path.c_str()));
   aspen_graph* opened = nullptr;
   check(aspen_open(options.graph.c_str(), &opened));
   const std::unique_ptr<aspen_graph, CloseGraph> graph(opened);

@@ -356,6 +356,7 @@ NB_MODULE(_engine, module) {
   define_arrivals(module);
   define_recorder(module);
 
+  module.def("register_kernels", &register_kernels, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"));
 

@@ -12,7 +12,9 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
   for (const std::string& name : graph_.kernel_names) {
     kernels.push_back(registry.find(name));
     if (kernels.back() == nullptr) {
-      throw GraphError("no kernel named '" + name + "' is registered; the graph was made for another back-end or version");
+      throw GraphError("no kernel named '" + name +
+                       "' is registered; register the library that has it, or make the graph anew: it is for another "
+                       "back-end or version");
     }
   }
   prepared_.reserve(graph_.ops.size());

@@ -11,6 +11,7 @@
 #include "cpu/cache.h"
 #include "cpu/target.h"
 #include "fork_safe_mutex.h"
+#include "kernel_library.h"
 #include "registry.h"
 
 namespace aspen {
@@ -19,15 +20,21 @@ namespace {
 // All that is made once for the process is made under the lock, also inside cpu/, so that a fork waits for it.
 ForkSafeMutex kernels_mutex;
 
-const KernelRegistry& kernels_of_this_machine() {
-  const std::lock_guard lock(kernels_mutex);
-  static const KernelRegistry registry = [] {
+// Of this machine and of users' libraries. What is here is not changed, but replaced under the lock: a plan may be looking.
+// Called with the lock.
+std::shared_ptr<const KernelRegistry>& known_kernels() {
+  static std::shared_ptr<const KernelRegistry> registry = [] {
     KernelRegistry kernels;
     kernels.add(cpu::kernels(cpu::chosen_target()));
     cpu::l2_cache_bytes();
-    return kernels;
+    return std::make_shared<const KernelRegistry>(std::move(kernels));
   }();
   return registry;
+}
+
+std::shared_ptr<const KernelRegistry> kernels_of_this_process() {
+  const std::lock_guard lock(kernels_mutex);
+  return known_kernels();
 }
 
 // Keyed by the bytes themselves: a digest could be made to collide, and then a caller would get another's graph.
@@ -110,11 +117,22 @@ std::shared_ptr<const Plan> plan_of(std::span<const std::byte> bytes) {
   const std::string_view key = key_of(bytes);
   if (auto plan = plan_cache.find(key)) return plan;
   const bool trusted = trusted_graphs.contains(key);
-  return plan_cache.enter(key, std::make_shared<const Plan>(parse_graph(bytes), kernels_of_this_machine(), trusted));
+  return plan_cache.enter(key, std::make_shared<const Plan>(parse_graph(bytes), *kernels_of_this_process(), trusted));
 }
 
 PlanInUse plan_in_use(const Plan* plan) { return plan_cache.in_use(plan); }
 
 void trust(std::span<const std::byte> bytes) { trusted_graphs.add(key_of(bytes)); }
+
+std::vector<std::string> register_kernels(const std::string& path) {
+  const std::span<const Kernel> shown = load_kernels(path);
+  std::vector<std::string> names;
+  for (const Kernel& kernel : shown) names.emplace_back(kernel.name);
+  const std::lock_guard lock(kernels_mutex);
+  KernelRegistry kernels = *known_kernels();
+  kernels.add(shown);
+  known_kernels() = std::make_shared<const KernelRegistry>(std::move(kernels));
+  return names;
+}
 
 }  // namespace aspen

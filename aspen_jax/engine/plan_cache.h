@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "plan.h"
 #include "recorder.h"
@@ -21,5 +22,9 @@ PlanInUse plan_in_use(const Plan* plan);
 
 // Plans made of these bytes from now on are trusted (see Plan): whoever calls has built the graph and knows its edges.
 void trust(std::span<const std::byte> bytes);
+
+// Lets graphs that are loaded from now on name the kernels of a shared library, and gives their names. Throws
+// std::invalid_argument where the library cannot be loaded (kernel_library.h) or a name is taken.
+std::vector<std::string> register_kernels(const std::string& path);
 
 }  // namespace aspen

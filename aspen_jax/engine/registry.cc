@@ -8,7 +8,8 @@ namespace aspen {
 void KernelRegistry::add(std::span<const Kernel> kernels) {
   for (const Kernel& kernel : kernels) {
     if (find(kernel.name) != nullptr) {
-      throw std::invalid_argument(std::string("two back-ends register a kernel named '") + kernel.name + "'");
+      throw std::invalid_argument(std::string("there is a kernel named '") + kernel.name +
+                                  "' already; give one of them another name");
     }
     kernels_.push_back(kernel);
   }

@@ -501,7 +501,7 @@ TEST(a_plan_resolves_kernels_and_names_the_op_that_is_refused) {
   CHECK_THROWS(Plan(parse_graph(bytes), registry), "no kernel named 'copy'");
   registry.add(kCopy);
   CHECK_THROWS(Plan(parse_graph(bytes), registry), "no kernel named 'add'");
-  CHECK_THROWS(registry.add(kCopy), "two back-ends register a kernel named 'copy'");
+  CHECK_THROWS(registry.add(kCopy), "there is a kernel named 'copy' already");
   auto picky = registry, nothing = registry;
   picky.add(kPicky);
   CHECK_THROWS(Plan(parse_graph(bytes), picky), "op 'sum' (add): rank 2 is not nice");
