@@ -18,16 +18,26 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from aspen_jax.cost.machine import Machine
-from aspen_jax.frontend.partition import Tileable
-from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.lowering.compile import Compiled, Part
-from aspen_jax.ops.block import BLOCK
-from aspen_jax.ops.reference import results_of
-from aspen_jax.passes import PASSES, Pass, Stage
-from aspen_jax.primitive.choices import Choices
+from aspen_jax.extend import (
+    PASSES,
+    Choices,
+    Compiled,
+    Machine,
+    Notes,
+    Op,
+    Operand,
+    Part,
+    Pass,
+    Program,
+    Stage,
+    Target,
+    Tileable,
+    Tuned,
+    Value,
+    register_target,
+    results_of,
+)
 from aspen_jax.targets import registry
-from aspen_jax.targets.target import Notes, Target, Tuned
 
 
 def exact(program: Program) -> Program:
@@ -53,7 +63,10 @@ class FakeTarget(Target):
     @classmethod
     def stages(cls) -> tuple[Stage, ...]:
         return (
-            ("1. Join ops", (PASSES["simplify"], PASSES["fuse"], Pass("exact", exact, "Blocks are made.", after=("fuse",)))),
+            (
+                "1. Join ops",
+                (PASSES["simplify"], PASSES["fuse"], Pass("exact", exact, "Blocks are made.", after=("fuse",))),
+            ),
             ("2. Fit outputs to the caller's memory", (PASSES["outputs"], Pass("named", named, "No op comes behind."))),
         )
 
@@ -81,7 +94,7 @@ class FakeTarget(Target):
         return "it sorts nothing here" if op.family.name == "sort" else None
 
     def notes(self, program: Program) -> Mapping[Op, Notes]:
-        return {op: Notes(advice="buy a device") for op in program.ops if op.family is not BLOCK}
+        return {op: Notes(advice="buy a device") for op in program.ops if op.family.name != "block"}
 
     def why_left_to_xla(self, step: Tileable, part: Part, *, is_whole: bool) -> str | None:
         return "a call takes longer" if len(part.program.ops) == 1 and not is_whole else None
@@ -114,7 +127,7 @@ called: list[Part] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     """A plugin of pytest: functions that are decorated without a device are for this one."""
-    registry.add(FakeTarget)
+    register_target(FakeTarget)
     on_platform = registry.on_platform
     for name, found in {
         "on_platform": lambda device, platform: on_platform("fake" if device == "auto" else device, platform),

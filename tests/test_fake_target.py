@@ -22,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def device():
-    registry.add(fake_target.FakeTarget)
+    registry.register(fake_target.FakeTarget)
     fake_target.called.clear()
     yield
-    registry.remove("fake")
+    registry.unregister("fake")
 
 
 def network(x, w):
@@ -59,7 +59,7 @@ def test_other_functions_do_not_know_it():
 
 def test_a_name_is_there_once():
     with pytest.raises(InputError, match="give yours another name"):
-        registry.add(fake_target.FakeTarget)
+        registry.register(fake_target.FakeTarget)
     with pytest.raises(AspenError, match="'fake'"):
         aspen(network, device="none")
 

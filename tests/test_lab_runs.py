@@ -269,7 +269,7 @@ def test_a_policy_in_cpp(graph, inputs, tmp_path, monkeypatch):
         mine, theirs = sched.simulate(graph, MIXED, costs, policy), sched.simulate(graph, MIXED, costs, sched.Dmda())
         np.testing.assert_array_equal(mine.timeline, theirs.timeline)
         check(graph, inputs, MIXED, sched.run(graph, *inputs, machine=MIXED, policy=policy, costs=costs))
-    assert len(list((tmp_path / "cache" / "policies").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "libraries").iterdir())) == 1
     (tmp_path / "mine.cc").write_text(SOURCE + ORDER)
     policy = sched.NativePolicy(tmp_path / "mine.cc")
     assert isinstance(policy.order, int)
@@ -285,7 +285,7 @@ def test_a_policy_in_cpp(graph, inputs, tmp_path, monkeypatch):
         sched.NativePolicy(tmp_path / "empty.cc")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="needs a compiler, and none was found"):
+    with pytest.raises(InputError, match="and none was found"):
         sched.NativePolicy(tmp_path / "mine.cc")
 
 

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from aspen_jax.cost import equations as cost
 from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ops.family import is_registered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,6 +150,8 @@ def _too_small(items: Sequence[Item], levels: Sequence[int]) -> set[Converted]:
             waiting.setdefault(level, []).append(item)
     for level in sorted(whole):
         for candidates in (whole[level], waiting.get(level, [])):
+            if any(is_registered(op.family) for item in candidates for op in item.ops):
+                continue  # its operations cannot be counted
             if candidates and not cost.is_worth_a_call(item.equation for item in candidates):
                 return set(candidates)
     return set()

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from aspen_jax import forks
+from aspen_jax.errors import AspenError
 from aspen_jax.frontend import user_code
 from aspen_jax.frontend.left_to_xla import REASONS
 from aspen_jax.frontend.partition import Converted, Fallback, Tileable, partition
@@ -252,8 +253,10 @@ class _Converter:
             result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
             results = [result] if isinstance(result, Operand) else list(result)
             values = [self.build.copy(operand).value for operand in results]
-            for value, (shape, dtype) in zip(values, outputs, strict=True):
-                assert (value.shape, value.dtype) == (shape, dtype), (primitive, value, shape, dtype)
+            if [(value.shape, value.dtype) for value in values] != outputs:
+                made = ", ".join(f"{value.dtype}{list(value.shape)}" for value in values)
+                wanted = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in outputs)
+                raise AspenError(f"the converter of {primitive} makes {made}, but should make {wanted}; mend the converter")
             for op in self.build.ops[written:]:
                 for shape in (op.output.shape, *(operand.shape for operand in op.inputs)):
                     _check_shape(shape)

@@ -232,7 +232,7 @@ class TileGraph:
             if family is None:
                 refuse(
                     f"op {number} ({self.op_names[number]}) needs kernel {self.kernels[kernel]!r}, which this aspen_jax does not "
-                    f"have; it has {', '.join(sorted(families))}"
+                    f"have; it has {', '.join(sorted(families))}. If it is yours, register it (aspen_jax.extend)"
                 )
             outputs = self.outputs_of(number)
             try:

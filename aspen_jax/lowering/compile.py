@@ -19,7 +19,7 @@ from aspen_jax.frontend.partition import Tileable
 from aspen_jax.frontend.trace import Fallback
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Operand, Program, Value
-from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes
+from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes, stages_of
 from aspen_jax.primitive import control_flow, sharding
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.masks import as_mask
@@ -79,7 +79,7 @@ class Part:
     def build(cls, traced: Program, options: Options) -> Part:
         """Rewrite, tile and encode one part of a trace."""
         target = options.target
-        program = run_passes(traced, options.disabled_passes, target.machine, target.stages())
+        program = run_passes(traced, options.disabled_passes, target.machine, stages_of(type(target)))
         # What has been packed is held once.
         program = program.replace(constants=apu.pack(program.constants).constants)
         graph = apu.build(program, target.num_workers, target.machine).with_run_key(options.choices.run_key)

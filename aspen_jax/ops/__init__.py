@@ -12,7 +12,7 @@ from aspen_jax.ops.conv_panels import CONV2D_PANELS
 from aspen_jax.ops.conv_slices import CONV2D_SLICES
 from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.cumulative import CUMULATIVE
-from aspen_jax.ops.family import OpFamily
+from aspen_jax.ops.family import FAMILIES, OpFamily
 from aspen_jax.ops.gather import GATHER
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
@@ -61,6 +61,6 @@ _ALL = (
     BF16X6,
     BF16X6_WEIGHTS,
 )
-FAMILIES: dict[str, OpFamily] = {family.kernel: family for family in _ALL}
+FAMILIES.update((family.kernel, family) for family in _ALL)
 
 __all__ = ["CONVERTERS", "FAMILIES", "OpFamily"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.builder import Builder
 
@@ -52,11 +53,18 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*primitives: str) -> Callable[[Converter], Converter]:
-    """Register `convert(build: Builder, equation: Equation, *operands: Operand)` for primitives."""
+    """Register `convert(build: Builder, equation: Equation, *operands: Operand)` for primitives, by their names.
+
+    It gives an operand for each output, or raises `Unsupported` where XLA has to run the equation.
+
+    Raises:
+        InputError: a primitive has a converter.
+    """
 
     def register(converter: Converter) -> Converter:
         for primitive in primitives:
-            assert primitive not in CONVERTERS, primitive
+            if primitive in CONVERTERS:
+                raise InputError(f"the primitive {primitive!r} becomes an op already; convert one of another name")
             CONVERTERS[primitive] = converter
         return converter
 

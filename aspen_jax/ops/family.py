@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from aspen_jax.errors import InputError
 from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.opcodes import lane_of
@@ -207,3 +208,27 @@ def may_lie_in(op: Op, operand: Operand) -> bool:
     """Whether an op's output may lie where an operand does, element for element."""
     fits = operand.view.is_dense() and (operand.value.size, operand.dtype) == (op.output.size, op.output.dtype)
     return fits and sum(item.value is operand.value for item in op.inputs) == 1
+
+
+# All families, by their kernels' names.
+FAMILIES: dict[str, OpFamily] = {}
+_registered: set[OpFamily] = set()
+
+
+def register(family: OpFamily) -> None:
+    """Let converters use a family of a user's, whose kernel no back-end of ours has.
+
+    Raises:
+        InputError: it is a class, or its kernel's name is taken.
+    """
+    if not isinstance(family, OpFamily):
+        raise InputError(f"{family!r} is no op family; register an instance of a class that derives from OpFamily")
+    if family.kernel in FAMILIES:
+        raise InputError(f"there is an op with a kernel {family.kernel!r} already; give yours another name")
+    FAMILIES[family.kernel] = family
+    _registered.add(family)
+
+
+def is_registered(family: OpFamily) -> bool:
+    """Whether a family is a user's: nothing is known of the time that its kernel takes."""
+    return family in _registered

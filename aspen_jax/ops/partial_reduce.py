@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block import box_sizes
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import FAMILIES, OpFamily, Work
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 
 if TYPE_CHECKING:
@@ -149,8 +149,6 @@ def partial_results(attrs: PartialReduceAttrs, result: jax.Array) -> jax.Array:
 
 
 def _family(kernel: str) -> OpFamily:
-    from aspen_jax.ops import FAMILIES
-
     family = FAMILIES.get(kernel)
     if family is None or family is PARTIAL_REDUCE:
         raise ValueError(f"the result of {kernel!r} is not reduced in parts")

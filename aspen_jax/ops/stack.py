@@ -16,7 +16,7 @@ from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block import box_sizes
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import FAMILIES, OpFamily, Work
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 
 if TYPE_CHECKING:
@@ -267,8 +267,6 @@ def _dense(part: Op, axis: int, room: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(attrs: StackAttrs) -> tuple[tuple[OpFamily, Any, BlockProgram | None], ...]:
-    from aspen_jax.ops import FAMILIES
-
     found = []
     for part in attrs.parts:
         family = FAMILIES.get(part.kernel)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
-from aspen_jax.ops.family import OpFamily, Work, unpermuted
+from aspen_jax.ops.family import FAMILIES, OpFamily, Work, unpermuted
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Value
@@ -111,8 +111,6 @@ def own_boxes(op: Op, boxes: np.ndarray) -> np.ndarray:
 
 
 def _family(kernel: str) -> OpFamily:
-    from aspen_jax.ops import FAMILIES
-
     family = FAMILIES.get(kernel)
     if family is None or family is TRANSPOSED or family.may_have_further:
         raise ValueError(f"the result of {kernel!r} is not transposed")

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.errors import InputError
@@ -39,6 +40,9 @@ from aspen_jax.passes import (
 )
 from aspen_jax.passes.rewrite import Rewrite, are_shown, show
 from aspen_jax.targets import registry
+
+if TYPE_CHECKING:
+    from aspen_jax.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +224,46 @@ CHOICE = "choice"
 OPTIONAL: tuple[str, ...] = (*(name for name, item in PASSES.items() if not item.is_needed), CHOICE)
 
 
+# Passes of users, by the target whose programs take them, each with the pass that it comes before.
+_registered: dict[str, list[tuple[Pass, str]]] = {}
+
+
+def register(item: Pass, *, before: str, target: str = "cpu") -> None:
+    """Let programs for a target take one more pass. Functions that are compiled already stay as they are.
+
+    Args:
+        item: the pass.
+        before: the name of the pass that comes next.
+        target: the name of the target.
+
+    Raises:
+        InputError: the target has no pass `before`, has one of this name already, or has one of `item.after` only later.
+    """
+    names = [own.name for _, stage in stages_of(registry.named(registry.checked(target))) for own in stage]
+    if item.name in (*names, CHOICE):
+        raise InputError(f"there is a pass {item.name!r} already; give yours another name")
+    if before not in names:
+        raise InputError(f"{target} has no pass {before!r}; choose before= from {', '.join(names)}")
+    late = [name for name in item.after if name not in names[: names.index(before)]]
+    if late:
+        raise InputError(f"no pass {late[0]!r} comes before {before!r}; name a later one in before=, or fewer in `after`")
+    _registered.setdefault(target, []).append((item, before))
+
+
+def stages_of(target: type[Target]) -> tuple[Stage, ...]:
+    """The passes that programs for a target take: its own, and what users have registered."""
+    stages = target.stages()
+    for item, before in _registered.get(target.name, ()):
+        stages = tuple((title, _with(passes, item, before)) for title, passes in stages)
+    return stages
+
+
+def _with(passes: Sequence[Pass], item: Pass, before: str) -> tuple[Pass, ...]:
+    names = [own.name for own in passes]
+    position = names.index(before) if before in names else len(names)
+    return (*passes[:position], *([item] if before in names else []), *passes[position:])
+
+
 def disabled_by_environment() -> frozenset[str]:
     """The passes named in ASPEN_DISABLE_PASSES, a comma-separated list.
 
@@ -269,7 +313,7 @@ def rewrites(
 def _check(names: Collection[str], stages: Sequence[Stage]) -> None:
     known = [*OPTIONAL, *_optional(stages)]
     if not set(known).issuperset(names):  # only then are all targets loaded
-        known += [name for target in registry.all_named(registry.AUTO) for name in _optional(target.stages())]
+        known += [name for target in registry.all_named(registry.AUTO) for name in _optional(stages_of(target))]
     unknown = sorted(set(names) - set(known))
     if unknown:
         choice = ", ".join(dict.fromkeys(known))

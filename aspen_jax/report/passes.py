@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aspen_jax.passes import rewrites
+from aspen_jax.passes import rewrites, stages_of
 
 if TYPE_CHECKING:
     from aspen_jax.lowering.compile import Part
@@ -45,4 +45,4 @@ class PassesReport:
 
 def _rewrites(part: Part) -> Iterator[Rewrite]:
     target = part.options.target
-    return rewrites(part.traced, part.options.disabled_passes, target.machine, target.stages())
+    return rewrites(part.traced, part.options.disabled_passes, target.machine, stages_of(type(target)))

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aspen_jax.cache import disk_cache
+from aspen_jax.cache.shared_library import shared_library
 from aspen_jax.errors import InputError
-from aspen_jax.files import SMALL, read_file
 from aspen_jax.schedule.policy import Policy, View
-
-_LARGEST = 1 << 26
-"""Bytes of a compiled policy."""
 
 _RAISED = -(2**31)
 """What a compiled function answers where it raised an exception (engine/place.h)."""
@@ -98,7 +90,7 @@ class NativePolicy(Policy):
 
     def __init__(self, path: str | os.PathLike[str]):
         self._name = Path(path).stem
-        library = ctypes.CDLL(str(_compiled(Path(path))))
+        library = ctypes.CDLL(str(shared_library(Path(path))))
         place, order = _address(library, "aspen_place"), _address(library, "aspen_order")
         if place is None:
             raise InputError(f'{os.fspath(path)} defines no aspen_place; write it as extern "C", as engine/place.h declares it')
@@ -117,38 +109,3 @@ def _address(library: ctypes.CDLL, symbol: str) -> int | None:
         return ctypes.addressof(ctypes.c_char.in_dll(library, symbol))
     except ValueError:
         return None
-
-
-def _compiled(source: Path) -> Path:
-    """The shared library of a C++ file, compiled once for the compiler and for what it makes of the file before it compiles."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise InputError("a policy in C++ needs a compiler, and none was found: install g++ 12 or newer, or set CXX")
-    read_file(source, SMALL)  # an error of the operating system says more than the compiler's
-    command = [*compiler.split(), "-std=c++20"]
-
-    def run(*options: str) -> str:
-        try:
-            found = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace", check=False)
-        except OSError as error:
-            raise InputError(f"the compiler {compiler} cannot be run: {error}; set CXX to another") from None
-        if found.returncode != 0:
-            raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
-        return found.stdout
-
-    text = run("-E", f"-I{Path(__file__).parent.parent.parent}", str(source))
-    # Lines that begin with # only say where the others come from.
-    said = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))
-    key = hashlib.sha256("\0".join([compiler, run("--version"), said]).encode())
-    library = disk_cache.cache_folder() / "policies" / f"{key.hexdigest()[:32]}.so"
-    try:
-        disk_cache.read(library, _LARGEST, ours=True)
-        return library
-    except OSError:
-        pass  # not there, or not to be trusted as code
-    with tempfile.TemporaryDirectory() as folder:
-        whole, output = Path(folder) / "policy.ii", Path(folder) / "policy.so"
-        whole.write_text(text)
-        run("-O2", "-shared", "-fPIC", str(whole), "-o", str(output))
-        disk_cache.write(library, output.read_bytes())
-    return library

@@ -78,7 +78,7 @@ def here(device: str) -> type[Target] | None:
     return on_platform(AUTO, _ALIASES.get(backend, backend))
 
 
-def add(target: type[Target]) -> None:
+def register(target: type[Target]) -> None:
     """Let `aspen(device=)` take the name of a device.
 
     Raises:
@@ -90,6 +90,6 @@ def add(target: type[Target]) -> None:
     _known[target.name] = target.platform, ""
 
 
-def remove(name: str) -> None:
-    """Forget a device that was added."""
+def unregister(name: str) -> None:
+    """Forget a device that was registered."""
     del _known[name], _loaded[name]

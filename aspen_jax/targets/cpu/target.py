@@ -15,6 +15,7 @@ from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr, run_fallback
+from aspen_jax.ops.family import is_registered
 from aspen_jax.passes import STAGES, Stage, stacks
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cpu import choice, trial, tuning
@@ -106,8 +107,12 @@ class CpuTarget(Target):
             is_repeated=choices.is_repeated,
             is_body=choices.is_body,
         )
-        times = trial.settled(_case(step, part, evidence), self.num_workers, self.trials, self.budget)
-        return evidence.why_left_to_xla(choice.rates()) if times is None else times.why_left_to_xla()
+        case = _case(step, part, evidence)
+        times = trial.settled(case, self.num_workers, self.trials, self.budget)
+        if times is not None:
+            return times.why_left_to_xla()
+        # Who has registered a kernel wants it to run.
+        return None if case.is_unknown else evidence.why_left_to_xla(choice.rates())
 
     def settled(self) -> Self:
         return dataclasses.replace(self, trials=trial.Trials.KEPT) if self.trials is trial.Trials.ON else self
@@ -149,4 +154,5 @@ def _case(step: Tileable, part: Part, evidence: Evidence) -> trial.Case:
         tiles=lambda *operands: part.call(*operands[: len(part.inputs)]),
         predicted=evidence.nanoseconds(choice.rates()),
         is_body=part.options.choices.is_body,
+        is_unknown=any(is_registered(op.family) for op in part.traced.ops),
     )

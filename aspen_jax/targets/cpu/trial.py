@@ -125,6 +125,7 @@ class Case:
         tiles: its custom call likewise.
         predicted: nanoseconds in XLA and in tiles.
         is_body: whether it is the body of a loop or a branch.
+        is_unknown: whether the predictions count for nothing, since it has an op whose kernel was never timed.
     """
 
     items: Sequence[Converted]
@@ -134,12 +135,13 @@ class Case:
     tiles: Callable[..., list[Any]]
     predicted: tuple[float, float]
     is_body: bool
+    is_unknown: bool = False
 
     @property
     def is_close(self) -> bool:
         """Whether the predictions may err about who is faster."""
         xla, tiles = self.predicted
-        return min(xla, tiles) >= _LEAST_NS and xla < _CLOSE * tiles and tiles < _CLOSE * xla
+        return self.is_unknown or (min(xla, tiles) >= _LEAST_NS and xla < _CLOSE * tiles and tiles < _CLOSE * xla)
 
     @property
     def key(self) -> str:

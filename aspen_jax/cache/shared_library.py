@@ -1,0 +1,63 @@
+"""C++ files of users as shared libraries, compiled by this machine's compiler and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import aspen_jax
+from aspen_jax.cache import disk_cache
+from aspen_jax.errors import InputError
+from aspen_jax.files import SMALL, read_file
+
+# Bytes of a library.
+_LARGEST = 1 << 26
+# For this processor alone, as the library never leaves it. A compiler that does not know the word refuses the file.
+_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fPIC")
+
+
+def shared_library(source: Path) -> Path:
+    """The library of a C++ file that may include headers of the package, such as "aspen_jax/engine/kernel.h".
+
+    It is compiled once for the compiler, the processor, and what the compiler makes of the file and all that it includes.
+
+    Raises:
+        InputError: there is no C++ compiler, or the file does not compile.
+        OSError: the file cannot be read.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise InputError(f"{source} needs a C++ compiler, and none was found: install g++ 12 or newer, or set CXX")
+    read_file(source, SMALL)  # an error of the operating system says more than the compiler's
+    command = [*compiler.split(), *_OPTIONS]
+
+    def run(*options: str) -> str:
+        try:
+            found = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise InputError(f"the compiler {compiler} cannot be run: {error}; set CXX to another") from None
+        if found.returncode != 0:
+            raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
+        return found.stdout
+
+    text = run("-E", f"-I{Path(aspen_jax.__path__[0]).parent}", str(source))
+    # Lines that begin with # only say where the others come from.
+    said = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))
+    processor = run("-dM", "-E", "-x", "c++", os.devnull)
+    key = hashlib.sha256("\0".join([compiler, run("--version"), processor, said]).encode()).hexdigest()
+    library = disk_cache.cache_folder() / "libraries" / f"{key[:32]}.so"
+    try:
+        disk_cache.read(library, _LARGEST, ours=True)
+        return library
+    except OSError:
+        pass  # not there, or not to be trusted as code
+    with tempfile.TemporaryDirectory() as folder:
+        whole, output = Path(folder) / "library.ii", Path(folder) / "library.so"
+        whole.write_text(text)
+        run("-shared", str(whole), "-o", str(output))
+        disk_cache.write(library, output.read_bytes())
+    return library

@@ -1,0 +1,30 @@
+"""Kernels in C++ from outside of the package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aspen_jax import _engine
+from aspen_jax.cache.shared_library import shared_library
+
+
+def register_kernels(path: str | os.PathLike[str]) -> list[str]:
+    """Let ops name the kernels of a C++ file, or of a shared library, as their `kernel`. It is code, and is trusted as such.
+
+    A file that does not end in `.so` is compiled for this processor by this machine's compiler. What was compiled is kept on
+    disk, by the contents of the file and of all that it includes.
+
+    Args:
+        path: it ends in `ASPEN_KERNELS({"name", prepare}, ...);`, as "aspen_jax/engine/kernel_library.h" declares it.
+
+    Returns:
+        The names of its kernels.
+
+    Raises:
+        InputError: there is no C++ compiler, the file does not compile, or shows no kernels; a kernel of the name is there; the
+            library was compiled for another version of aspen_jax.
+        OSError: the file cannot be read.
+    """
+    source = Path(path)
+    return _engine.register_kernels(str(source if source.suffix == ".so" else shared_library(source)))
