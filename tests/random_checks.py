@@ -317,6 +317,18 @@ def faults(seed: int, steps: int = 30, *, is_forced: bool = True, tally: Tally |
         )
 
 
+def run_undecorated(seed: int, steps: int = 30) -> None:
+    """All that is asked of XLA about a random function, where it is asked most."""
+    function = written(seed, steps, is_large=False, is_smooth=seed % 2 == 1)
+    known = [*function.arguments, *jax.jit(function.values)(*function.arguments)]
+    for each in (compiled_in_float64(function.each, *known), jax.jit(function.each)):
+        each(*known)
+    every = forms(function)
+    undecorated, arguments, _ = every[list(every)[seed // 2 % len(every)]]
+    for whole in (compiled_in_float64(undecorated, *arguments), jax.jit(undecorated)):
+        whole(*arguments)
+
+
 @contextlib.contextmanager
 def counted_calls(tally: Tally) -> Iterator[None]:
     """Counts custom calls that are compiled meanwhile."""
