@@ -71,12 +71,12 @@ class FakeTarget(Target):
         )
 
     @classmethod
-    def of_function(cls) -> Self:
+    def here(cls) -> Self:
         return cls(Machine(), num_workers=1)
 
     @classmethod
     def of_call(cls, jaxpr: ClosedJaxpr, choices: Choices, *, may_time: bool) -> tuple[Self, Choices] | None:
-        return cls.of_function(), choices
+        return cls.here(), choices
 
     @classmethod
     def refuse_elsewhere(cls) -> None:

@@ -1,4 +1,4 @@
-"""Prints hashes of what models become: tile graphs for CPUs and GPUs, and CUDA code. A refactoring changes none of them.
+"""Prints hashes of what models become: tile graphs for CPUs and GPUs, and generated CUDA code. A refactoring changes none.
 
     python tools/graph_hashes.py > before.txt
 
@@ -63,7 +63,7 @@ def lines(name: str, workers: Sequence[int], architectures: Sequence[str]) -> It
     from aspen_jax.lowering.compile import Options, compile_jaxpr
     from aspen_jax.primitive.choices import Choices
     from aspen_jax.targets.cpu.target import CpuTarget
-    from aspen_jax.targets.cuda.code.image import code_hash
+    from aspen_jax.targets.cuda.code.image import distinct, kernels
     from aspen_jax.targets.cuda.target import CudaTarget
     from benchmarks.models import zoo
 
@@ -80,7 +80,8 @@ def lines(name: str, workers: Sequence[int], architectures: Sequence[str]) -> It
             os.environ["ASPEN_CUDA_ARCH"] = architecture
             compiled = compile_jaxpr(jaxpr, Options(Choices(device="cuda"), CudaTarget.here()))
             graphs = digest(part.graph.to_bytes() for part in compiled.parts)
-            code = digest(code_hash(part.program.ops, part.graph) for part in compiled.parts)
+            own = [distinct(part.program.ops, part.graph) for part in compiled.parts]
+            code = digest(kernels(found.ops, found.most_ops).encode() for found in own)
             yield f"{dtype:8} {architecture:10} graphs {graphs} code {code}"
 
 

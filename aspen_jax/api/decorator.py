@@ -547,7 +547,7 @@ class AspenFunction(Generic[P, R]):
     def _options(self, *, chooses: bool = True) -> Options:
         """How its calls are compiled, whatever of them is left to XLA; by `chooses`, also what XLA does as fast."""
         choices = self._choices._replace(strict=False)
-        target = registry.of_function(choices.device).of_function()
+        target = registry.of_function(choices.device).here()
         return Options(choices, target, chooses=chooses and not self._choices.strict)
 
     def _on_arguments(

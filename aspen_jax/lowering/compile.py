@@ -44,7 +44,7 @@ class Options:
     """
 
     choices: Choices = Choices()  # noqa: RUF009 - immutable
-    target: Target = dataclasses.field(default_factory=lambda: registry.of_function(registry.AUTO).of_function())
+    target: Target = dataclasses.field(default_factory=lambda: registry.of_function(registry.AUTO).here())
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     chooses: bool = True
 

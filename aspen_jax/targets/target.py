@@ -68,7 +68,7 @@ class Target(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of_function(cls) -> Self:
+    def here(cls) -> Self:
         """The device of this process, for what is explained and compiled ahead of a call. Nothing is timed."""
 
     @classmethod

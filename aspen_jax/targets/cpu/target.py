@@ -53,10 +53,6 @@ class CpuTarget(Target):
         return STAGES
 
     @classmethod
-    def of_function(cls) -> Self:
-        return cls.here()
-
-    @classmethod
     def of_call(cls, jaxpr: ClosedJaxpr, choices: Choices, *, may_time: bool) -> tuple[Self, Choices] | None:
         own = cls.here()
         if not may_time:

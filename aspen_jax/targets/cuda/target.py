@@ -57,10 +57,6 @@ class CudaTarget(Target):
         return STAGES
 
     @classmethod
-    def of_function(cls) -> Self:
-        return cls.here()
-
-    @classmethod
     def of_call(cls, jaxpr: ClosedJaxpr, choices: Choices, *, may_time: bool) -> tuple[Self, Choices] | None:
         name = chosen_executor(choices, lambda: chosen(jaxpr, choices, cls.here).executor)
         executor = EXECUTORS[name]

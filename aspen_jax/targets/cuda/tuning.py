@@ -99,7 +99,7 @@ def time_executors(jaxprs: Sequence[ClosedJaxpr], choices: Choices, device: Any,
 
 
 def tune_products(jaxprs: Sequence[ClosedJaxpr], choices: Choices) -> KernelTuning:
-    """Time the candidates of functions' products on the first GPU, and keep the fastest (kernel_tuning.py).
+    """Time the candidates of functions' products on the first GPU, and keep the fastest (product_tuning.py).
 
     Raises:
         UnsupportedError: no op of a function has CUDA code.

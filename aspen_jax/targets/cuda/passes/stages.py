@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from aspen_jax.passes import PASSES, Pass, Stage, attention, last_op
@@ -30,12 +31,7 @@ UNPLANNED: tuple[Stage, ...] = (
             PASSES["signs"],
             PASSES["rows"],
             PASSES["epilogue"],
-            Pass(
-                "attention",
-                functools.partial(attention.run, one_query=True),
-                "Scale, mask and softmax must be the row program and epilogues of the products.",
-                after=("rows", "epilogue"),
-            ),
+            dataclasses.replace(PASSES["attention"], run=functools.partial(attention.run, one_query=True)),
         ),
     ),
     (
@@ -82,24 +78,16 @@ UNPLANNED: tuple[Stage, ...] = (
                 after=("epilogue", "attention", "siblings", "align", "stacks", "tf32", "filters"),
                 asks_machine=True,
             ),
-            Pass(
-                "merge",
-                PASSES["merge"].run,
-                "No pass looks for a single block any more: a block of several outputs is no epilogue or stage.",
-                after=("fuse", "rows", "epilogue", "stacks", "attention", "split_depth"),
-                asks_machine=True,
-            ),
+            dataclasses.replace(PASSES["merge"], after=("fuse", "rows", "epilogue", "stacks", "attention", "split_depth")),
         ),
     ),
     (
         "5. Fit outputs to the caller's memory",
         (
-            Pass(
-                "last_op",
-                functools.partial(last_op.run, are_launched=True),
-                "Convolutions have their kernels and epilogues; `outputs` copies what this leaves.",
+            dataclasses.replace(
+                PASSES["last_op"],
+                run=functools.partial(last_op.run, are_launched=True),
                 after=("layout", "epilogue", "align", "stacks", "split_depth"),
-                asks_machine=True,
             ),
             PASSES["outputs"],
             PASSES["in_place"],
