@@ -292,10 +292,11 @@ def _convert_select(build: Builder, equation: Equation, which: Operand, *cases: 
 def _convert_bitcast(build: Builder, equation: Equation, operand: Operand) -> Operand:
     source, target = operand.dtype, equation.dtype
     lanes = f"{lane_of(target)}{lane_of(source)}"
-    opcode = {"ii": "copy", "fi": "f_bits_i", "if": "i_bits_f"}.get(lanes)
+    # A lane holds an integer of fewer bits by its value: the same bits with another sign are another value.
+    opcode = {"ii": narrowing(target) or "copy", "fi": "f_bits_i", "if": "i_bits_f"}.get(lanes)
     if source == target:
         return operand
-    # Lanes hold integers of fewer bits by value, whose low bits are stored; but floats of 16 bits as float32.
+    # Lanes hold floats of 16 bits as float32.
     if opcode is None or source.itemsize != target.itemsize or (lanes != "ii" and source.itemsize != 4):
         raise Unsupported(f"no block instruction takes the bits of {source.name} for {target.name}")
     return build.block(single(opcode), [operand], equation.shape, target)
