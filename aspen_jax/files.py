@@ -59,7 +59,7 @@ def _refused(path: str | os.PathLike[str], number: int, why: str) -> OSError:
 
 
 def read_text(path: str | os.PathLike[str], largest: int | None = None) -> str:
-    """The same as text in UTF-8.
+    """Reads a file as `read_file` does, as text in UTF-8.
 
     Raises:
         OSError: it cannot be read, or is no such file.

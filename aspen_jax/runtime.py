@@ -234,7 +234,7 @@ _MOST_PRIORITY = 1_000_000
 
 
 def run_key(priority: int | None, deadline: float | None) -> int:
-    """When a run is due, in nanoseconds after that of a run which is told nothing; what is due first goes first.
+    """The time at which a run is due, in nanoseconds after a run without priority and deadline; the earliest goes first.
 
     Args:
         priority: an integer, larger ones first; 0 if None.

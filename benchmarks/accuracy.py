@@ -70,7 +70,7 @@ SIDES: dict[str, Callable[[Model], Callable[..., Any]]] = {"aspen": _aspen, "jax
 
 
 def errors(model: Model) -> dict[tuple[str, str], float]:
-    """For each precision and side the largest error of any output, of that output's largest element."""
+    """The largest error of any output for each precision and side, as a share of that output's largest element."""
     with jax.enable_x64(True):
         double = model.cast(np.float64)
         exact = _outputs(_jit(double), double)

@@ -1,4 +1,4 @@
-"""Our virtual clock beside SimGrid's: the same tiles in the same places and order, and the same copies, end at the same time."""
+"""The engine's virtual clock beside SimGrid's: the same tiles and copies, placed and ordered alike, end at the same time."""
 # pyright: reportMissingImports=false
 # SimGrid is optional, also where types are checked.
 
@@ -62,7 +62,7 @@ def simgrid(model: str = "squeezenet1_1", image_size: int = 64, times: int = 20,
 
 
 def random_schedule(graph: TileGraph, seed: int) -> sched.Schedule:
-    """Of tiles with random times and random places."""
+    """Simulate a graph whose tiles have random times and random places."""
     random = np.random.default_rng(seed)
     costs = sched.Costs(random.integers(1_000, 100_000, (graph.num_tiles, 2)).astype(np.float64))
     return sched.simulate(graph, MACHINE, costs, sched.Static(random.integers(0, 2, graph.num_tiles)))

@@ -173,7 +173,7 @@ def _exact(op: Op, values: dict[Value, np.ndarray]) -> list[np.ndarray]:
 
 
 def _tolerance(op: Op, output: Value) -> float:
-    """By how much of the largest element a kernel may be off in one of its outputs, from float64.
+    """How far one of a kernel's outputs may be off from float64, as a share of the largest element.
 
     That is what its roundings come to, and a margin.
     Inputs are rounded where tensor cores multiply float32 in TF32, and attention's weights to the dtype of its values; sums of n

@@ -38,12 +38,12 @@ def in_float64(function: Callable[..., jax.Array], *arrays: Any) -> np.ndarray:
 
 
 def all_in_float64(function: Callable[..., Any], *arrays: Any) -> list[np.ndarray]:
-    """The same for a function of any number of results."""
+    """All results of a function where every float in it has 64 bits, as `in_float64` gives a single one."""
     return compiled_in_float64(function, *arrays)(*arrays)
 
 
 def compiled_in_float64(function: Callable[..., Any], *arrays: Any, ulps: float | None = None) -> Callable[..., list[np.ndarray]]:
-    """The same for arrays of these shapes and dtypes, compiled once for all calls.
+    """Compile a function with floats of 64 bits, once for all arrays of these shapes and dtypes.
 
     With `ulps`, each result is off by so many units in the last place, and rounded to its own dtype.
     """

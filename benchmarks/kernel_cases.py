@@ -63,7 +63,7 @@ def _conv(
 
 
 def _conv3x3(model: str, size: int, channels: int) -> tuple[KernelCase, KernelCase]:
-    """By the direct algorithm, and as the default precision allows; flops are those of the direct one."""
+    """A 3x3 convolution by the direct algorithm, and as the default precision allows. Both count the direct one's flops."""
     return _conv(model, size, channels, channels, 3, precision="highest"), _conv(model, size, channels, channels, 3)
 
 
@@ -72,7 +72,7 @@ def _matmul(model: str, m: int, k: int, n: int) -> KernelCase:
 
 
 def _attention(model: str, queries: int, heads: int, keys: int, width: int) -> KernelCase:
-    """Of one sequence."""
+    """Attention of one sequence."""
     shapes = tuple((1, count, heads, width) for count in (queries, keys, keys))
     name = f"{model} attention {queries}x{heads}x{width} of {keys} keys"
     return KernelCase(name, jax.nn.dot_product_attention, shapes, 4 * queries * heads * keys * width)

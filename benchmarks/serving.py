@@ -121,7 +121,7 @@ def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping
 
 
 def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:
-    """By server and kind of requests: each quantile of a Ready Pool by that of the queue, and requests a second likewise."""
+    """Quotients by server and kind: each quantile, and requests a second, of a Ready Pool by those of the queue."""
     queued, slow = served[_QUEUE]
     for server in (_POOL, _DEADLINES):
         if server not in served:
@@ -135,7 +135,7 @@ def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]
 def _served(
     shares: Mapping[str, int], load: float, requests: int, rounds: int, servers: Mapping[str, Server]
 ) -> dict[str, tuple[dict[str, list[float]], float]]:
-    """For each server the latencies in seconds by kind, and how many requests it answered a second.
+    """The latencies of each server in seconds by kind, and how many requests it answered a second.
 
     What the queue can serve is found at the beginning of each round, when no request waits.
     """
@@ -159,7 +159,7 @@ def _served(
 
 
 def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Of each of p50, p90, p99 and p99.9 the value, and the ends of its 95% confidence interval by order statistics.
+    """The values of p50, p90, p99 and p99.9, each with the ends of its 95% confidence interval by order statistics.
 
     An end that lies beyond all values is infinite, so that few requests promise nothing of the tail.
     """

@@ -82,7 +82,7 @@ def parse_names(text: str) -> dict[int, str]:
 
 
 def _short(function: str) -> str:
-    """Without namespace, parameters and what stands before the name."""
+    """The function's name without namespace, parameters and what stands before it."""
     name = re.sub(r"\(anonymous namespace\)::|\[abi:\w+\]", "", function)
     return re.sub(r"[(<].*", "", name).rpartition(" ")[2].removeprefix("aspen::")
 

@@ -58,7 +58,7 @@ def measured_graph(model: Model, workers: int, rounds: int) -> MeasuredGraph:
 
 
 def simulated_span(graph: TileGraph, nanoseconds: Sequence[int] | np.ndarray, workers: int) -> int:
-    """From the beginning of the first tile to the end of the last, by the engine's default policy.
+    """The time from the beginning of the first tile to the end of the last, by the engine's default policy.
 
     What is not in the tiles' times costs nothing: waking workers, looking for tiles, caches and memory that workers share.
 

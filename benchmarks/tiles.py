@@ -86,5 +86,5 @@ def _machine(program: Program, workers: int, count: int) -> apu.Machine:
 
 
 def _nearest(op: Op, workers: int, count: int) -> tuple[int, ...]:
-    """Of the ways to cut an op into the number of tiles nearest to `count`, the one that the cost model prefers."""
+    """The cut of an op into the number of tiles nearest to `count`; of several the one that the cost model prefers."""
     return min(by_price(op, workers, apu.Machine()), key=lambda parts: abs(math.log(math.prod(parts) / count)))

@@ -14,7 +14,7 @@ namespace aspen {
 
 class Model {
  public:
-  // From what TileGraph.save wrote. Throws GraphError, FileError, IoError and std::bad_alloc.
+  // Reads what TileGraph.save wrote. Throws GraphError, FileError, IoError and std::bad_alloc.
   explicit Model(const Source& file);
 
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
@@ -31,7 +31,7 @@ class Model {
 
   // What a run reads of the model's own memory. Whoever holds it may outlive the model and its next weights.
   struct Memory {
-    // Of each operand of the plan. Null where the caller has to bring an input.
+    // The bytes of each operand of the plan. Null where the caller has to bring an input.
     std::vector<const std::byte*> operands;
     std::vector<std::shared_ptr<const Arena>> owners;
   };

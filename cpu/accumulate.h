@@ -58,7 +58,7 @@ struct Combine {
       if constexpr (kKind == Combination::kProduct) return reinterpret_cast<Ints>(a * b);
     }
   }
-  // Of three at once. A maximum of floats may be a -0 where +0 is among them: `may_be_off` says where.
+  // Combines three at once. A maximum of floats may be a -0 where +0 is among them: `may_be_off` says where.
   static ASPEN_INLINE Vector apply(Vector a, Vector b, Vector c) {
     if constexpr (kKind == Combination::kMax && std::is_same_v<T, float>) {
       // A NaN passes on as the second operand, so that only those of a and c are put in.

@@ -72,7 +72,7 @@ class BlockProgram {
     run(inputs, &out, out_row_stride, out_col_stride, rows, cols, scratch);
   }
 
-  // The same for a program of several outputs, all of these strides. None may overlap a plane.
+  // Runs a program of several outputs, all of these strides. None may overlap a plane.
   void run(const Plane* inputs, void* const* outs, int64_t out_row_stride, int64_t out_col_stride, int64_t rows, int64_t cols,
            std::byte* scratch) const noexcept;
 

@@ -45,7 +45,7 @@ enum Opcode : int {
   kNumOpcodes,
 };
 
-// By opcode; those without a name are no instructions.
+// The instructions by opcode; those without a name are none.
 extern const std::array<Instruction, kNumOpcodes> kInstructions;
 
 }  // namespace aspen::cpu::ASPEN_TARGET

@@ -42,7 +42,7 @@ ASPEN_INLINE Doubles exp2_f64(Doubles x) {
   x = x < -200.0 ? -200.0 - Doubles{} : x;
   const Doubles shifted = x + kShift64;
   const Doubles r = x - (shifted - kShift64);
-  // On |r| <= 0.5: 4.1e-11 relative.
+  // Error on |r| <= 0.5: 4.1e-11 relative.
   constexpr double kC[] = {0.9999999999610697,   0.6931471807311455,    0.24022651204168552,   0.05550410347280915,
                            0.009618026440978396, 0.0013333925476306237, 0.0001546955345084427, 1.5201720570428646e-05};
   return polynomial(r, kC) * reinterpret_cast<Doubles>((shifted_bits(shifted) + 1023) << 52);

@@ -33,7 +33,7 @@ ASPEN_INLINE Uints float_bits(Floats x) { return reinterpret_cast<Uints>(x); }
 
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 inline constexpr uint32_t kMagnitude = 0x7fffffff;
-// Between the exponents' biases of float32 and float16.
+// The difference between the exponents' biases of float32 and float16.
 inline constexpr uint32_t kHalfBias = 112u << 23;
 
 // float32 bits to bfloat16 bits. A NaN stays one whatever its low bits are.
@@ -86,7 +86,7 @@ ASPEN_INLINE Shorts narrow(Floats x, F16) {
 #endif
 }
 
-// To a value that T holds.
+// Rounds to a value that T holds.
 template <class T>
 ASPEN_INLINE Floats rounded(Floats x) {
   return widen(narrow(x, T{}), T{});

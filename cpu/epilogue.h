@@ -23,7 +23,7 @@ class Epilogue {
   // result (register 0), of 32 bits if it is a float. A float result is stored as a float of any dtype. Throws GraphError.
   static Epilogue parse(SpecReader& reader, size_t num_main, DType result);
 
-  // No program, and the kernel's result is the output.
+  // Whether there is no program, and the kernel's result is the output.
   bool empty() const { return empty_ && output_ == result_; }
 
   // Whether the kernel's result, before the epilogue, may be kept in the output itself: its elements have the same size and lie

@@ -58,7 +58,7 @@ struct RightOperand {
 template <class T>
 void multiply(const Block& block, RightOperand<T> weights, int64_t columns) noexcept;
 
-// The same, and leaves the operand packed in `packed`: it is in registers anyway, so that the stores cost next to nothing.
+// Multiplies, and leaves the operand packed in `packed`: it is in registers anyway, so that the stores cost next to nothing.
 void multiply_and_pack(const Block& block, RightOperand<float> weights, int64_t columns, float* packed) noexcept;
 
 // A piece of a right operand that is multiplied next, brought into the L2 cache meanwhile: as many rows, `stride` apart, as the
@@ -69,15 +69,15 @@ struct Ahead {
   int64_t lines = 0;
 };
 
-// Only where a block has as many columns as a stored panel: with half of them there is a prefetch to twelve multiply-adds, and a
-// Zen 3 core loses more of its arithmetic by them than it waits for lines that it has not foreseen.
+// Whether lines are fetched ahead: only where a block has as many columns as a stored panel. With half of them there is a
+// prefetch to twelve multiply-adds, and a Zen 3 core loses more arithmetic by them than it waits for lines not foreseen.
 inline constexpr bool kFetchesAhead = kPanel == kStoredPanel;
 
-// The same where the right operand has been packed. Unless the block is exact all vectors of `out` are written whole: its rows
-// have room for round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
+// Multiplies by a packed right operand. Unless the block is exact all vectors of `out` are written whole: its rows have room for
+// round_up(columns, kLanes). Each panel of columns takes one column of cache lines off `ahead`.
 void multiply_packed(const Block& block, const float* packed, int64_t columns, Ahead& ahead) noexcept;
 
-// The same where the right operand is stored in panels: its rows from `row` on, its columns from `column` on. Nothing beyond
+// Multiplies by a right operand that is stored in panels: its rows from `row` on, its columns from `column` on. Nothing beyond
 // these columns is touched. `ahead` is a part of such an operand too.
 void multiply_panels(const Block& block, const StoredPanels& weights, int64_t row, int64_t column, int64_t columns,
                      Ahead& ahead) noexcept;

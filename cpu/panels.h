@@ -35,7 +35,7 @@ constexpr int64_t packed_size(int64_t rows, int64_t columns) { return rows * rou
 void pack(const float* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
           int64_t first, int64_t total) noexcept;
 
-// The same from floats of any size.
+// Packs floats of any size.
 void pack(DType dtype, const void* from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns, float* packed,
           int64_t first, int64_t total) noexcept;
 

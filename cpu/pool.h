@@ -7,7 +7,7 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-// As the kernel "pool" is prepared, but index i of an axis of x lies at i modulo `ring`, which is at least what a window spans.
+// Prepares the kernel "pool" where index i of an axis of x lies at i modulo `ring`, which is at least what a window spans.
 // Nothing can be run where the kernel cannot read x so. Throws GraphError.
 PreparedOp prepare_pool_of_ring(const OpSpec& spec, int axis, int64_t ring);
 

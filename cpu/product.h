@@ -60,7 +60,7 @@ concept InPanels = requires(const S& source, int64_t column) {
 template <class S>
 concept InMatrix = requires(const S& source, int64_t column, int64_t columns, const Chunk& chunk, float* packed) {
   { source.pack(column, columns, chunk, packed) } -> std::same_as<void>;
-  // Its first row of the chunk, from the column on; nullptr where columns are not adjacent or rows not equally far apart.
+  // The first row of the chunk, from the column on; nullptr where columns are not adjacent or rows not equally far apart.
   { source.weights(column, chunk) } -> WeightPointer;
   { source.weights_stride() } -> std::same_as<int64_t>;
 };

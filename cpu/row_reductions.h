@@ -165,7 +165,7 @@ template <class Op, class Map, class T>
 inline constexpr RowReduction kRowReduction = {reduce_each_row<Op, Map, T>, begin_totals<Op, T>, add_plane<Op, Map, T>,
                                                fold_total<Op, T>, add_columns<Op, Map, T>};
 
-// Of the elements as they are, float32 or int32.
+// The reduction of the elements as they are, float32 or int32.
 inline const RowReduction* row_reduction_of(Combination kind, DType dtype) {
   const auto of = [kind]<class T>(T) {
     return visit_combination<T>(kind, []<class Op>(Op) { return &kRowReduction<Op, Itself, T>; });

@@ -58,7 +58,7 @@ inline void check_shape(const TensorView& view, const std::string& what, std::in
   check_shape(view, what, std::span(wanted.begin(), wanted.size()));
 }
 
-// For extents that follow from an op's parameters.
+// Checks an extent that follows from an op's parameters.
 void check_extent(const TensorView& view, const std::string& what, int axis, int64_t wanted);
 
 class SpecReader : public WordReader {

@@ -9,7 +9,7 @@
 
 namespace aspen::cpu {
 
-// In ascending order of preference.
+// The targets in ascending order of preference.
 // kAmx: the kernels of kAvx512, and matrix units for bfloat16.
 enum class Target { kPortable, kAvx2, kAvx512, kAmx };
 
@@ -31,7 +31,7 @@ Target chosen_target();
 // The kernels of an available target.
 std::span<const Kernel> kernels(Target target);
 
-// Up to how many rows a product's kernels on an available target read the right operand once, in place (gemm.h).
+// The most rows for which a product's kernels on an available target read the right operand once, in place (gemm.h).
 int few_rows(Target target);
 
 }  // namespace aspen::cpu

@@ -11,7 +11,7 @@
 
 namespace aspen::cpu::ASPEN_TARGET {
 
-// In this order, and infinity after them; aspen_jax/ops/toom_cook.py has the same. Small fractions lose the fewest digits.
+// The points in order, infinity after them; aspen_jax/ops/toom_cook.py has the same. Small fractions lose the fewest digits.
 inline constexpr double kFilterPoints[] = {0, 1, -1, 2, -2, 1.0 / 2, -1.0 / 2, 3.0 / 2, -3.0 / 2, 2.0 / 3, -2.0 / 3};
 
 template <int kRows, int kColumns>

@@ -216,7 +216,7 @@ ASPEN_INLINE Floats smaller_or_second(Floats a, Floats b) {
 #endif
 }
 
-// As jax.lax.max and jax.lax.min: NaN where either is NaN, and -0 is less than +0.
+// Maximum as jax.lax.max, and minimum as jax.lax.min: NaN where either is NaN, and -0 is less than +0.
 ASPEN_INLINE Floats max(Floats a, Floats b) {
 #if defined(__AVX512DQ__)
   const Floats m = _mm512_range_ps(a, b, 0b0101);  // orders zeros, but leaves out a single NaN
@@ -230,7 +230,7 @@ ASPEN_INLINE Floats max(Floats a, Floats b) {
 ASPEN_INLINE Floats min(Floats a, Floats b) {
   return as_floats(as_ints(smaller_or_second(a, b)) | as_ints(smaller_or_second(b, a)));
 }
-// The same of a bound that is no NaN. The result of a bound with a plus sign has none either, below one with a minus it has.
+// Maximum and minimum by a bound that is no NaN. A lower bound without a sign clears the sign, an upper bound with one sets it.
 ASPEN_INLINE Floats at_least(Floats x, Floats bound) {
   return as_floats(as_ints(larger_or_second(bound, x)) & (as_ints(bound) | std::numeric_limits<int32_t>::max()));
 }
@@ -239,7 +239,7 @@ ASPEN_INLINE Floats at_most(Floats x, Floats bound) {
 }
 ASPEN_INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
 ASPEN_INLINE Ints min(Ints a, Ints b) { return a < b ? a : b; }
-// The same of single numbers. Selections, not branches, which random data would mispredict.
+// Maximum and minimum of single numbers. Selections, not branches, which random data would mispredict.
 template <class T>
 ASPEN_INLINE T larger(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) return (a > b) | (a != a) | ((a == b) & !std::signbit(a)) ? a : b;

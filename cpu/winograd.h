@@ -24,13 +24,13 @@ struct Patch {
   static constexpr int kPoints = Down::kPatch * Across::kPatch;
 };
 
-// The same as numbers.
+// The filters of both axes as numbers.
 struct PatchShape {
   int64_t tile[2], taps[2];
 
   int64_t extent(int axis) const { return tile[axis] + taps[axis] - 1; }
   int64_t points() const { return extent(0) * extent(1); }
-  // Of weights of so many channels and columns, at each point, then at each tap.
+  // The shape of weights of so many channels and columns, at each point, then at each tap.
   std::array<int64_t, 4> weights_shape(int64_t channels, int64_t columns) const {
     return {points() + taps[0] * taps[1], panels_of(columns), channels, kWinogradPanel};
   }

@@ -105,7 +105,7 @@ def of_equation(equation: Any) -> Cost:
 
 
 def executed(equations: Iterable[core.JaxprEqn]) -> float:
-    """About how many operations on elements a run takes.
+    """Count about how many operations on elements a run takes.
 
     Unlike XLA this counts what factorisations and Fourier transforms do, and a `scan` as often as it turns. A `while_loop`, of
     which that is not known, counts once.

@@ -46,12 +46,12 @@ class Measurements:
         return self.entries.get(key(op)) if self.entries and not op.family.keeps_rest(op) else None
 
     def updated(self, entries: Mapping[str, Measured]) -> Measurements:
-        """These and others; where an op is in both, the others count."""
+        """Add entries to these; where an op is in both, the added entry counts."""
         return Measurements({**self.entries, **entries})
 
 
 def key(op: Op) -> str:
-    """Equal for ops that are the same work for a kernel."""
+    """A key that is equal for ops that are the same work for a kernel."""
     inputs = [(str(item.dtype), item.shape, item.view.strides(), item.view.offset()) for item in op.inputs]
     dtypes = " ".join(str(value.dtype) for value in op.outputs)
     text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, dtypes, op.exact))

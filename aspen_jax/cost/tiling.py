@@ -95,7 +95,7 @@ def _split_rows(units: list[int], parts: int) -> tuple[int, ...]:
 def _prices(
     op: Op, candidates: list[tuple[int, ...]], units: list[int], grain: tuple[int, ...], num_workers: int, machine: Machine
 ) -> tuple[np.ndarray, np.ndarray]:
-    """By how much each candidate breaks rules; predicted makespan: rounds of tiles, and a tile that consumers wait for."""
+    """How much each candidate breaks rules, and its makespan: rounds of tiles, and a tile that consumers wait for."""
     parts = np.array(candidates, np.int64).reshape(len(candidates), len(units))
     extents = -(-np.array(units, np.int64) // parts) * np.array(grain, np.int64)
     # A tile in the middle, of the largest extent: those at the edges may read less.

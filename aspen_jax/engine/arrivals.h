@@ -39,7 +39,7 @@ class Arrivals {
   std::span<const uint32_t> tiles_of(size_t piece) const {
     return std::span(tiles_).subspan(first_tile_[piece], first_tile_[piece + 1] - first_tile_[piece]);
   }
-  // Of each tile: parent tiles, pieces, the entry.
+  // How many parent tiles, pieces and entries each tile waits for.
   std::span<const uint32_t> parents() const { return parents_; }
 
  private:
@@ -68,9 +68,9 @@ class ArrivingRun {
   // Ends the run with an error. Tiles that have begun still end; `done` follows. Does nothing if all pieces have arrived.
   void cancel(std::string_view why) noexcept;
 
-  // Not in a child of the process that began it, which has none of its workers.
+  // Whether this process began the run; a fork of it has none of its workers.
   bool is_of_this_process() const noexcept;
-  // Throws std::invalid_argument there.
+  // Throws std::invalid_argument in a fork.
   void check_process() const;
 
  private:
@@ -90,10 +90,10 @@ class EndedTiles final : public Observer {
 
   void on_tile(const TileEvent& event) noexcept override;
 
-  // After the last tile.
+  // Tells readers that the run is over, after its last tile.
   void close(const Failure& failure) noexcept;
 
-  // Those that have ended since the last call, in that order. Waits until there is one, the run is over, or time has passed
+  // The tiles that have ended since the last call, in that order. Waits until there is one, the run is over, or time has passed
   // (forever if none is given).
   std::vector<int32_t> take(std::optional<double> seconds);
 

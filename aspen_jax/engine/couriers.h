@@ -42,7 +42,7 @@ class Couriers {
   // The run has failed: copies under way need not keep to the pace of their links.
   void hurry() noexcept;
 
-  // When all tiles have run: what was copied, in the order in which it arrived.
+  // What was copied, in the order in which it arrived. Call it when all tiles have run.
   std::vector<Copy>& copies() { return carried_; }
 
  private:

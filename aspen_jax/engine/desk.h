@@ -28,7 +28,7 @@ class Desk {
     return answer.get();
   }
 
-  // By the owner: answers a question, or returns after some time without one. At once when the desk is closed.
+  // Answers a question, or returns after some time without one; at once when the desk is closed. The owner calls it.
   void serve(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, patience, [&] { return asked_ != nullptr || is_closed_; });

@@ -24,10 +24,10 @@ class Expectation {
   // that the tile waits for is not yet assigned.
   int64_t earliest_finish(uint32_t tile, int resource, int64_t now = 0) const;
 
-  // Of every resource, into ends[resources].
+  // Writes the earliest finish on every resource into ends[resources].
   void earliest_finishes(uint32_t tile, int64_t now, std::span<int64_t> ends) const;
 
-  // Also throws for a tile that is assigned already.
+  // Puts a tile on a resource. Throws as above, and for a tile that is assigned already.
   void assign(uint32_t tile, int resource, int64_t now = 0);
 
   // The resource on which it ends first; the lowest of equals. -1 where none has a kernel.
@@ -39,7 +39,7 @@ class Expectation {
  private:
   static constexpr int64_t kUnknown = -1;
 
-  // When all that it waits for has ended.
+  // The time at which all that a tile waits for has ended.
   int64_t ready(uint32_t tile, int64_t now) const;
   int64_t finish(uint32_t tile, int resource, int64_t ready) const;
   int64_t nanoseconds(uint32_t tile, int resource) const {

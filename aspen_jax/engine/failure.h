@@ -8,7 +8,7 @@
 
 namespace aspen {
 
-// There was no memory, with a sentence that says for what.
+// Memory was short; the sentence says for what.
 class OutOfMemory : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -22,7 +22,7 @@ class Failure {
 
   Failure() noexcept = default;  // none: the run succeeded
 
-  // With the sentence that `describe` makes.
+  // A failure with the sentence that `describe` makes.
   template <typename Describe>
   Failure(Kind kind, const Describe& describe) noexcept : kind_(kind) {
     try {
@@ -38,7 +38,7 @@ class Failure {
     return failure;
   }
 
-  // Of the exception that is being handled.
+  // The failure of the exception that is being handled.
   static Failure of_exception() noexcept;
 
   Kind kind() const noexcept { return kind_; }

@@ -31,7 +31,7 @@ class Completion {
 
   XLA_FFI_Future* future() const { return future_; }
 
-  // At the end of the run.
+  // Completes the future, at the end of the run.
   void operator()(const Failure& failure) const noexcept {
     if (failure.empty()) {
       XLA_FFI_Future_SetAvailable_Args args = {XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, nullptr, future_};

@@ -38,13 +38,13 @@ class FloatMode {
 #endif
 };
 
-// To nearest, denormal numbers kept, exceptions masked. A new thread inherits the mode of whoever starts it, and XLA's threads
-// flush denormals to zero: the bits of a result would depend on who came first.
+// Rounds to nearest, keeps denormal numbers and masks exceptions. A new thread inherits the mode of whoever starts it, and XLA's
+// threads flush denormals to zero: the bits of a result would depend on who came first.
 struct TileFloatMode : FloatMode {
   TileFloatMode() noexcept : FloatMode(kPlain) {}
 };
 
-// As XLA's own threads compute. XLA's program goes on in our thread after our call.
+// Rounds as XLA's own threads do. XLA's program goes on in our thread after our call.
 struct XlaFloatMode : FloatMode {
   XlaFloatMode() noexcept : FloatMode(kPlain | kFlushesDenormals) {}
 };

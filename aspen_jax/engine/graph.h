@@ -67,7 +67,7 @@ struct Graph {
   std::vector<uint32_t> parents;      // how often a tile occurs among the children
   std::vector<int64_t> costs;         // estimated nanoseconds
 
-  // Of the inputs, which are the first operands, and of all results; empty where the graph has no names. For people and the C
+  // Names of the inputs, which are the first operands, and of all results; empty where the graph has none. For people and the C
   // library: no run looks at them.
   std::vector<std::string> input_names;
   std::vector<std::string> result_names;

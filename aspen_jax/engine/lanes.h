@@ -73,7 +73,7 @@ class Seeker {
   static constexpr std::chrono::microseconds kSearchTime{30};
   // Much longer than it takes to read a clock; a thread that has not run for so long waits for its core.
   static constexpr std::chrono::microseconds kLookTime{15};
-  // While others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
+  // The time to search while others walk. Longer than most tiles: nobody who sleeps sees that a walker has lost its core.
   static constexpr std::chrono::microseconds kWatchTime{300};
 
   Lane& lane() noexcept { return static_cast<Lane&>(*this); }

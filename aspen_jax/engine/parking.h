@@ -91,7 +91,7 @@ class Parking {
     epoch_.notify_all();
   }
 
-  // For the child of a fork, which has no workers.
+  // Forgets all workers: the child of a fork has none.
   void reset() noexcept {
     looking_.store(0, std::memory_order_relaxed);
     parked_.store(0, std::memory_order_relaxed);
@@ -103,7 +103,7 @@ class Parking {
     return is_handed_on_.load(std::memory_order_seq_cst) && is_handed_on_.exchange(false, std::memory_order_seq_cst);
   }
 
-  // On lines of their own: every push reads the first two, only the idle write them.
+  // These lie on lines of their own: every push reads the first two, only the idle write them.
   alignas(64) std::atomic<int> looking_{0};
   std::atomic<int> parked_{0};
   std::atomic<bool> is_handed_on_{false};

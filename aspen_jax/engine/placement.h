@@ -27,18 +27,19 @@ namespace aspen {
 // Does nothing where the C library does not say which core a thread is on (glibc does on Linux, from 2.35).
 class Placement {
  public:
-  // For workers of lower numbers than this.
+  // Seats for workers of lower numbers than `most`.
   explicit Placement(int most = kMaxWorkers) : seats_(static_cast<size_t>(most)) {}
 
-  // By the worker's own thread, before its first path and after its last.
+  // The worker's own thread calls these, before its first path and after its last.
   void enter(int worker) noexcept;
   void leave(int worker) noexcept;
 
-  // Around each path. Relaxed, for it is a hint: a worker seen walking may have stopped, but cannot have left under the lock.
+  // The worker calls these around each path. Relaxed, for it is a hint: a worker seen walking may have stopped, but cannot have
+  // left under the lock.
   void begin_walk(int worker) noexcept { seats_[worker].walking.store(true, std::memory_order_relaxed); }
   void end_walk(int worker) noexcept { seats_[worker].walking.store(false, std::memory_order_relaxed); }
 
-  // After a sleep, without a tile in hand: away from the core of another worker.
+  // Moves away from the core of another worker, after a sleep and without a tile in hand.
   void spread(int worker, int workers) noexcept;
 
   // The processor time of other workers that are in a path.
@@ -58,13 +59,13 @@ class Placement {
   };
   Look look(int worker, int workers) const noexcept;
 
-  // Some time after the look: one of those seen that is still in a path and has not run since.
+  // A worker seen by the look some time ago that is still in a path and has not run since.
   std::optional<int> waiting(const Look& look) const noexcept;
 
-  // Without work: changes places with a worker that waits for its core.
+  // Changes places with a worker that waits for its core. A worker without work calls it.
   void make_way(int worker) noexcept;
 
-  // For the child of a fork, which has no workers.
+  // Forgets all workers: the child of a fork has none.
   void reset() noexcept;
 
  private:

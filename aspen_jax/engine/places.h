@@ -43,7 +43,7 @@ class Places {
     num_taken_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Around `done`. False: the place is another thread's now.
+  // A thread calls these two around `done`. False: the place is another thread's now.
   Holder go_away(int place, int64_t now) noexcept {
     places_[place].away_since = now;
     num_away_.fetch_add(1, std::memory_order_relaxed);
@@ -74,7 +74,7 @@ class Places {
     return std::nullopt;
   }
 
-  // For the child of a fork, which has no workers. Its one thread may be away from a place: that is lost.
+  // Empties all places: the child of a fork has no workers. Its one thread may be away from a place: that is lost.
   void reset() noexcept {
     for (Place& place : places_) place = {.holder = place.holder + 1};
     num_taken_.store(0, std::memory_order_relaxed);

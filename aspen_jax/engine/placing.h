@@ -29,7 +29,7 @@ struct Domain {
     waiting.wake(batch.size);
   }
 
-  // From outside: the rows take turns.
+  // Pushes a batch from outside of the lanes: the rows take turns.
   void push(const Batch& batch) {
     // Relaxed: tiles may lie in any row.
     const unsigned turn = next_row_.fetch_add(1, std::memory_order_relaxed);

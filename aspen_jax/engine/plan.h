@@ -52,7 +52,7 @@ class Plan {
   const std::vector<PreparedOp>& prepared() const { return prepared_; }
   const std::vector<PlannedTile>& tiles() const { return tiles_; }
   const std::vector<int32_t>& roots() const { return roots_; }
-  // Of the inputs of all ops, in the graph's order, of each op's output, and of the ops' further outputs.
+  // Places of the inputs of all ops, in the graph's order, of each op's output, and of the ops' further outputs.
   const std::vector<Place>& inputs() const { return inputs_; }
   const std::vector<Place>& outputs() const { return outputs_; }
   const std::vector<Place>& further() const { return further_; }

@@ -1,4 +1,4 @@
-// From graph bytes to a Plan on this machine's kernels, once per content.
+// Makes a Plan on this machine's kernels from graph bytes, once per content.
 #pragma once
 
 #include <cstddef>

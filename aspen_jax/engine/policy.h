@@ -27,8 +27,8 @@ struct Policy {
   // All DSEs push to one row and pop from it, in place of a row each.
   bool has_one_row = false;
 
-  // Of the lab: ready tiles wait in one heap, by depth and then by number, in place of rows and columns. The lanes of a resource
-  // share it, or all lanes where tiles are not placed.
+  // Ready tiles wait in one heap, by depth and then by number, in place of rows and columns; for the lab. The lanes of a
+  // resource share it, or all lanes where tiles are not placed.
   bool is_exact = false;
 
   int row_of(int self) const { return has_one_row ? 0 : self; }
@@ -48,18 +48,18 @@ extern const Policy kImportantFirst;
 // Deep tiles first, so that the first results come early: for runs whose results are sent on as they come.
 extern const Policy kDeepFirst;
 
-// Of the lab: the lowest depth first, and no child is kept. The workers of a process would take it as all through the pool.
+// The lowest depth first, and no child is kept; for the lab. The workers of a process would take it as all through the pool.
 extern const Policy kExact;
 
-// To measure what the paper's gives: all children through the Ready Pool, tiles in the order in which they became ready, and a
-// single queue for all.
+// Policies that show by comparison what the paper's gives: all children through the Ready Pool, tiles in the order in which
+// they became ready, and a single queue for all.
 extern const Policy kAllThroughPool;
 extern const Policy kFirstReadyFirst;
 extern const Policy kSingleQueue;
 
-// By their names in the scheduling lab; null if there is none.
+// The policy of a name in the scheduling lab; null if there is none.
 const Policy* policy_named(std::string_view name);
-// Likewise; throws std::invalid_argument, with all names, if there is none.
+// The policy of a name; throws std::invalid_argument, with all names, if there is none.
 const Policy& policy_called(std::string_view name);
 // All of these names, for messages.
 std::string policy_names();

@@ -46,7 +46,7 @@ class PyArrivingRun {
 
 PyArrivals make_arrivals(std::shared_ptr<const Plan> plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted);
 
-// Under the limits of the process. `order` is the name of a policy.
+// Starts a run under the limits of the process. `order` is the name of a policy.
 std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<const void* const> operands,
                                          std::span<void* const> results, std::optional<int64_t> run_key,
                                          const std::string& order);

@@ -29,7 +29,7 @@ struct Batch {
 // The tiles of one run in one row. For one thread at a time.
 class alignas(64) Queues {
  public:
-  // Nothing else may come first. No constructor does it, so that a row takes memory for as many runs as it has seen at once.
+  // Empties all columns. Comes first; no constructor does it, so that a row takes memory for as many runs as it has seen at once.
   void clear() noexcept { columns_ = 0; }
   bool is_empty() const noexcept { return columns_ == 0; }
 
@@ -60,10 +60,10 @@ class alignas(64) Row {
   // The first run's first tile of its lowest column, or null. A thief does not wait where the row is locked: it comes back.
   Node* pop(const RunOrder& order) noexcept;
   Node* steal(const RunOrder& order) noexcept;
-  // Likewise a thief's, of one run.
+  // The first tile of one run, for a thief, who does not wait either.
   Node* steal_of(int slot) noexcept;
 
-  // Of the runs that have tiles here; stale where another thread pushes or pops.
+  // The slots of the runs that have tiles here; stale where another thread pushes or pops.
   uint64_t slots() const noexcept { return word_.load(std::memory_order_relaxed) & ~kLocked; }
 
   bool has_work() const noexcept { return (word_.load(std::memory_order_seq_cst) & ~kLocked) != 0; }
@@ -92,11 +92,11 @@ class ReadyPool {
   Row& row(int index) noexcept { return *rows_[index]; }
   RunOrder& order() noexcept { return order_; }
 
-  // Into the DSE's own row. All tiles of the batch belong to one traversal, and the policy is its.
+  // Pushes into the DSE's own row. All tiles of the batch belong to one traversal, and the policy is its.
   void push(int self, const Policy& policy, const Batch& batch) noexcept { row(policy.row_of(self)).push(batch); }
 
-  // From the DSE's own row, otherwise from the others in the order of the policy; null if there was nothing to take. Of several
-  // runs, the one that goes first among those that have tiles in the rows looked at.
+  // Pops from the DSE's own row, otherwise from the others in the order of the policy; null if there was nothing to take. Of
+  // several runs, it takes the one that goes first among those that have tiles in the rows looked at.
   Node* pop(int self, const Policy& policy) noexcept;
 
   // Whether a DSE that walks this run would do better to pop. Asked after every tile.

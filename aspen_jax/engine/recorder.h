@@ -21,8 +21,8 @@ struct PlanInUse {
   std::string bytes;
 };
 
-// Of all runs that begin while it watches. Holds the plans, so that their addresses are not given to others meanwhile, and room
-// for so many tiles; those after them are only counted.
+// Records the tiles of all runs that begin while it watches. Holds the plans, so that their addresses are not given to others
+// meanwhile, and room for so many tiles; those after them are only counted.
 class Recorder final : public Observer {
  public:
   static constexpr size_t kColumns = 6;
@@ -38,7 +38,7 @@ class Recorder final : public Observer {
   std::vector<int64_t> rows() const;
 
   size_t num_seen() const { return next_.load(std::memory_order_relaxed); }
-  // When the first tile began that found no room; 0 if there was none.
+  // The time at which the first tile began that found no room; 0 if there was none.
   int64_t first_left_out_ns() const { return first_left_out_ns_.load(std::memory_order_relaxed); }
 
   // The graph bytes of each plan, in the order of their numbers.
@@ -63,7 +63,7 @@ class Recorder final : public Observer {
   std::atomic<size_t> next_ = 0;
   std::atomic<int64_t> first_left_out_ns_ = 0;
   std::array<std::atomic<const Known*>, 64> last_{};
-  // Under a lock of the process (recorder.cc).
+  // A lock of the process guards these (recorder.cc).
   std::deque<Known> plans_;  // of which none moves when others come
 };
 

@@ -56,7 +56,7 @@ class RunOrder {
     return ahead;
   }
 
-  // Of a set that is not empty.
+  // The slot that goes first, of a set that is not empty.
   int first_of(uint64_t slots) const noexcept {
     int first = std::countr_zero(slots);
     if (is_single(slots)) [[likely]]
@@ -67,7 +67,7 @@ class RunOrder {
     return first;
   }
 
-  // For the child of a fork.
+  // Forgets all runs, in the child of a fork.
   void reset() noexcept { slots_.store(0, std::memory_order_relaxed); }
 
  private:

@@ -99,7 +99,7 @@ class RunState final : public Traversal {
 
   RunState* next_waiting = nullptr;  // for a slot: Runtime::Impl::admit
 
-  // After the last tile: what the run brought along, and whether it failed.
+  // What the run brought along, and whether it failed; taken after the last tile.
   Call take_call() { return std::move(call_); }
   Failure take_failure() noexcept { return std::exchange(failure_, {}); }
 

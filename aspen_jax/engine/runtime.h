@@ -33,8 +33,8 @@ inline constexpr int kMaxWorkers = 1024;
 
 inline constexpr int kMostArriving = 31;
 
-// Of a run that goes on from another one of its plan: executes some tiles in the state that the other has left. What the other's
-// tiles wrote comes before: all were counted (RunState::finish) before its state was kept, and `keep` and `take` are a pair.
+// What a run needs to go on from another one of its plan: it executes some tiles in the state that the other has left. All tiles
+// of the other were counted (RunState::finish) before its state was kept, and `keep` and `take` are a pair: it sees their writes.
 struct Continued {
   RunStateCache& states;  // the state's home, with room for it alone; one run at a time, and it outlives them
   std::shared_ptr<const Selection> selection = nullptr;  // null: all tiles
@@ -72,7 +72,7 @@ class Runtime {
   // scratch. Throws std::system_error where the system refuses a thread, std::bad_alloc, and std::runtime_error at exit.
   void lend(Errand errand);
 
-  // Inside `done` on a worker: whether it took so long that another thread stands in. False on other threads.
+  // Whether `done` on a worker took so long that another thread stands in; asked inside `done`. False on other threads.
   bool is_replaced() noexcept;
 
   // Workers that exist or will be started. Throws std::invalid_argument if ASPEN_NUM_WORKERS is set to something that is no
@@ -83,7 +83,7 @@ class Runtime {
   // what lies in their rows. Throws std::invalid_argument outside [1, kMaxWorkers].
   void set_num_workers(int n);
 
-  // For runs submitted from now on. The policy must have static lifetime.
+  // Sets the policy of runs submitted from now on. It must have static lifetime.
   void set_policy(const Policy& policy);
 
   // Watches all runs submitted from now on that bring no observer of their own; nullptr to stop.

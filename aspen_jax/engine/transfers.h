@@ -25,11 +25,11 @@ class Transfers {
   // A tile is computed in a memory, and its box there from `then` on.
   void computed(uint32_t tile, int memory, int64_t then);
 
-  // When all that a tile reads would be in a memory if copies of what is missing were asked for now; not before now.
+  // The time at which all that a tile reads would be in a memory if missing copies were asked for now; not before now.
   int64_t arrival(uint32_t tile, int memory, int64_t now) const;
 
-  // Asks for them. A copy of one more box of an op that is asked for at the same moment pays no second latency: it is the same
-  // copy, of more rows.
+  // Asks for the missing copies. A copy of one more box of an op that is asked for at the same moment pays no second latency: it
+  // is the same copy, of more rows.
   int64_t fetch(uint32_t tile, int memory, int64_t now);
 
   // Whether all that it reads is there.

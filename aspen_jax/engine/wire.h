@@ -29,14 +29,14 @@ class Wire {
  public:
   explicit Wire(std::span<const std::byte> bytes);
 
-  // Of the format: 1 or 2.
+  // The version of the format: 1 or 2.
   uint32_t version() const { return version_; }
 
   // The next array, with all elements in [lo, hi], which must fit T.
   template <typename T>
   std::vector<T> array(const char* name, int64_t lo = std::numeric_limits<T>::min(), int64_t hi = std::numeric_limits<T>::max());
 
-  // The same, of exactly `size` elements.
+  // The next array, of exactly `size` elements.
   template <typename T>
   std::vector<T> array_of(size_t size, const char* name, int64_t lo = std::numeric_limits<T>::min(),
                           int64_t hi = std::numeric_limits<T>::max()) {

@@ -76,7 +76,7 @@ class WordReader {
     return result;
   }
 
-  // There are no more words.
+  // Checks that there are no more words.
   void end() const {
     if (!words_.empty()) throw GraphError(std::to_string(words_.size()) + " words follow the parameters");
   }

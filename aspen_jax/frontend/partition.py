@@ -70,7 +70,7 @@ class Tileable:
     items: tuple[Converted, ...]
 
     def left_to_xla(self, reason: str) -> tuple[Fallback, ...]:
-        """Its equations as such that XLA runs."""
+        """Leave the part's equations to XLA."""
         return tuple(item.left_to_xla(reason) for item in self.items)
 
 

@@ -74,7 +74,7 @@ Refuses = Callable[[Op], str | None]
 
 
 def refuses_none(op: Op) -> None:
-    """Of a device that has a kernel for every op."""
+    """Accept every op, as a device does that has a kernel for each."""
     del op
 
 

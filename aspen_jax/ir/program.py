@@ -154,7 +154,7 @@ class Program:
         return dataclasses.replace(self, **changes)
 
     def pruned(self) -> Program:
-        """Without ops and constants that no output needs."""
+        """The program without ops and constants that no output needs."""
         needed = {operand.value for operand in self.outputs}
         kept: list[Op] = []
         for op in reversed(self.ops):

@@ -40,12 +40,12 @@ class Share:
 
     @property
     def total(self) -> float:
-        """All of it; nan with symbolic shapes."""
+        """The work of the whole function; nan with symbolic shapes."""
         return self.tiled + sum(work for _, work in self.left)
 
     @classmethod
     def of(cls, jaxpr: core.Jaxpr, compiled: Compiled, turns: float = 1) -> Share:
-        """Of a function, or of a body that runs as often as `turns` says."""
+        """Find where a function's work is done, or the work of a body that runs `turns` times."""
         # What is computed when tracing, or by nobody, is in neither.
         rest = cost.executed(jaxpr.eqns) - sum(cost.executed([fallback.equation]) for fallback in compiled.fallbacks)
         tiled = turns * max(0.0, min(rest, sum(_work(op) for part in compiled.parts for op in part.traced.ops)))

@@ -155,13 +155,13 @@ def weights_of(attrs: AttentionAttrs, *inputs: jax.Array) -> tuple[jax.Array, li
 
 
 def weight_labels(attrs: AttentionAttrs) -> tuple[int, ...]:
-    """For each axis of the scores, the output's axis, or a negative number for the last, which is summed."""
+    """The output's axis for each axis of the scores; a negative number for the last one, which is summed."""
     product, _ = _parsed(attrs)[2]
     return (product.a, product.b)[attrs.values_chained]
 
 
 def _check_attrs(op: Op) -> None:
-    """That the attributes give scores a shape and dtypes and share the inputs out, so that `parts_of` can be asked."""
+    """Check the attributes that `parts_of` relies on: the scores' shape, the dtypes, and which part has which inputs."""
     attrs: AttentionAttrs = op.attrs
     if not all(0 <= extent < 1 << 48 for extent in attrs.shape):
         raise ValueError(f"attention's scores have shape {list(attrs.shape)}")

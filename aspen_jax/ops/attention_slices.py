@@ -45,7 +45,7 @@ class AttentionSlicesAttrs(AttentionAttrs):
 
 
 class AttentionSlices(OpFamily):
-    """Of attention with scores [..., Q, K] and values of C columns, by slices S of the keys: [S, ..., Q, C + 2], float32.
+    """Attention over S slices of the keys: scores [..., Q, K], values of C columns -> [S, ..., Q, C + 2], float32.
 
     Weights are e^(logit - most), where `most` is the slice's largest logit. The output is C weighted sums of values, `most`, and
     the sum of weights. Where all logits of a slice are -inf, so is `most`, and weights are zero. Kernels are those of GPUs alone.

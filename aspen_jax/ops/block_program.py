@@ -95,11 +95,11 @@ class BlockProgram:
         return cls(num_inputs, constants, tuple(instructions), results[0], tuple(results[1:]))
 
     def reference(self, *inputs: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-        """The first result of `references`."""
+        """Compute the first result of `references`."""
         return dataclasses.replace(self, further=()).references(*inputs, shape=shape, dtypes=[dtype])[0]
 
     def references(self, *inputs: jax.Array, shape: tuple[int, ...], dtypes: Sequence[np.dtype]) -> list[jax.Array]:
-        """The same in jax.lax, on inputs of one shape. Constants take the lane of the instruction that reads them."""
+        """Compute all results in jax.lax, on inputs of one shape. Constants take the lane of the instruction that reads them."""
         lanes: dict[int, Any] = dict(enumerate(inputs))
         for register, array in lanes.items():
             if lane_of(array.dtype) is not None:

@@ -98,6 +98,6 @@ def _squares(
 
 
 def _part(phase: int, step: int, before: int, window: int) -> tuple[int, int, int]:
-    """Of the taps that pixels of a phase meet the first, their number, and how far before the input the first one begins."""
+    """The first tap that pixels of a phase meet, the number of such taps, and how far before the input the first begins."""
     first = (before - phase) % step
     return first, len(range(first, window, step)), (before - phase - first) // step

@@ -33,7 +33,7 @@ class Equation(NamedTuple):
 
     @property
     def scalars(self) -> list[np.ndarray | None]:
-        """For each operand, its value where it is a scalar known when tracing, else None."""
+        """The value of each operand that is a scalar known when tracing; None for the others."""
         return [array if array is not None and array.ndim == 0 else None for array in self.arrays]
 
     @property

@@ -181,7 +181,7 @@ class OpFamily(abc.ABC):
         return op.in_place and self.rewrites is not None
 
     def grain(self, op: Op) -> tuple[int, ...]:
-        """Per output dimension, the smallest extent worth a tile of its own (SIMD and register blocks); merged from there."""
+        """The smallest extent worth a tile of its own in each output dimension, for SIMD and register blocks."""
         shape = op.output.shape
         return tuple(min(16, extent) if axis == len(shape) - 1 else 1 for axis, extent in enumerate(shape))
 

@@ -161,7 +161,7 @@ def from_panels(panels: Any, shape: Sequence[int]) -> Any:
 
 
 class MatmulPanels(Matmul):
-    """The same with b, float32, stored in panels [ceil(N/32), K, 32]."""
+    """Matrix multiplication with b, float32, stored in panels [ceil(N/32), K, 32]."""
 
     name = "matmul_panels"
     kernel = "matmul_panels"

@@ -76,7 +76,7 @@ class RowProgram:
         return self.stages[-1].dtype
 
     def stored_as(self, dtype: np.dtype) -> RowProgram:
-        """The same with a result of another dtype of the same lanes."""
+        """The program with a result of another dtype of the same lanes."""
         *others, last = self.stages
         return dataclasses.replace(self, stages=(*others, last._replace(dtype=dtype)))
 
@@ -108,11 +108,11 @@ class RowProgram:
         return cls(num_inputs, tuple(stages), tuple(further))
 
     def reference(self, inputs: Sequence[jax.Array], axes: tuple[int, ...], shape: tuple[int, ...]) -> jax.Array:
-        """The first of `references`."""
+        """Compute the first result of `references`."""
         return self.references(inputs, axes, shape)[0]
 
     def references(self, inputs: Sequence[jax.Array], axes: tuple[int, ...], shape: tuple[int, ...]) -> list[jax.Array]:
-        """The same in jax.lax, along the axes of inputs of one shape: the last stage's result, then those stored beside it."""
+        """Compute all results in jax.lax, along the axes of inputs of one shape: first that of the last stage."""
         kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
         known = list(inputs)
         for kind, dtype, program in self.stages:

@@ -119,7 +119,7 @@ class SelectAndScatterAdd(_SelectWindows):
 
 
 class SelectAndGatherAdd(_SelectWindows):
-    """Of each window, the element of a tensor like x at the place of the one that the window chooses; 0 where that is padding."""
+    """Gathering by windows: each chooses a place in x and takes the other tensor's element there; 0 where it is padding."""
 
     name = "select_and_gather_add"
     kernel = "select_and_gather_add"

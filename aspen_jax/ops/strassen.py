@@ -86,7 +86,7 @@ def right_factors(b: np.ndarray) -> np.ndarray:
 
 
 def _are_apart(b: np.ndarray) -> np.ndarray:
-    """Of b [2, K/2, pairs of panels, 2, 32] the pairs with a column that would spoil the one beside it: [pairs]."""
+    """Whether a pair of panels has a column that would spoil its neighbour: b [2, K/2, pairs, 2, 32] -> bool [pairs]."""
     largest = np.abs(b).max(axis=(0, 1))
     most, least = largest.max(axis=1), np.where(largest > 0, largest, _OF_ZEROS).min(axis=1)
     return ~((most <= least * _MOST_APART) & (most <= _LARGEST)).all(axis=1)

@@ -210,7 +210,7 @@ class WinogradAttrs(Attrs):
 
     @property
     def products(self) -> int:
-        """Of a patch, an output channel and a channel of x."""
+        """Multiplications for one patch, one output channel and one channel of x."""
         return math.prod(int(self.weighted(axis).sum()) for axis in (0, 1))
 
     def order(self, channels: int) -> np.ndarray:

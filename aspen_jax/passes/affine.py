@@ -190,7 +190,7 @@ class _Writer:
 
 
 def _weight_axes(host: Op) -> dict[int, dict[int, int]]:
-    """For each input that may be weights, which of its axes is that of an output's axis."""
+    """The inputs that may be weights: for each, which of its axes belongs to which axis of the output."""
     if host.family is CONV2D:
         return {1: {3: 3}}
     if host.family is MATMUL:

@@ -84,7 +84,7 @@ class _Rewritten(NamedTuple):
 
 
 def _rewritten(op: Op) -> _Rewritten | None:
-    """None where the op is none that this computes, or the user's precision forbids it."""
+    """The op in bfloat16 parts; None for other ops, and where the user's precision forbids it."""
     is_float32 = op.family.num_main(op) == 2 and all(item.dtype == np.float32 for item in op.main_inputs)
     if op.exact or op.output.size == 0 or not is_float32:
         return None

@@ -238,7 +238,7 @@ def _is_bijective(view: View) -> bool:
 
 
 def _inverse(view: View, value_shape: tuple[int, ...]) -> View | None:
-    """For a bijective view, the view of a dense copy of it that shows the value again."""
+    """The inverse of a bijective view: it shows the value again from a dense copy of the view."""
     strides = [0] * len(view.base)
     offset, unit = 0, 1
     for dim in reversed(view.dims):

@@ -48,7 +48,7 @@ def run(program: Program) -> Program:
 
 
 def attributes(op: Op) -> MatmulPanelsAttrs | None:
-    """Those of a product whose right operand is worth storing in panels, then; None for other ops."""
+    """The attributes of a product in panels, where its right operand is worth storing so; None for other ops."""
     if op.family is not MATMUL or op.inputs[1].dtype != np.float32:
         return None
     attrs = MatmulPanelsAttrs(op.attrs.a, op.attrs.b, op.inputs[1].shape)
@@ -59,7 +59,7 @@ def attributes(op: Op) -> MatmulPanelsAttrs | None:
 
 
 def arrangements(program: Program, values: Collection[Value]) -> dict[Value, storage.Arrangement]:
-    """Those of `values` that only products read, all in one order, and that are worth storing in panels; and how."""
+    """How to store in panels the `values` that are worth it: only products read them, all in one order."""
     uses = program.uses()
     found: dict[Value, storage.Arrangement] = {}
     for value in values:

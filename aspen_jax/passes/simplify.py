@@ -52,7 +52,7 @@ def run(program: Program) -> Program:
 
 
 def _equal_constants(program: Program) -> dict[Value, Value]:
-    """For each small constant that repeats an earlier one, that one."""
+    """Small constants that repeat an earlier one, each with that earlier one."""
     same: dict[Value, Value] = {}
     known: dict[tuple, Value] = {}
     for value, array in program.constants:

@@ -204,13 +204,13 @@ Shape = tuple[int, tuple[int, ...]]
 
 
 def axis_of(parts: list[Op]) -> int:
-    """Of the strips: rows of an image, or of the last matrix of a product."""
+    """The axis along which strips are cut: rows of an image, or of the last matrix of a product."""
     rank = len(parts[-1].output.shape)
     return rank - 2 if parts[-1].family in _PRODUCTS else rank - _IMAGE_RANK + 1
 
 
 def _shapes(parts: list[Op]) -> list[Shape]:
-    """Those that are considered, the smallest first."""
+    """The shapes of strips to consider, the smallest first."""
     axis = axis_of(parts)
     rows, *inner, channels = (max(extent, 1) for extent in parts[-1].output.shape[axis:])
     # What writes dense rows needs room for all channels.
@@ -243,7 +243,7 @@ Find = Callable[[list[Op]], Shape | None]
 
 
 def _in_strips(chain: list[Op], limit: int, fewest_bytes: bool) -> Find:
-    """For a core, which goes through strips and keeps rows."""
+    """Find the shape for a CPU core, which goes through strips and keeps rows."""
     least = _comfortable if _size(chain[:2], _comfortable(chain[:2])) <= limit and not fewest_bytes else _least
 
     def shape_of(parts: list[Op]) -> Shape | None:

@@ -1,4 +1,4 @@
-"""In which order of dimensions a value is best stored for those that read it.
+"""The order of dimensions in which a value is best stored for those that read it.
 
 Products and convolutions read the rows of their weights fastest where they are dense. Many libraries hold weights the other way
 round (`x @ w.T`, OIHW): then each call reads in strides or copies first. Weights that are known beforehand are stored once in the
@@ -45,7 +45,7 @@ def as_it_is(op: Op, index: int) -> Order:
 
 
 def best_orders(program: Program, values: Collection[Value], read_in: ReadIn = as_it_is) -> dict[Value, Order]:
-    """For those of `values` that another order of dimensions suits better: the permutation to store them in.
+    """The permutations to store `values` in, for those that another order of dimensions suits better.
 
     Args:
         program: who reads them.
@@ -92,7 +92,7 @@ class Constants:
         return Operand.whole(self._made[sources, form][0])
 
     def all(self) -> tuple[tuple[Value, np.ndarray], ...]:
-        """All of them, as a program has them."""
+        """All constants, as a program has them."""
         return (*self._arrays.items(), *self._made.values())
 
 

@@ -77,7 +77,7 @@ def _may_be(op: Op) -> bool:
 
 
 def _rewritten(op: Op) -> _Rewritten | None:
-    """By Strassen's algorithm, with the pixels of each line of an image as rows of a matrix; None where they do not suit it."""
+    """The convolution by Strassen's algorithm, a matrix for each line of pixels; None where they do not suit it."""
     if not _may_be(op):
         return None
     x, attrs = op.inputs[0], op.attrs

@@ -145,7 +145,7 @@ def compare(
 
 
 def _flops(plain: Any, leaves: list[Any]) -> float:
-    """Of the function as it was written; XLA knows no cost of a function without operations."""
+    """FLOPs of the function as it was written; XLA knows no cost of a function without operations."""
     return max(0.0, float((plain.lower(leaves).cost_analysis() or {}).get("flops", 0.0)))
 
 

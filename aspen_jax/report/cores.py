@@ -1,4 +1,4 @@
-"""As many cores for XLA as for the engine, or a comparison compares nothing."""
+"""Equal cores for XLA and the engine, without which a comparison compares nothing."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Explanation:
     def of(
         cls, function: str, jaxpr: core.Jaxpr, calls: Sequence[tuple[core.ClosedJaxpr, Compiled]], reason: str | None
     ) -> Explanation:
-        """From the compiled calls that the function consists of; the bodies of their control flow are parts too."""
+        """Explain the compiled calls that a function consists of; the bodies of their control flow are parts too."""
         compiled = tuple(one for _, item in calls for one in (item, *item.bodies))
         tiled = tuple(part for item in compiled for part in item.parts)
         parts = tuple(map(_report_part, tiled))
@@ -153,7 +153,7 @@ class Explanation:
         return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        """For notebooks: what `str` says, as tables."""
+        """Tables of what `str` says, which notebooks show."""
         first, *_ = str(self).splitlines()
         parts = [f"<div>{escaped(first)}</div>"]
         for index, part in enumerate(self.parts):
@@ -331,7 +331,7 @@ def _near(source: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded, but 0 and 100 only where it is nothing or all."""
+    """A share as rounded per cent, which are 0 or 100 only where it is nothing or all."""
     if math.isnan(share):
         return "an unknown share"
     return f"{share:.0%}" if share in (0, 1) else f"{min(max(round(100 * share), 1), 99)}%"

@@ -127,7 +127,7 @@ def _critical_path(labels: Labels, run: Timeline) -> str:
 
 
 def _idle(labels: Labels, run: Timeline) -> str:
-    """By what was waited for, the longest first."""
+    """A table of the workers' idle time by what they waited for, the longest first."""
     lost: collections.Counter[tuple[str, str]] = collections.Counter()
     longest: dict[tuple[str, str], int] = {}
     for gap in run.gaps:

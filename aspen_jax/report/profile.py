@@ -137,7 +137,7 @@ class _Marks:
 
 @dataclasses.dataclass(frozen=True)
 class _Clock:
-    """From our clock to that of JAX's profile, which may go at a slightly different pace.
+    """Converts times of our clock to those of JAX's profile, which may go at a slightly different pace.
 
     Attributes:
         first: a moment on both, in nanoseconds.

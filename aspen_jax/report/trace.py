@@ -149,5 +149,5 @@ def _add_copies(trace: PerfettoTrace, labels: Labels, copies: Sequence[Copy]) ->
 
 
 def _row_name(name: str, row: int) -> str:
-    """Of a track; what overlaps on a lane or link is spread over several."""
+    """The name of a track's row; what overlaps on a lane or link is spread over several rows."""
     return bounded(name) if row == 0 else f"{bounded(name)} ({row + 1})"

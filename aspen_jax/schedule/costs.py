@@ -63,7 +63,7 @@ class Costs:
 
     @forks.cached_property
     def virtual(self) -> np.ndarray:
-        """As the engine's clock takes them: int64, `_engine.NEVER` for inf."""
+        """The costs as the engine's clock takes them: int64, `_engine.NEVER` for inf."""
         return np.where(self.ns < 2.0**61, self.ns, 0).round().astype(np.int64) + np.where(self.ns < 2.0**61, 0, _engine.NEVER)
 
     def on(self, factors: Sequence[float]) -> Costs:

@@ -168,7 +168,7 @@ class Machine:
 
     @property
     def memories(self) -> tuple[str, ...]:
-        """Their names, in the order of the resources."""
+        """The names of the memories, in the order of the resources."""
         return tuple(dict.fromkeys(resource.memory for resource in self.resources))
 
     @property

@@ -47,7 +47,7 @@ class SingleQueue(Policy):
 
 
 class FirstReadyFirst(Policy):
-    """Whoever is idle takes what became ready first; StarPU calls it eager."""
+    """Idle resources take the tile that became ready first; StarPU calls this policy eager."""
 
     order: Order = "first ready first"
 
@@ -101,7 +101,7 @@ class Dmda(Policy):
 
 
 class Heft(Policy):
-    """By upward rank, each tile where it ends first (Topcuoglu, Hariri and Wu, TPDS 2002), without insertion into gaps."""
+    """HEFT: tiles by upward rank, each where it ends first (Topcuoglu, Hariri and Wu, TPDS 2002). It fills no gaps."""
 
     def plan(self, graph: TileGraph, machine: Machine, costs: Costs) -> Plan:
         rank = graph.upward_rank(costs.mean_ns + machine.copy_ns(graph.tile_bytes))

@@ -66,7 +66,7 @@ class View(Protocol):
         ...
 
     def earliest_finish(self, tile: int, /) -> np.ndarray:
-        """When a tile would end on each resource, int64 [resources]; `NEVER` where it has no kernel."""
+        """The time at which a tile would end on each resource, int64 [resources]; `NEVER` where it has no kernel."""
         ...
 
 
@@ -88,7 +88,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """For tables and pictures."""
+        """The policy's name in tables and pictures."""
         return type(self).__name__
 
     def plan(self, graph: TileGraph, machine: Machine, costs: Costs) -> Plan:
@@ -158,7 +158,9 @@ class State:
         self._expectation = _engine.Expectation(virtual_graph(graph, machine), machine.virtual, costs.virtual)
 
     def earliest_finish(self, tile: int) -> np.ndarray:
-        """When a tile would end on each resource, int64 [resources] in nanoseconds; `_engine.NEVER` where it has no kernel.
+        """The time at which a tile would end on each resource, int64 [resources] in nanoseconds.
+
+        It is `_engine.NEVER` where a resource has no kernel for the tile.
 
         Raises:
             InputError: there is no such tile, or one that it waits for is not assigned yet.

@@ -121,7 +121,7 @@ class Schedule:
         trace.write(path, self.graph, self.timeline, lane_names=self.machine.lane_names, costs=expected, copies=copies)
 
     def _copies(self) -> list[trace.Copy]:
-        """Each with the children that read it there, once it has come."""
+        """The copies, each with the children that read it there, once it has come."""
         from aspen_jax.report import trace
 
         if not len(self.copies):

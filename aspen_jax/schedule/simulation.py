@@ -136,7 +136,7 @@ def _decisions(
 
 
 def _check_kinds(**given: object) -> None:
-    """That each argument is what its name says.
+    """Check that each argument is what its name says.
 
     Raises:
         InputError: one is not.
@@ -153,7 +153,7 @@ def _check_kinds(**given: object) -> None:
 
 
 def _lanes(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
-    """Of each resource, how often it runs a tile, and its cores."""
+    """How often each resource runs a tile, and the resource's cores."""
     allowed = os.sched_getaffinity(0)
     lanes = []
     for resource in machine.resources:

@@ -204,7 +204,7 @@ class Client:
         return call.future
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """As `map`: a result for each item, in order, with up to `depth` calls on their way at once."""
+        """Call the function for each item, as Python's `map` does; up to `depth` calls are on their way at once."""
         futures: collections.deque[Future[Any]] = collections.deque()
         for args in zip(*iterables, strict=False):
             if len(futures) == self._depth:

@@ -62,7 +62,7 @@ class FlatJaxpr:
         return var in self.constants or var in self.weights
 
     def live(self, positions: Sequence[int]) -> list[tuple[core.Var, ...]]:
-        """For each position the variables set before it and read behind it, in the order in which they are set.
+        """The variables set before each position and read behind it, in the order in which they are set.
 
         Position `p` stands before equation `p`. What nobody needs in the end does not count as read; what is held neither.
         """

@@ -87,7 +87,7 @@ class Network:
     FAST, SLOW = 0.3, 0.02  # weights of a new message
 
     def observed(self, kind: str, nbytes: int, seconds: float, now: float) -> Network:
-        """With one more message.
+        """The network with one more message.
 
         Args:
             kind: of network, such as "wifi" or "4g".
@@ -151,11 +151,11 @@ class Times:
         return self.before[-1] - self.before
 
     def to_json(self) -> str:
-        """As text, for the other side."""
+        """The times as text, for the other side."""
         return json.dumps(self.to_fields())
 
     def to_fields(self) -> dict[str, Any]:
-        """As lists and numbers."""
+        """The times as lists and numbers."""
         return {"before": self.before.tolist(), "cores": self.cores}
 
     @classmethod
@@ -254,7 +254,7 @@ class Profile:
             raise InputError("an accuracy lies outside of 0 to 1. Pass the share of right answers")
 
     def observed(self, cut: int, device_seconds: float, server_seconds: float) -> Profile:
-        """With the load of the last run: what each side took, by what it was predicted to take (the paper's scaling factor).
+        """The profile with the load of the last run: measured by predicted time of each side (the paper's scaling factor).
 
         A side that had next to nothing to do keeps its load. Between calls that wait for a link, caches cool. Others on a core
         slow it more where it is busy. So take runs like those that are to be predicted.
@@ -310,7 +310,7 @@ class Profile:
         return Metrics(cuts, np.asarray(self.bits), {name: array[cuts] for name, array in values.items()})
 
     def to_json(self) -> str:
-        """As text, to be kept in a file."""
+        """The profile as text, to be kept in a file."""
         fields = {name: np.asarray(getattr(self, name)).tolist() for name in _ARRAYS if getattr(self, name) is not None}
         if self.accuracy is not None:
             fields["accuracy"] = [[None if math.isnan(x) else x for x in row] for row in fields["accuracy"]]

@@ -54,25 +54,25 @@ class Head(AspenFunction[..., Any]):
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function, after a look at the weights."""
+        """Compare the weights, then call the function."""
         self._check(args, kwargs)
         return super().__call__(*args, **kwargs)
 
     def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """As `AspenFunction.graph_inputs`, after a look at the weights."""
+        """Compare the weights, then give what `AspenFunction.graph_inputs` gives."""
         self._check(args, kwargs)
         return super().graph_inputs(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: what is compiled takes any weights."""
+        """Raise an error: what is compiled takes any weights."""
         self._refuse_traced(next(iter(self._held.values())))
 
     def lower(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused, as `trace`."""
+        """Raise the error of `trace`."""
         self._refuse_traced(next(iter(self._held.values())))
 
     def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused, as `trace`."""
+        """Raise the error of `trace`."""
         self._refuse_traced(next(iter(self._held.values())))
 
     def _check(self, args: Any, kwargs: Any) -> None:

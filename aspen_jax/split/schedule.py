@@ -68,7 +68,7 @@ class Constraint:
         _check_value(self.metric, self.value)
 
     def excess(self, values: np.ndarray) -> np.ndarray:
-        """By how much values break the constraint; 0 or less where they keep it."""
+        """How much values break the constraint by; 0 or less where they keep it."""
         return values - self.value if self.op == "<=" else self.value - values
 
 

@@ -89,7 +89,7 @@ def pad(model: Model, rounds: int) -> dict[str, Timing]:
 
 
 def bytes_between(graph: TileGraph) -> int:
-    """That ops write and only ops read."""
+    """Bytes of the values that ops write and only ops read."""
     program = graph.program()
     returned = {operand.value for operand in program.outputs}
     return sum(op.output.size * op.output.dtype.itemsize for op in program.ops if op.output not in returned)

@@ -49,7 +49,7 @@ class Outcome:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], known: Rates) -> Outcome:
-        """Of timed parts, by rates."""
+        """Choose for timed parts by rates."""
         chosen = [sample.evidence.why_left_to_xla(known) is None for sample in samples]
         best = sum(min(sample.xla_ns, sample.tiles_ns) for sample in samples)
         return cls(

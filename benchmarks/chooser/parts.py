@@ -40,7 +40,7 @@ class Draw:
         return int(np.exp(self._random.uniform(np.log(low), np.log(high + 1))))
 
     def round_size(self, low: float, high: float) -> int:
-        """Likewise, mostly a power of two or a few of them."""
+        """A whole number as `size` gives it, mostly a power of two or a few of them."""
         size = self.size(low, high)
         if self._random.random() < 0.3 or size < 4:
             return size
@@ -686,7 +686,7 @@ _OFTEN = ("small", "trailing", "loop", "loop", "updates")
 
 
 def generated(count: int, seed: int) -> Iterator[GeneratedPart]:
-    """So many parts, the same for the same seed."""
+    """Draw `count` parts, the same for the same seed."""
     kinds = (*GENERATORS, *_OFTEN)
     for index in range(count):
         yield GENERATORS[kinds[index % len(kinds)]](Draw(seed * 1_000_003 + index))

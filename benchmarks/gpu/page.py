@@ -43,7 +43,7 @@ def share_of_best(times: Times) -> float | None:
 
 
 def share_of_best_call(times: Times) -> float | None:
-    """The same for calls, alone until their results are ready."""
+    """The fastest call of the other sides over a call of the graph executor, each alone until its results are ready."""
     return _share([_of(times, side, "call_us") for side in ("xla", COMPILED, EAGER)], _of(times, "graph", "call_us"))
 
 

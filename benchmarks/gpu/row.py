@@ -68,7 +68,7 @@ class Row:
             return model if self.dtype == "float32" else model.cast(self.dtype)
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields as plain data."""
+        """The row's fields as plain data."""
         return dataclasses.asdict(self)
 
 

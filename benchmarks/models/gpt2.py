@@ -69,7 +69,7 @@ def decode(params: Params, token_id: jax.Array, cache: Cache, position: jax.Arra
 
 
 def build_decode(config: Config, batch: int = 1) -> Model:
-    """The same for one token behind a text that fills three quarters of the cache."""
+    """Build the model of one decoded token, behind a text that fills three quarters of the cache."""
     seeded = Seeded()
     shape = (batch, config.heads, config.tokens, config.width // config.heads)
     cache = [(seeded.normal(*shape), seeded.normal(*shape)) for _ in range(config.layers)]

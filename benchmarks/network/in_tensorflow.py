@@ -181,7 +181,7 @@ def _dense(params: dict[str, Any], x: Any, prefix: str = "") -> Any:
 
 
 def _product(x: Any, weight: Any, transpose_b: bool = False, bias: Any = None) -> Any:
-    """By a matrix, as Keras' Dense does it: of three dimensions two become one, because matmul would copy the matrix for each."""
+    """Multiply by a matrix as Keras' Dense does: with the leading dimensions as one, or matmul would copy the matrix for each."""
     y = tf.matmul(tf.reshape(x, (-1, x.shape[-1])), weight, transpose_b=transpose_b)
     if bias is not None:
         y = tf.nn.bias_add(y, bias)

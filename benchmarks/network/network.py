@@ -67,7 +67,7 @@ class Network:
         self._count: Counter[str] = Counter()
 
     def input(self, kind: InputKind, shape: Shape, below: int = 0) -> Value:
-        """One more input."""
+        """Add an input."""
         name = kind.replace(" ", "_")
         self.inputs[name] = Input(kind, shape, below)
         return Value(name, shape)

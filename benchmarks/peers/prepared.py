@@ -22,7 +22,7 @@ _QUIET = {"PYTHONWARNINGS": "ignore"}
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Such a folder.
+    """The folder of a model made ready.
 
     Attributes:
         folder: where it lies.

@@ -44,7 +44,7 @@ class SideResult:
 
     @property
     def timing(self) -> Timing | None:
-        """Its times, where it was timed."""
+        """The side's times; None where it was not timed."""
         return Timing(self.samples_s) if self.state == TIMED else None
 
 
@@ -67,7 +67,7 @@ class ModelResult:
     sides: dict[str, SideResult]
 
     def share_of_peak(self, side: str) -> float:
-        """Of the multiply-add peak, at the side's minimum; NaN where it was not timed."""
+        """The share of the multiply-add peak that a side reaches at its minimum; NaN where it was not timed."""
         timing = self.sides[side].timing
         return self.flops / timing.minimum / max(self.peak_flops) if timing and self.peak_flops else math.nan
 
@@ -195,7 +195,7 @@ def _summary(result: ModelResult, names: list[str]) -> list[str]:
 
 
 def reference(results: Sequence[ModelResult]) -> str:
-    """Beside whom the others are shown: TensorFlow, as in ASPEN's figure 6, where it was timed; else jax.jit."""
+    """The side beside which the others are shown: TensorFlow, as in ASPEN's figure 6, where it was timed; else jax.jit."""
     return TENSORFLOW if any(not math.isnan(result.times_as_fast(TENSORFLOW, TENSORFLOW)) for result in results) else JIT
 
 

@@ -27,7 +27,7 @@ ASPEN, JIT, TENSORFLOW = "aspen", "jax.jit", "TensorFlow"
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of those that are compared.
+    """A runtime that is compared.
 
     Attributes:
         start: makes the model ready for that number of threads; imports what it needs.
@@ -47,7 +47,7 @@ class Side:
         return f"pip install {' '.join(missing)}" if missing else None
 
     def version(self) -> str:
-        """Of its first package, once that is imported."""
+        """The version of the side's first package, once that is imported."""
         return getattr(sys.modules[next(iter(self.packages))], "__version__", "").partition("-")[0]
 
 

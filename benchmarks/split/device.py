@@ -59,7 +59,7 @@ class Device:
             yield client
 
     def profile(self, bits: list[int], bandwidth: float) -> dict[str, Any]:
-        """Of the network on this core, for a link of so many bytes a second."""
+        """Profile the network on this core, for a link of `bandwidth` bytes a second."""
         return {"profile": measure(self._function, self._images[0], bits=bits, bandwidth=bandwidth).to_json()}
 
     def stages(self, call: dict[str, Any], count: int, at_once: bool) -> dict[str, float]:

@@ -40,7 +40,7 @@ class Counter:
 
 
 def counters(zones: Path = _ZONES) -> list[Counter]:
-    """Those of the machine's packages that this process may read."""
+    """The counters of the machine's packages that this process may read."""
     found = []
     for zone in sorted(zones.glob("intel-rapl:*")):
         try:

@@ -105,7 +105,7 @@ class Joined:
     _plain_text: bool
 
     def profile(self, bits: Sequence[int]) -> Profile:
-        """Of the network on the device, for this link; the server's core is like it."""
+        """Profile the network on the device, for this link; the server's core is like it."""
         found = self._device.ask(do="profile", bits=list(bits), bandwidth=self.link.bandwidth)
         return Profile.from_json(found["profile"])
 
@@ -215,7 +215,7 @@ def measured(
 
 
 def gains(rows: Sequence[tuple[str, Row]]) -> dict[str, tuple[float, float, float]]:
-    """For each link: the smaller of local and remote throughput by the larger; ours by the larger, and by the best side's."""
+    """Gains by link: the smaller of local and remote throughput by the larger; ours by the larger, and by the best side's."""
     found = {}
     for name in dict.fromkeys(name for name, _ in rows):
         here = {row.side: row.throughput for link, row in rows if link == name}

@@ -112,7 +112,7 @@ class Loaded:
 
 @contextlib.contextmanager
 def others_on(core: int, count: int) -> Iterator[None]:
-    """So many processes that compute on a core."""
+    """Run `count` processes that compute on a core, as long as the context lasts."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(neighbour_on(core))
@@ -163,7 +163,7 @@ def observed_at_once(pair: Joined, profile: Profile, bits: Sequence[int]) -> Pro
 
 
 def shared_cut(profile: Profile, bits: Sequence[int]) -> int:
-    """Of the cuts that leave a quarter of the work or more to each side, the one that sends the fewest bytes."""
+    """The cut that sends the fewest bytes, of those that leave each side a quarter of the work or more."""
     before = profile.device.before
     inner = np.flatnonzero((before >= before[-1] / 4) & (before <= before[-1] * 3 / 4))
     if not len(inner):
@@ -203,7 +203,7 @@ class Spared:
 
 
 def spared(setting: Setting, counts: Sequence[int], deadlines: Sequence[float]) -> Iterator[Spared]:
-    """For each link, number of others on the device's core, and deadline.
+    """What is spared at each link, number of others on the device's core, and deadline.
 
     Args:
         setting: network and links.
@@ -221,7 +221,7 @@ def spared(setting: Setting, counts: Sequence[int], deadlines: Sequence[float]) 
 
 
 def _spared(pair: Joined, profile: Profile, bits: Sequence[int], whole: float, row: Spared) -> Spared:
-    """With what was chosen and measured; `whole` is the server's time for all of a call, in seconds."""
+    """Fill a row with what was chosen and measured; `whole` is the server's time for all of a call, in seconds."""
     found = choose(
         link.of_bits(profile, bits).metrics(pair.link),
         [Constraint("latency", "<=", row.deadline)],

@@ -174,7 +174,7 @@ def _accuracy(networks: dict[str, Trained], examples: int, bits: tuple[int, ...]
 
 
 def _of_relus(item: AccuracyMap) -> np.ndarray:
-    """Without the first cut, where the input crosses, and the last one, where nothing does."""
+    """The values without the first cut, where the input crosses, and without the last one, where nothing does."""
     inner = item.values[1:-1]
     return inner[~np.isnan(inner).any(axis=1)]
 

@@ -25,7 +25,7 @@ _BATCH = 16  # images of a trained network, which is too small to be timed with 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of the part `heads`.
+    """Options of the part `heads`.
 
     Attributes:
         networks: of the zoo, such as mobilenet_v2 or resnet50_at_128; or trained ones: digits, mnist, faces.
@@ -76,7 +76,7 @@ def _function(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _errors(found: dict[str, list[Prediction]]) -> list[list[str]]:
-    """For each network, and for all: how many heads, the whole function's time, median and largest relative error."""
+    """Rows for each network, and one for all: number of heads, the whole function's time, median and largest relative error."""
     errors = {name: plans.relative_errors(items) for name, items in found.items()}
     whole = {name: duration(items[-1].measured) for name, items in found.items()}
     rows = {**errors, "all": np.concatenate(list(errors.values()))}

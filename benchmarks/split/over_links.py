@@ -19,7 +19,7 @@ PARTS = ("link",)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of the parts that run over shaped links.
+    """Options of the parts that run over shaped links.
 
     Attributes:
         network: of the zoo; it may end in the image size, as resnet50_at_128.
@@ -82,7 +82,7 @@ def run(parts: Sequence[str], options: Options, pictures: Path | None) -> dict[s
 
 
 def cut_name(configuration: link.Configuration) -> str:
-    """Its cut in a table."""
+    """How a table names the configuration's cut."""
     return "last" if configuration.cut < 0 else str(configuration.cut)
 
 

@@ -19,7 +19,7 @@ PARTS = ("stages", "load", "deadline")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of the parts `stages`, `load` and `deadline`, which run over the links `over.links`.
+    """Options of the parts `stages`, `load` and `deadline`, which run over the links `over.links`.
 
     Attributes:
         cuts: at how many cuts `stages` runs, beside the first and the last one.

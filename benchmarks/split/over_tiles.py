@@ -15,7 +15,7 @@ PARTS = ("overlap",)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of the part `overlap`.
+    """Options of the part `overlap`.
 
     Attributes:
         network: of the zoo; it may end in the image size, as resnet18_at_512.

@@ -115,7 +115,7 @@ class Head:
 
 
 def tiled(function: Any, *inputs: Any) -> TileGraph:
-    """Its graph with many tiles, though one worker will walk them, and memory of its own for each value."""
+    """The function's graph with many tiles, though one worker will walk them, and with memory of its own for each value."""
     set_num_workers(_TILED_FOR)
     graph = function.graph_without_reuse(*inputs)
     set_num_workers(1)
@@ -268,7 +268,7 @@ def printed(network: str, rows: Sequence[Row], how: str) -> None:
 
 
 def gains(rows: Sequence[Row]) -> dict[float, tuple[Row, Row]]:
-    """For each link the best way without overlap, and the best overlap."""
+    """The best way without overlap, and the best overlap, for each link."""
     result = {}
     for rate in sorted({row.mbps for row in rows if row.mbps}):
         here = [row for row in rows if row.mbps in (0, rate)]

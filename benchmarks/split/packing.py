@@ -52,7 +52,7 @@ def relu_batches(trained: Trained, images: int) -> list[np.ndarray]:
 
 
 def relu_values(trained: Trained, images: int) -> list[list[np.ndarray]]:
-    """The same for one image after the other, each [1, ...]."""
+    """The outputs of a network's ReLUs for one image after the other, each [1, ...]."""
     values = relu_batches(trained, images)
     return [[value[number : number + 1] for value in values] for number in range(len(values[0]))]
 
@@ -76,7 +76,7 @@ def sizes(trained: Trained, images: int) -> Sizes:
 
 
 def together(parts: Sequence[Sizes]) -> Sizes:
-    """The same over the tensors of several networks, of each as many images."""
+    """Join the sizes of several networks' tensors, of as many images each."""
     counts = np.array([part.tensors for part in parts])
 
     def mean(ratios: Sequence[float]) -> float:
@@ -104,7 +104,7 @@ def _entropy_bytes(value: np.ndarray, bits: int) -> float:
 
 
 def times(value: np.ndarray, rounds: int) -> dict[tuple[int, CodecName], tuple[int, Timing, Timing]]:
-    """By bits and codec: bytes of the message, times to pack it and to unpack it, taken in turns."""
+    """Measure each number of bits and codec: bytes of the message, times to pack it and to unpack it, taken in turns."""
     messages: dict[tuple[int, CodecName], bytes] = {
         (bits, codec): pack([value], bits, codec) for bits in BITS for codec in CODECS
     }

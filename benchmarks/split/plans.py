@@ -47,13 +47,13 @@ def predictions(fun: Callable[..., Any], args: tuple[Any, ...], cuts: int, round
 
 
 def spread(before: np.ndarray, count: int) -> list[int]:
-    """So many cuts or fewer, spread over the seconds before them, float64 [cuts]; and the last one."""
+    """Choose at most `count` cuts, spread over the seconds `before` them, float64 [cuts]; and the last one."""
     wanted = np.linspace(0, before[-1], count + 2)[1:-1]
     return sorted({int(np.searchsorted(before, seconds)) for seconds in wanted} | {len(before) - 1})
 
 
 def relative_errors(items: Sequence[Prediction]) -> np.ndarray:
-    """By how much each prediction is off, as a share of what was measured, float64 [items]."""
+    """How far each prediction is off, as a share of what was measured, float64 [items]."""
     return np.array([abs(item.predicted - item.measured) / item.measured for item in items])
 
 

@@ -53,7 +53,7 @@ class Row:
 
 
 def network_of(blocks: int, extent: int, channels: int) -> Network:
-    """So many blocks on an image."""
+    """A network of `blocks` blocks on an image."""
     net = Network()
     x = net.input("image", (1, extent, extent, channels))
     for _ in range(blocks):
@@ -113,7 +113,7 @@ def _moved(graph: TileGraph, kib: int, valgrind: str, program: Path | None) -> i
 
 
 def _onnx_runtime(network: Network, params: Params, image: np.ndarray, threads: int) -> Callable[[], Any] | None:
-    """The same by ONNX Runtime, or None where that is not installed."""
+    """Build a call of the network by ONNX Runtime, or None where that is not installed."""
     if any(importlib.util.find_spec(package) is None for package in ("onnx", "onnxruntime")):
         return None
     import onnxruntime  # pyright: ignore[reportMissingImports]

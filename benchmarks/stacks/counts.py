@@ -29,7 +29,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Of a network, what the paper's table 2 says; shares and speed-ups are those of its CPU at batch 128.
+    """What the paper's table 2 says of a network; shares and speed-ups are those of its CPU at batch 128.
 
     Attributes:
         counts: its first columns.

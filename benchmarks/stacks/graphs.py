@@ -47,7 +47,7 @@ def program_of(network: Network, params: Params, inputs: Sequence[np.ndarray], m
 def graph_of(
     network: Network, params: Params, inputs: Sequence[np.ndarray], machine: Machine, steps: int | None, workers: int
 ) -> TileGraph:
-    """The same as a graph of tiles for so many workers."""
+    """Build the graph of tiles of `program_of`, for so many workers."""
     return apu.build(program_of(network, params, inputs, machine, steps), workers, machine)
 
 

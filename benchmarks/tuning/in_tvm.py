@@ -102,7 +102,7 @@ def _fastest(run: Callable[[], Any]) -> float:
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """As a share of the largest output; a value that is not finite is infinitely far."""
+    """The largest difference as a share of the largest output; a value that is not finite is infinitely far."""
     if ours.shape != theirs.shape or not np.isfinite(ours).all():
         return float("inf")
     return float(np.abs(ours - theirs).max(initial=0) / (np.abs(theirs).max(initial=0) or 1))

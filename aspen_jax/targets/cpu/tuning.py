@@ -190,7 +190,7 @@ class _Search:
         return modelled, modelled
 
     def seconds(self, sides: Sequence[list[TileGraph]], budget: float = _SECONDS_AN_OP) -> list[float]:
-        """Of a run of all graphs of each side, one after the other."""
+        """Time a run of all graphs of each side, one after the other."""
 
         def run(graphs: list[TileGraph]) -> None:
             for graph, arrays in zip(graphs, self.arrays, strict=True):

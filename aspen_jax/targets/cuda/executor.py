@@ -13,7 +13,7 @@ EXECUTOR_VARIABLE = "ASPEN_CUDA_EXECUTOR"
 
 
 class Executor(enum.IntEnum):
-    """As in cuda/executable.h."""
+    """What runs a graph on the GPU, by the numbers of cuda/executable.h."""
 
     STREAM = 0
     GRAPH = 1

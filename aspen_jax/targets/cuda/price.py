@@ -81,7 +81,7 @@ class Gpu(Machine):
 
     @classmethod
     def here(cls) -> Gpu:
-        """That for which code is compiled in this process."""
+        """The GPU for which code is compiled in this process."""
         name = architecture()
         own = cls(clusters=has_clusters(name), warpgroups=Architecture.of(name).warpgroups)
         # GPUs with clusters start launches early.
@@ -97,7 +97,7 @@ class Gpu(Machine):
         return not is_wide and why_no_code(op) is None
 
     def measured_slices(self, op: Op) -> int | None:
-        """Into how many slices the depth of an op is best cut, where that was measured; None where the price decides."""
+        """How many slices an op's depth is best cut into, where that was measured; None where the price decides."""
         return slices_for(op) if by_library(op) is None else 1
 
     def adds_slices(self, op: Op, slices: int) -> bool:
@@ -105,7 +105,7 @@ class Gpu(Machine):
         return self.clusters and slices <= MOST_SLICES and why_no_code(op.replace(slices=slices)) is None
 
     def whole_vector(self, op: Op) -> int:
-        """So many adjacent elements at a time the operands of an op should be read; 1 where any number will do."""
+        """How many adjacent elements of an op's operands should be read at a time; 1 where any number will do."""
         # Of few rows a product reads its columns in vectors too (few_rows.h).
         rows = math.prod(op.output.shape[axis] for axis in row_axes(op))
         return WHOLE_VECTOR if op.inputs[0].dtype.itemsize == 2 and (op.family is MATMUL or rows > 32) else 1
@@ -179,7 +179,7 @@ def work_of_boxes(op: Op, boxes: np.ndarray) -> Work:
 
 
 def _is_streamed(op: Op) -> bool:
-    """The same of an op that others surround."""
+    """Whether an op is streamed, also where it is transposed or part of a partial reduction."""
     if op.family is TRANSPOSED:
         return is_streamed(untransposed(op))
     return is_streamed(part_of(op) if op.family is PARTIAL_REDUCE else op)
@@ -203,14 +203,14 @@ def _has_few_rows(op: Op) -> bool:
 
 
 def _whole_rows(op: Op, extents: np.ndarray, unit: int) -> np.ndarray:
-    """Of some convolutions the rows of a block are a box of pixels."""
+    """The rows that whole blocks multiply; in some convolutions a block's rows are a box of pixels."""
     own = extents[:, row_axes(op)]
     pixels = None if op.family.name == "matmul" else box_of_pixels(op)
     return whole(own.prod(axis=1), unit) if pixels is None else (-(-own // np.array(pixels))).prod(axis=1) * unit
 
 
 def _whole_columns(op: Op, columns: np.ndarray, unit: int) -> np.ndarray:
-    """Of groups each has columns of its own."""
+    """The columns that whole blocks multiply; each group of a convolution has columns of its own."""
     if op.family.name == "matmul" or op.attrs.groups == 1:
         return whole(columns, unit)
     per_group = op.output.shape[-1] // op.attrs.groups

@@ -83,7 +83,7 @@ class Timer(Protocol):
 
 
 class DeviceTimer:
-    """By the events of the first GPU, or of the driver that tests play."""
+    """Times ops by the events of the first GPU, or of the driver that tests play."""
 
     def __init__(self, compile_program: Callable[[Program], Code] | None = None):
         """`compile_program`: gives a program's code; by default NVRTC does, for this process's GPU."""

@@ -49,7 +49,7 @@ class CudaTarget(Target):
 
     @classmethod
     def here(cls, executor: Executor = Executor.GRAPH) -> Self:
-        """With all that was timed on it."""
+        """The GPU of this process, with all that was timed on it."""
         return cls(dataclasses.replace(Gpu.here(), kernels=known()), NUM_BLOCKS, executor)
 
     @classmethod

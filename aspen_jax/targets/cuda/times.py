@@ -26,7 +26,7 @@ Times = Mapping[str, float]  # seconds a call, by names in EXECUTORS
 
 
 def key(compiled: Compiled) -> str:
-    """Equal for functions that are the same work for a GPU.
+    """A key that is equal for functions that are the same work for a GPU.
 
     Raises:
         UnsupportedOp: there is no CUDA code for some op.

@@ -1,1 +1,1 @@
-"""From kernels to code: C++ as text, ops that are launched together, and the compiler."""
+"""Code of kernels: C++ as text, ops that are launched together, and the compiler."""

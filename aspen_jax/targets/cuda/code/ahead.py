@@ -19,7 +19,7 @@ _MOST_SPAN = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """As Ahead in cuda/kernels/launch_order.h.
+    """What is fetched of an input before a launch begins, as Ahead in cuda/kernels/launch_order.h.
 
     Attributes:
         input: its number.

@@ -28,7 +28,7 @@ _NUM_TENSORS, _TENSOR_BYTES = 2, 128
 
 
 def launched_with(ops: Sequence[Op], graph: TileGraph) -> list[int]:
-    """For each op of a graph the first of those that are launched with it; its own number where it is alone.
+    """The first op of the launch that each op of a graph belongs to; an op that is alone has its own number.
 
     They have the same code, equally many tiles, and together no more thread blocks than fill a GPU. None waits for another: all
     have the same level, the longest path to an op by all edges of the graph. So launches wait for each other in one direction.
@@ -64,7 +64,7 @@ def _by_code(ops: Sequence[Op], numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _levels(graph: TileGraph) -> list[int] | None:
-    """Of each op the longest path to it, in ops; None where ops wait for each other, or for themselves."""
+    """The longest path to each op, in ops; None where ops wait for each other, or for themselves."""
     parents, children = graph.dag.edges()
     ops = Dag.from_edges(graph.num_ops, graph.tile_ops[parents], graph.tile_ops[children])
     if not ops.is_acyclic():
@@ -76,7 +76,7 @@ def _levels(graph: TileGraph) -> list[int] | None:
 
 
 def _bytes_of(op: Op) -> int:
-    """Of the addresses of an op and its maps."""
+    """Bytes of an op's addresses and maps."""
     addresses = 8 * (max(1, len(op.inputs)) + len(op.outputs))
     maps = _NUM_TENSORS * _TENSOR_BYTES if kernel_of(op).maps else 0
     return maps - addresses // -_TENSOR_BYTES * _TENSOR_BYTES if maps else addresses

@@ -48,7 +48,7 @@ OPTIONS = ("-std=c++20", "-default-device")
 
 
 class CompilerMissing(AspenError):
-    """There is no NVRTC here, or no CuPy to call it."""
+    """NVRTC is not installed, or CuPy is not, which calls it."""
 
 
 class Code(NamedTuple):
@@ -120,7 +120,7 @@ def distinct(ops: Sequence[Op], graph: TileGraph | None = None) -> Distinct:
 
 
 def code_hash(ops: Sequence[Op], graph: TileGraph) -> bytes:
-    """Equal for ops of a graph whose code is the same, with the headers that it stands on.
+    """A hash that is equal for ops of a graph whose code is the same, with the headers that it stands on.
 
     Raises:
         UnsupportedOp: there is no CUDA code for one of them.

@@ -102,7 +102,7 @@ def template(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Strides:
-    """Those of a view, as Strides in cuda/kernels/elements.h."""
+    """Strides of a view, as Strides in cuda/kernels/elements.h."""
 
     rank: int
     of: tuple[int, ...]

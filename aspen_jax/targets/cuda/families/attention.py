@@ -69,7 +69,7 @@ class AttentionShape:
 
     @classmethod
     def of(cls, op: Op) -> AttentionShape | None:
-        """None where no one stride walks a sum, or something between the products is no float32."""
+        """The shape of an op; None where no one stride walks a sum, or something between the products is no float32."""
         attrs, rank, whole = op.attrs, len(op.output.shape), whole_of(op)
         scores, rows, values = parts_of(whole)
         matrices, v, last = Matrices.of(scores), values.main_inputs[1 - attrs.values_chained], len(attrs.shape) - 1
@@ -146,7 +146,7 @@ def _values_shape(values: Side, rank: int, column: int, outer: tuple[int, ...], 
 
 
 def _maps(op: Op, shape: AttentionShape, columns: int) -> tuple[MatrixMap, ...]:
-    """Of keys and values, for blocks of so many columns; () where one has none."""
+    """Maps of keys and values, for blocks of `columns` columns; () where one has none."""
     made = []
     for matrix, depth, num_lines, box_lines in (
         (shape.keys, shape.depth, shape.num_keys, _KEYS),
@@ -170,7 +170,7 @@ class HeldCore:
 
 @dataclasses.dataclass(frozen=True)
 class HeldGroupCore:
-    """The same by a warpgroup, of 64 rows."""
+    """A warpgroup of 64 rows and all columns, whose sums are the rows of the next product (cuda/kernels/held_rows.h)."""
 
     kind: str
     columns: int
@@ -180,7 +180,7 @@ class HeldGroupCore:
 
 @dataclasses.dataclass(frozen=True)
 class OfDevice:
-    """One by warpgroups where a GPU has their instructions, else one by warps."""
+    """The core by warpgroups where a GPU has their instructions, else the core by warps."""
 
     groups: str
     warps: str
@@ -240,7 +240,7 @@ class AttentionCores:
         return None
 
     def nbytes(self, depth: int, itemsize: int) -> int:
-        """Of shared memory, but for some words a row."""
+        """Bytes of shared memory, but for some words a row."""
         chunk, padding = 64 // itemsize, 16 // itemsize
         rows, row = self.scores.rows, chunk + padding
 
@@ -253,7 +253,7 @@ class AttentionCores:
         return -(-depth // chunk) * rows * row * itemsize + max(columns * itemsize, passing) + between
 
     def names(self) -> list[str]:
-        """As C++."""
+        """The names of both cores as C++."""
         names = []
         for own, reads_held in ((self.scores, False), (self.values, True)):
             name = template(own)

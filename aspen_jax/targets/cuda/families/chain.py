@@ -24,7 +24,7 @@ _SLOWER = 0.95 / 0.629
 
 @dataclasses.dataclass(frozen=True)
 class ChainShape:
-    """As ChainShape in cuda/kernels/chain.h.
+    """How a chain keeps and stores its rows, as ChainShape in cuda/kernels/chain.h.
 
     Attributes:
         in_registers: whether what is between stays there, or in shared memory.
@@ -66,7 +66,7 @@ class ChainPlan:
 
     @classmethod
     def of(cls, parts: Sequence[Op], *, exact: bool) -> ChainPlan | str:
-        """That of ops, each of which reads the one before as its first input; where they can be no chain, the reason.
+        """The plan of ops, each of which reads the one before as its first input. The reason where they can be no chain.
 
         Args:
             parts: two or more.

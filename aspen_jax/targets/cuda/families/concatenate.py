@@ -12,7 +12,7 @@ from aspen_jax.targets.cuda.code.runs import is_run, run_length
 
 @dataclasses.dataclass(frozen=True)
 class ConcatenateShape:
-    """As ConcatenateShape in cuda/kernels/concatenate.h.
+    """How pieces lie one after the other, as ConcatenateShape in cuda/kernels/concatenate.h.
 
     Attributes:
         axis: along which the pieces lie.

@@ -26,7 +26,7 @@ def _conv2d(op: Op) -> Kernel | None:
 
 
 def in_blocks(op: Op, run: int | None = None) -> Kernel | None:
-    """As a product, of which blocks are multiplied; None where strides forbid it.
+    """Write a convolution as a product, of which blocks are multiplied; None where strides forbid it.
 
     Args:
         op: the convolution.
@@ -39,7 +39,7 @@ def in_blocks(op: Op, run: int | None = None) -> Kernel | None:
 
 @writes("conv2d_slices")
 def _products(op: Op, run: int | None = None) -> Kernel | None:
-    """As products of rows that are gathered, or copied in boxes where a GPU has warpgroups; None where strides forbid it."""
+    """Write products of rows that are gathered, or copied in boxes for warpgroups; None where strides forbid it."""
     own = op if op.slices == 1 else sliced(op, op.slices)
     shape = None if own is None else ConvTileShape.of(own)
     if own is None or shape is None:

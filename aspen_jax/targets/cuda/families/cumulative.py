@@ -14,7 +14,7 @@ _COMBINE = {windows.SUM: "add", windows.PRODUCT: "mul", windows.MAX: "max", wind
 
 @dataclasses.dataclass(frozen=True)
 class CumulativeShape:
-    """As CumulativeShape in cuda/kernels/cumulative.h.
+    """The axis that is walked, as CumulativeShape in cuda/kernels/cumulative.h.
 
     Attributes:
         axis: that is walked.

@@ -16,7 +16,7 @@ _MOST_BYTES = {4: 16, 2: 8}
 
 @dataclasses.dataclass(frozen=True)
 class DepthwiseShape:
-    """As DepthwiseShape in cuda/kernels/depthwise.h.
+    """What a thread reads and computes, as DepthwiseShape in cuda/kernels/depthwise.h.
 
     Attributes:
         window: what an element is the sum of.

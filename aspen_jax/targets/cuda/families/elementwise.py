@@ -11,7 +11,7 @@ from aspen_jax.targets.cuda.code.runs import is_run, run_length
 
 @dataclasses.dataclass(frozen=True)
 class ElementwiseShape:
-    """As ElementwiseShape in cuda/kernels/elements.h.
+    """How elements are shared out to threads, as ElementwiseShape in cuda/kernels/elements.h.
 
     Attributes:
         run: adjacent elements that a thread computes at once.

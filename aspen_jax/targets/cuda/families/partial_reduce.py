@@ -14,7 +14,7 @@ from aspen_jax.targets.cuda.families.rows import combination
 
 @dataclasses.dataclass(frozen=True)
 class PartialReduceShape:
-    """As PartialReduceShape in cuda/kernels/partial_reduce.h.
+    """Where results and partial results lie, as PartialReduceShape in cuda/kernels/partial_reduce.h.
 
     Attributes:
         rank: of the result.

@@ -25,7 +25,7 @@ DOWN_COLUMNS = 0
 
 @dataclasses.dataclass(frozen=True)
 class ProductShape:
-    """As ProductShape in cuda/kernels/product_tile.h.
+    """Which rows and columns a tile multiplies, as ProductShape in cuda/kernels/product_tile.h.
 
     Attributes:
         depth: what is summed.

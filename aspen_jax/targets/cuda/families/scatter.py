@@ -49,7 +49,7 @@ class ScatterShape:
 
     @classmethod
     def of(cls, op: Op) -> ScatterShape | None:
-        """None where there are too many points."""
+        """The shape of an op; None where there are too many points."""
         attrs, (x, updates) = op.attrs, op.inputs[:2]
         points, walks = tuple(attrs.index_axes), tuple(attrs.walks)
         extents = tuple(updates.shape[axis] for axis in points)

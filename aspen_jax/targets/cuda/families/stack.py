@@ -73,7 +73,7 @@ def _part(part: Op) -> str | None:
 
 
 def _functions(op: Op, parts: Sequence[Op]) -> str:
-    """For each part a function `part` that gives its element from its kernel's own lane."""
+    """A C++ function `part` for each part, which gives its element from its kernel's own lane."""
     functions, begin = [], 0
     at = [f"at[{axis}]" for axis in range(len(op.output.shape))]
     for number, part in enumerate(parts):

@@ -31,7 +31,7 @@ _ALIGNMENT = 16
 
 @dataclasses.dataclass(frozen=True)
 class LibraryMatrix:
-    """As LibraryMatrix in cuda/kernels/kernel_shape.h.
+    """Where a matrix lies, as LibraryMatrix in cuda/kernels/kernel_shape.h.
 
     Attributes:
         input: its number; -1: it is the output, or there is none.
@@ -77,7 +77,7 @@ class LibraryProduct:
 
     @classmethod
     def of(cls, op: Op) -> LibraryProduct | None:
-        """None where the library does not multiply so, or does something else with the sums."""
+        """The product of an op; None where the library does not multiply so, or does something else with the sums."""
         if op.family is not MATMUL:
             product = pixels_as_rows(op)
             return None if product is None else cls.of(product)
@@ -133,7 +133,7 @@ def _merged(strides: Mapping[int, int], axes: Sequence[int], op: Op) -> int | No
 
 
 def _lines(strides: Mapping[int, int], matrices: Matrices, op: Op) -> tuple[int, int] | None:
-    """From a row to the next and from a matrix to the next of what lies as rows of adjacent columns; None where it does not."""
+    """Strides from row to row and from matrix to matrix; None where it does not lie as rows of adjacent columns."""
     line, matrix = _merged(strides, matrices.rows, op), _merged(strides, matrices.outer, op)
     *_, columns = op.output.shape
     if line is None or matrix is None or line < columns or strides.get(len(op.output.shape) - 1, 0) != 1:
@@ -159,7 +159,16 @@ def _right(matrices: Matrices, op: Op) -> LibraryMatrix | None:
 
 
 def _matrix(side: Side, down: int, across: int, matrix: int, rows: int, columns: int) -> LibraryMatrix | None:
-    """Of rows x columns elements: from a row to the next, and from a column to the next."""
+    """The matrix of a side, of rows x columns elements; None where it lies as the library reads none.
+
+    Args:
+        side: the operand.
+        down: from a row to the next.
+        across: from a column to the next.
+        matrix: from a matrix to the next.
+        rows: of a matrix.
+        columns: of a matrix.
+    """
     is_transposed = across != 1
     line, other, least = (across, down, rows) if is_transposed else (down, across, columns)
     fits = other == 1 and line >= least and _are_aligned(side.operand.dtype, line, matrix)

@@ -34,7 +34,7 @@ _VECTOR = 8
 
 @dataclasses.dataclass(frozen=True)
 class LibraryStep:
-    """As LibraryStep in cuda/kernels/kernel_shape.h: a register made of others.
+    """A register made of others, as LibraryStep in cuda/kernels/kernel_shape.h.
 
     Attributes:
         kind: StepKind.
@@ -49,7 +49,7 @@ class LibraryStep:
 
 @dataclasses.dataclass(frozen=True)
 class LibraryOperand:
-    """As LibraryOperand in cuda/kernels/kernel_shape.h.
+    """An input that steps read, as LibraryOperand in cuda/kernels/kernel_shape.h.
 
     Attributes:
         input: its number.
@@ -100,7 +100,7 @@ class LibraryConvolution:
 
     @classmethod
     def of(cls, op: Op) -> LibraryConvolution | None:
-        """None where the library does not take it: strides, odd channels, another end, or weights that lie otherwise."""
+        """The convolution of an op; None where the library does not take its strides, channels, end or order of weights."""
         if op.family is not CONV2D or op.slices > 1 or op.further or op.attrs.groups > 1 or not op.output.size:
             return None
         x, w = op.inputs[:2]
@@ -131,7 +131,7 @@ class LibraryConvolution:
 
     @property
     def digest(self) -> str:
-        """Equal for those that are the same."""
+        """A hash of the convolution's numbers."""
         return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:32]
 
 

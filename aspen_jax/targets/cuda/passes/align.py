@@ -69,7 +69,7 @@ class Lines:
 
     @classmethod
     def of(cls, op: Op, machine: Gpu) -> Lines | None:
-        """None where pixels are whole vectors, or are read in some as they are, or never can be."""
+        """The padded lines of a convolution; None where pixels are read in whole vectors as they are, or never can be."""
         if op.family is not CONV2D or op.attrs.groups > 1 or op.attrs.dilation[1] > 1 or not op.output.size:
             return None
         unit, (_, taps, own, outputs) = machine.whole_vector(op), op.inputs[1].shape

@@ -20,7 +20,7 @@ def run(program: Program, machine: Gpu) -> Program:
 
 
 def _order(op: Op, index: int, machine: Gpu) -> storage.Order:
-    """In which order the dimensions of a weight are best read: columns before the depth, where only that is whole vectors."""
+    """The order in which a weight's dimensions are best read: columns first where only the depth is whole vectors."""
     weights = op.inputs[index]
     as_it_is = tuple(range(len(weights.shape)))
     if op.family is not MATMUL or (vector := machine.whole_vector(op)) == 1:

@@ -162,7 +162,7 @@ def _widened(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
 
 
 def _columns(shape: Sequence[int], axis: int, start: int, end: int) -> View:
-    """These indices of an axis of a value of this shape."""
+    """A view of indices [start, end) of one axis of a value."""
     starts = [start if d == axis else 0 for d in range(len(shape))]
     return View.identity(shape).slice(starts, [end if d == axis else extent for d, extent in enumerate(shape)])
 

@@ -40,7 +40,7 @@ def run(program: Program, machine: Gpu) -> Program:
 
 
 def _slices_of(op: Op, machine: Gpu) -> int:
-    """Into how many slices an op is best cut; 1: it stays as it is."""
+    """How many slices an op is best cut into; 1: it stays as it is."""
     if op.family not in (MATMUL, CONV2D, ATTENTION):
         return 1
     measured = machine.measured_slices(op)
@@ -57,12 +57,12 @@ def price(ops: Sequence[Op], machine: Gpu) -> float:
 
 
 def modelled_slices(op: Op, machine: Gpu) -> int:
-    """Into how many slices the cost model cuts a product or convolution."""
+    """How many slices the cost model cuts a product or convolution into."""
     return _cheapest(op, machine)[0]
 
 
 def _cheapest_attention(op: Op, machine: Gpu) -> int:
-    """Into how many slices of its keys attention is best cut; _APART: best it is taken apart."""
+    """How many slices of keys attention is best cut into; _APART: it is best taken apart."""
     heads = math.prod(op.attrs.shape[:-2])
     prices = {1: cheapest(op, machine.places, machine)[1]}
     for slices in (_APART, *SLICES):
@@ -108,7 +108,7 @@ def _apart(op: Op) -> tuple[Op, Op, Op]:
 
 
 def _cheapest(op: Op, machine: Gpu) -> tuple[int, float]:
-    """Into how many slices the op is best cut, and its nanoseconds then."""
+    """How many slices the op is best cut into, and its nanoseconds then."""
     parts, best = cheapest(op, machine.places, machine)
     found = 1
     for slices in SLICES if op.family in (MATMUL, CONV2D) else ():

@@ -107,7 +107,7 @@ def _in_rows(parts: list[Op]) -> Op:
 
 
 def _in_blocks(limit: int) -> Find:
-    """For a thread block, which computes the halos of its block of the output itself, in two places taken in turn."""
+    """Find the shape for a thread block, which computes the halos of its output itself, in two places taken in turn."""
 
     def shape_of(parts: list[Op]) -> Shape | None:
         axis, output = axis_of(parts), parts[-1].output

@@ -45,7 +45,7 @@ class Architecture:
 
     @classmethod
     def of(cls, name: str) -> Architecture:
-        """That of what code is compiled for, such as "sm_90a"; of one that is not known, what all have that run our code."""
+        """The limits of an architecture, such as "sm_90a". An unknown one has what every GPU has that runs our code."""
         return _ARCHITECTURES.get(name.replace("compute", "sm"), cls(shared_bytes=99 << 10))
 
 
@@ -84,7 +84,7 @@ class Candidate:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         own = 4 * _WARP if self.by_warpgroups else {"warps": _WARP, "threads": 1}[self.core]
         return self.parts * own + (_WARP if self.is_streamed else 0)
 

@@ -53,12 +53,12 @@ class ChainBlock:
 
     @property
     def rows(self) -> int:
-        """That it owns."""
+        """Rows that the block owns."""
         return self.cores[0].rows
 
     @property
     def threads(self) -> int:
-        """Of the block: of 8 x 4 elements (FmaCore in cuda/kernels/product.h), or in warps."""
+        """Threads of the block: each has 8 x 4 elements (FmaCore in cuda/kernels/product.h), or its share of a warp's."""
         core = self.cores[0]
         of_thread = 8 * 4 if isinstance(core, FmaCore) else core.warp_rows * core.warp_columns // _WARP
         return core.rows * core.columns // of_thread

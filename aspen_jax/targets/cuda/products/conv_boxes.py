@@ -45,7 +45,7 @@ class ConvBoxesShape:
 
     @classmethod
     def of(cls, op: Op, block: tuple[int, int]) -> ConvBoxesShape | None:
-        """None where it cannot be copied so, or is not worth it.
+        """The boxes of a convolution; None where it cannot be copied so, or is not worth it.
 
         Args:
             op: a convolution, or slices of one.

@@ -21,7 +21,7 @@ NARROW = 32
 
 @dataclasses.dataclass(frozen=True)
 class ConvTileShape:
-    """As ConvTileShape in cuda/kernels/conv_tile.h.
+    """How a convolution is multiplied in blocks, as ConvTileShape in cuda/kernels/conv_tile.h.
 
     Attributes:
         window: what a row is gathered from. The taps of a line may be one.
@@ -53,7 +53,7 @@ class ConvTileShape:
 
     @classmethod
     def of(cls, op: Op, *, fills: bool = True) -> ConvTileShape | None:
-        """None where strides forbid it, nothing is summed, or a group has too few channels.
+        """The shape of a convolution; None where strides forbid it, nothing is summed, or a group has too few channels.
 
         Args:
             op: a convolution, or slices of one.

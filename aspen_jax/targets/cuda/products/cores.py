@@ -14,7 +14,7 @@ from aspen_jax.targets.cuda.products.streams import STREAMED, stream_block
 
 @dataclasses.dataclass(frozen=True)
 class FmaCore:
-    """In float32 throughout."""
+    """Multiplies a block in float32 throughout."""
 
     rows: int
     columns: int
@@ -24,7 +24,7 @@ class FmaCore:
 
 @dataclasses.dataclass(frozen=True)
 class MmaCore:
-    """On tensor cores, by warps of so many rows and columns."""
+    """Multiplies a block on tensor cores, by warps of `warp_rows` x `warp_columns` elements."""
 
     kind: str
     rows: int
@@ -37,7 +37,7 @@ class MmaCore:
 
 @dataclasses.dataclass(frozen=True)
 class WgmmaCore:
-    """On tensor cores, by warpgroups of 64 rows and all columns."""
+    """Multiplies a block on tensor cores, by warpgroups of 64 rows and all columns."""
 
     kind: str
     rows: int
@@ -48,7 +48,7 @@ class WgmmaCore:
 
 @dataclasses.dataclass(frozen=True)
 class StreamedCore:
-    """The same with a warp beside them that copies (cuda/kernels/streamed_product.h)."""
+    """Multiplies a block by warpgroups, with a warp beside them that copies (cuda/kernels/streamed_product.h)."""
 
     kind: str
     rows: int
@@ -59,7 +59,7 @@ class StreamedCore:
 
 @dataclasses.dataclass(frozen=True)
 class BlockCore:
-    """On tensor cores, by warpgroups where a GPU has their instructions and they are worth it."""
+    """Multiplies a block on tensor cores, by warpgroups where a GPU has their instructions and they are worth it."""
 
     kind: str
     rows: int

@@ -15,7 +15,7 @@ FEW_ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsShape:
-    """As FewRowsShape in cuda/kernels/few_rows_tile.h.
+    """How a product of few rows is read, as FewRowsShape in cuda/kernels/few_rows_tile.h.
 
     Attributes:
         num_rows: of each matrix.
@@ -37,7 +37,7 @@ class FewRowsShape:
 
     @classmethod
     def of(cls, op: Op, matrices: Matrices) -> FewRowsShape | None:
-        """None where rows are many, or neither columns nor the depth are adjacent."""
+        """The shape of a product; None where rows are many, or neither columns nor the depth are adjacent."""
         rank, left, right = len(op.output.shape), matrices.left, matrices.right
         num_rows, across = matrices.num_rows(op), matrices.columns_vector(op)
         if not 1 <= num_rows <= FEW_ROWS or (across is None and not left.step == right.step == 1):

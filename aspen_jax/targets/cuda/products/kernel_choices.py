@@ -69,14 +69,14 @@ class KernelChoices:
     """What was timed on one kind of GPU; immutable."""
 
     def __init__(self, name: str = "compute_80", entries: Mapping[Problem, Timed] = MappingProxyType({})):
-        """Those of code for the architecture `name`."""
+        """Choices for code of the architecture `name`."""
         self.name = name
         self.architecture = Architecture.of(name)
         self.entries = MappingProxyType(dict(entries))
         self._chosen: dict[Problem, Choice] = {}  # the cost model asks for the same ones again and again
 
     def updated(self, entries: Mapping[Problem, Timed]) -> KernelChoices:
-        """These and others; where a problem is in both, the others count."""
+        """Add entries to these; where a problem is in both, the added entry counts."""
         return KernelChoices(self.name, {**self.entries, **entries})
 
     def of(self, problem: Problem) -> Choice:
@@ -100,7 +100,7 @@ class KernelChoices:
         return Choice(None, "default; nothing like it was timed")
 
     def slices_of(self, problem: Problem) -> int | None:
-        """Into how many slices a problem's depth is best cut, where just that was timed."""
+        """How many slices a problem's depth is best cut into; None where just that was not timed."""
         own = self.entries.get(problem)
         return None if own is None else own.slices
 
@@ -113,7 +113,7 @@ _considered: contextvars.ContextVar[KernelChoices | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def considering(choices: KernelChoices) -> Iterator[None]:
-    """In this context these choices count, whatever was timed."""
+    """Let these choices count in this context, whatever was timed."""
     token = _considered.set(choices)
     try:
         yield
@@ -162,7 +162,7 @@ def _timed_choice(op: Op) -> Choice | None:
 
 
 def slices_for(op: Op) -> int | None:
-    """Into how many slices the depth of an op is best cut; None where that was not timed."""
+    """How many slices an op's depth is best cut into; None where that was not timed."""
     choices = current(op)
     problem = Problem.of(op) if choices.entries else None
     return None if problem is None else choices.slices_of(problem)

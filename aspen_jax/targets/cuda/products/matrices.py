@@ -61,7 +61,7 @@ class Side:
         return vector(self.operand.dtype, extent, self.step, *others, self.operand.view.offset())
 
     def shape(self, rank: int, strides: dict[int, int], line: int, vector: int, *, along_depth: bool) -> MatrixShape:
-        """As a kernel is told of it.
+        """What a kernel is told of this side.
 
         Args:
             rank: of the output.
@@ -93,7 +93,7 @@ class Matrices:
 
     @classmethod
     def of(cls, op: Op) -> Matrices | None:
-        """None where no one stride walks the summed axes, or the operands' dtypes differ."""
+        """The matrices of a product; None where no one stride walks the summed axes, or the operands' dtypes differ."""
         attrs: MatmulAttrs = op.attrs
         a, b = op.inputs[:2]
         if a.dtype != b.dtype:

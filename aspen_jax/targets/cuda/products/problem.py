@@ -50,7 +50,7 @@ class Problem:
 
     @classmethod
     def of(cls, op: Op) -> Problem | None:
-        """That of a product or a convolution; None where no block is multiplied, or groups share its columns out.
+        """The problem of a product or a convolution; None where no block is multiplied, or groups share its columns out.
 
         Of an op that is summed in slices, it is that of the slices.
         """
@@ -105,7 +105,7 @@ class Problem:
 
     @property
     def sort(self) -> tuple[Any, ...]:
-        """Equal for those for which a choice of one may serve another."""
+        """What is equal for problems of which one's choice may serve another."""
         return self.kind, self.dtype, self.exact, self.vector, self.along_depth, self.rounded
 
     def distance(self, other: Problem) -> float:

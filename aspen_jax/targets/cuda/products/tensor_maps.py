@@ -57,7 +57,7 @@ class TensorShape:
         steps: Sequence[int] | None = None,
         itemsize: int = 2,
     ) -> TensorShape | None:
-        """None where there is no such map.
+        """The map of an operand; None where CUDA has no such map.
 
         Args:
             number: of the input.

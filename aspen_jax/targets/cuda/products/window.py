@@ -11,7 +11,7 @@ from aspen_jax.targets.cuda.code.vectors import vector
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """As Window in cuda/kernels/window.h.
+    """What the window of a convolution walks, as Window in cuda/kernels/window.h.
 
     Attributes:
         height, width: of the input.
@@ -65,7 +65,7 @@ class Taps:
 
     @classmethod
     def of(cls, op: Op, *, fills: bool = True) -> Taps:
-        """Those of a convolution, or of slices of one.
+        """The taps of a convolution, or of slices of one.
 
         Args:
             op: of one group where taps are to be joined.
