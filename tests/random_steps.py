@@ -423,7 +423,7 @@ def _reduce(author: _Author) -> None:
         "var": lambda a: jnp.var(a, axes, keepdims=keep),
         "norm": lambda a: jnp.sqrt(jnp.sum(a * a, axes, keepdims=keep) + 0.1),
     }
-    author.add(f"{kind} over {axes}, keeping {keep}", computes[kind], x, is_sum=kind in ("sum", "mean", "norm"))
+    author.add(f"{kind} over {axes}, keeping {keep}", computes[kind], x, is_sum=kind in ("sum", "mean", "norm", "var"))
 
 
 def _arg(author: _Author) -> None:
