@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -263,69 +263,77 @@ def _updates(reader: _Node, node: _Node) -> bool:
 
 def _loop(root: _Node, num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
-    name = root.primitive
-    amounts: collections.defaultdict[str, float] = collections.defaultdict(float)
-    turns = _turns(root)
-    evaluated: dict[_Node, float] = {root: turns}
+    evaluated, arrays = _fused(root)
+    work = sum(
+        of_equation(node.equation).total * count / max(1, node.size)
+        for node, count in evaluated.items()
+        if node.primitive not in _ROOTS
+    )
+    threads = _threads(work, sum(arrays.values()), root, num_threads)
+    if root.primitive in _TAKE_ARRAYS:
+        found, threads = _special(root, num_threads, is_body=is_body)
+        amounts = collections.defaultdict(float, found)
+        if root.primitive not in ("dot_general", "conv_general_dilated"):
+            amounts["loops"] += 1
+    else:
+        amounts = collections.defaultdict(float, _of_elements(root, evaluated, threads))
+    for nbytes in arrays.values():
+        amounts["far bytes" if nbytes > FAR_BYTES else "bytes"] += nbytes / threads
+    return dict(amounts)
+
+
+def _fused(root: _Node) -> tuple[dict[_Node, float], dict[Any, float]]:
+    """How often a loop computes an element of each node that is fused into it, and how many bytes of each array it moves.
+
+    None stands for the array that it writes.
+    """
+    evaluated: dict[_Node, float] = {root: _turns(root)}
     arrays: dict[Any, float] = {}
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        count = evaluated[node]
         for index, operand in enumerate(node.operands):
             if operand is None:
                 continue
+            wanted = _wanted(node, index, evaluated[node])
             if node.primitive in _TAKE_ARRAYS:
                 arrays[operand] = operand.nbytes
-                continue
-            wanted = _wanted(node, index, count)
-            if isinstance(operand, _Node) and not operand.is_root:
+            elif isinstance(operand, _Node) and not operand.is_root:
                 if wanted > evaluated.get(operand, 0):
                     evaluated[operand] = wanted
                     waiting.append(operand)
             else:
                 arrays[operand] = max(arrays.get(operand, 0), min(operand.nbytes, wanted * _itemsize(node, index)))
     arrays[None] = root.nbytes
-    if name == "dynamic_update_slice":
+    if root.primitive == "dynamic_update_slice":
         # In place but where XLA has to keep the operand.
         arrays[None] = arrays.get(root.operands[0], 0) if isinstance(root.operands[0], Value) else _update_bytes(root)
         arrays.pop(root.operands[0], None)
-    work = sum(
-        of_equation(node.equation).total * count / max(1, node.size)
-        for node, count in evaluated.items()
-        if node.primitive not in _ROOTS
-    )
-    moved = sum(arrays.values())
-    threads = _threads(work, moved, root, num_threads)
-    if name in _TAKE_ARRAYS:
-        special, threads = _special(root, num_threads, is_body=is_body)
-        for kind, amount in special.items():
-            amounts[kind] += amount
-        if name not in ("dot_general", "conv_general_dilated"):
-            amounts["loops"] += 1
-    else:
-        amounts["loops"] += 1
-        if threads > 1:
-            amounts[_OF_THREADS] += 1
-        single = _is_scalar(root, evaluated, threads)
-        for node, count in evaluated.items():
-            kind = _kind(node)
-            if kind:
-                if kind == "simple" and len(evaluated) > _CROWDED:
-                    kind = "simple in a crowd"
-                elif single and kind in ("simple", "division"):
-                    kind = f"{kind} one by one"
-                elif single and kind in _OFTEN:
-                    kind = "function one by one"
-                amounts[kind] += count / threads
-        if name in _REDUCTIONS:
-            kind = _reduction_kind(root)
-            amounts[kind] += turns / threads
-            if kind == "reduced rows":
-                amounts["rows"] += root.size / threads
-    for nbytes in arrays.values():
-        amounts["far bytes" if nbytes > FAR_BYTES else "bytes"] += nbytes / threads
-    return dict(amounts)
+    return evaluated, arrays
+
+
+def _of_elements(root: _Node, evaluated: Mapping[_Node, float], threads: int) -> Amounts:
+    """The amounts of what a loop of so many threads computes, element by element."""
+    amounts: collections.defaultdict[str, float] = collections.defaultdict(float, {"loops": 1})
+    if threads > 1:
+        amounts[_OF_THREADS] += 1
+    one_by_one = _is_scalar(root, evaluated, threads)
+    for node, count in evaluated.items():
+        kind = _kind(node)
+        if kind == "simple" and len(evaluated) > _CROWDED:
+            kind = "simple in a crowd"
+        elif kind in ("simple", "division") and one_by_one:
+            kind = f"{kind} one by one"
+        elif kind in _OFTEN and one_by_one:
+            kind = "function one by one"
+        if kind is not None:
+            amounts[kind] += count / threads
+    if root.primitive in _REDUCTIONS:
+        kind = _reduction_kind(root)
+        amounts[kind] += _turns(root) / threads
+        if kind == "reduced rows":
+            amounts["rows"] += root.size / threads
+    return amounts
 
 
 def _turns(root: _Node) -> float:
