@@ -387,16 +387,110 @@ Wide<T> pool_element(const Axis* axes, const Taps* taps, int inner, const T* x) 
   return total;
 }
 
+// A part of a tile that is computed at once: rows along the axis before the last, and columns along the last, both counted from
+// the tile's first.
+template <class Sum>
+struct Block {
+  Sum* out;
+  int64_t apart;  // of rows, in elements
+  int64_t row, row_end;
+  int64_t column, column_end;
+
+  Sum* of_row(int64_t r) const { return out + (r - row) * apart; }
+  int64_t columns() const { return column_end - column; }
+};
+
+// Where channels lie side by side: some vectors of them, of several positions at once.
+template <class T, class Op>
+void pool_over_channels(const PoolState& state, const TileArgs& args, const Block<Wide<T>>& block, Taps* taps,
+                        const Finish& finish) {
+  const int last = state.rank - 1, across = last - 1;
+  const Axis& axis = state.axes[across];
+  const T* const x = static_cast<const T*>(args.inputs[0]) + args.lo[last] + block.column;
+  const int64_t first = args.lo[across];
+  if constexpr (kIsExtreme<Op>) {
+    ThreeRows<T> three;
+    if (takes_threes<Op>(axis) && three.find(state, taps, across, x)) {
+      const auto pool = axis.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
+      pool(three, axis, first + block.row, first + block.row_end, {block.out, block.apart, &finish, 0}, block.columns());
+      return;
+    }
+  }
+  for (int64_t r = block.row, positions; r < block.row_end; r += positions) {
+    positions = r + 4 <= block.row_end && state.are_alike(across, first + r, 4) ? 4 : 1;
+    taps[across] = axis.taps(first + r);
+    const Place<Wide<T>> place = {block.of_row(r), block.apart, &finish, r - block.row};
+    if (positions == 4) {
+      pool_positions<Op, 4>(state.axes, taps, across, x, place, block.columns());
+    } else {
+      pool_channels<Op>(state.axes, taps, across, x, place, 0, block.columns());
+    }
+  }
+}
+
+// What the columns of a block need of a line of x: the taps of each, and the elements [begin, end).
+struct Line {
+  const Taps* taps;
+  int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+
+  Line(const Axis& axis, int64_t first, int64_t columns, Taps* of_columns) : taps(of_columns) {
+    for (int64_t c = 0; c < columns; ++c) {
+      of_columns[c] = axis.taps(first + c);
+      if (of_columns[c].count == 0) continue;
+      begin = std::min(begin, of_columns[c].first);
+      end = std::max(end, of_columns[c].first + (of_columns[c].count - 1) * axis.tap_step + 1);
+    }
+  }
+  bool fits() const { return begin < end && end - begin <= kLineElements; }
+};
+
+// A row of outputs whose windows cover adjacent elements: the other axes are combined first, in `sums`, as if the line were
+// channels.
+template <class T, class Op>
+void pool_line(const PoolState& state, const T* x, const Taps* taps, const Line& line, Wide<T>* sums, Wide<T>* out,
+               int64_t columns) {
+  const int last = state.rank - 1;
+  Finish nothing;
+  pool_channels<Op>(state.axes, taps, last - 1, x + line.begin, Place<Wide<T>>{sums, 0, &nothing, 0}, 0, line.end - line.begin);
+  const int64_t tap_step = state.axes[last].tap_step;
+  for (int64_t c = 0; c < columns; ++c) {
+    Wide<T> sum = Op::identity();
+    const Wide<T>* from = sums + (line.taps[c].count == 0 ? 0 : line.taps[c].first - line.begin);
+    for (int64_t k = 0; k < line.taps[c].count; ++k) sum = Op::apply(sum, from[k * tap_step]);
+    out[c] = sum;
+  }
+}
+
+// Where the window covers the last axis.
+template <class T, class Op>
+void pool_over_columns(const PoolState& state, const TileArgs& args, const Block<Wide<T>>& block, Taps* taps, Taps* of_columns,
+                       Wide<T>* sums) {
+  const int last = state.rank - 1, across = last - 1;
+  const auto* x = static_cast<const T*>(args.inputs[0]);
+  const Line line(state.axes[last], args.lo[last] + block.column, block.columns(), of_columns);
+  for (int64_t r = block.row; r < block.row_end; ++r) {
+    if (across >= 0) taps[across] = state.axes[across].taps(args.lo[across] + r);
+    Wide<T>* const out = block.of_row(r);
+    if (state.over_lines && line.fits()) {
+      pool_line<T, Op>(state, x, taps, line, sums, out, block.columns());
+    } else {
+      for (int64_t c = 0; c < block.columns(); ++c) {
+        taps[last] = of_columns[c];
+        out[c] = pool_element<Op>(state.axes, taps, last, x);
+      }
+    }
+  }
+}
+
 template <class T, class Op>
 const char* run_pool(const TileArgs& args) noexcept {
   const auto& state = *static_cast<const PoolState*>(args.state);
   using Sum = Wide<T>;
   const int last = state.rank - 1;
-  const auto* x = static_cast<const T*>(args.inputs[0]);
   const bool in_output = state.epilogue.fits_output();
   std::byte* const epilogue_scratch = args.scratch + (in_output ? 0 : kBlockElements * sizeof(Sum));
-  auto* const col_taps = reinterpret_cast<Taps*>(epilogue_scratch + state.epilogue.scratch_bytes());
-  auto* const line = reinterpret_cast<Sum*>(col_taps + kTapColumns);
+  auto* const of_columns = reinterpret_cast<Taps*>(epilogue_scratch + state.epilogue.scratch_bytes());
+  auto* const sums = reinterpret_cast<Sum*>(of_columns + kTapColumns);
 
   const int64_t cols = args.hi[last] - args.lo[last];
   const int64_t block_cols = std::min(cols, state.over_channels ? kBlockElements : kTapColumns);
@@ -415,70 +509,35 @@ const char* run_pool(const TileArgs& args) noexcept {
   }
   for (;;) {
     for (int64_t row = 0; row < rows; row += block_rows) {
-      const int64_t row_end = std::min(rows, row + block_rows);
       for (int64_t col = 0; col < cols; col += block_cols) {
-        const int64_t col_end = std::min(cols, col + block_cols);
         if (row_axis >= 0) at[row_axis] = args.lo[row_axis] + row;
         at[last] = args.lo[last] + col;
-        auto* const acc = reinterpret_cast<Sum*>(in_output ? state.epilogue.output_at(args, at) : args.scratch);
-        const int64_t acc_stride = !in_output ? block_cols : row_axis < 0 ? 0 : state.row_stride;
-        // The elements of a line of x that the block's columns need.
-        int64_t line_begin = std::numeric_limits<int64_t>::max(), line_end = 0;
-        if (!state.over_channels) {
-          for (int64_t c = 0; c < col_end - col; ++c) {
-            col_taps[c] = state.axes[last].taps(at[last] + c);
-            if (col_taps[c].count == 0) continue;
-            line_begin = std::min(line_begin, col_taps[c].first);
-            line_end = std::max(line_end, col_taps[c].first + (col_taps[c].count - 1) * state.axes[last].tap_step + 1);
-          }
-        }
+        const Block<Sum> block = {
+            .out = reinterpret_cast<Sum*>(in_output ? state.epilogue.output_at(args, at) : args.scratch),
+            .apart = !in_output     ? block_cols
+                     : row_axis < 0 ? 0
+                                    : state.row_stride,
+            .row = row,
+            .row_end = std::min(rows, row + block_rows),
+            .column = col,
+            .column_end = std::min(cols, col + block_cols),
+        };
         // What has no epilogue, or none that registers take, has no steps here.
         Finish finish;
         const bool finishes = std::is_same_v<Sum, float> && state.over_channels && in_output && row_axis >= 0 &&
                               state.epilogue.begins_in_registers();
         if (finishes) state.epilogue.finish(args, at, row_axis, finish);
-        const bool over_lines = state.over_lines && line_begin < line_end && line_end - line_begin <= kLineElements;
-        ThreeRows<T> three;
-        const bool in_threes = state.over_channels && takes_threes<Op>(state.axes[row_axis]) &&
-                               three.find(state, taps, row_axis, x + args.lo[last] + col);
-        if constexpr (kIsExtreme<Op>) {
-          if (in_threes) {
-            const Axis& across = state.axes[row_axis];
-            const auto pool = across.step == 1 ? pool_row<Op, 1, T> : pool_row<Op, 2, T>;
-            const int64_t first = args.lo[row_axis];
-            pool(three, across, first + row, first + row_end, {acc, acc_stride, &finish, 0}, col_end - col);
-          }
+        if (state.over_channels) {
+          pool_over_channels<T, Op>(state, args, block, taps, finish);
+        } else {
+          pool_over_columns<T, Op>(state, args, block, taps, of_columns, sums);
         }
-        for (int64_t r = in_threes ? row_end : row; r < row_end; ++r) {
-          Sum* const out = acc + (r - row) * acc_stride;
-          if (row_axis >= 0) taps[row_axis] = state.axes[row_axis].taps(args.lo[row_axis] + r);
-          const Place<Sum> place = {out, acc_stride, &finish, r - row};
-          if (state.over_channels && r + 4 <= row_end && state.are_alike(row_axis, args.lo[row_axis] + r, 4)) {
-            pool_positions<Op, 4>(state.axes, taps, row_axis, x + args.lo[last] + col, place, col_end - col);
-            r += 3;
-          } else if (state.over_channels) {
-            pool_channels<Op>(state.axes, taps, row_axis, x + args.lo[last] + col, place, 0, col_end - col);
-          } else if (over_lines) {
-            pool_channels<Op>(state.axes, taps, row_axis, x + line_begin, Place<Sum>{line, 0, &finish, 0}, 0,
-                              line_end - line_begin);
-            const int64_t tap_step = state.axes[last].tap_step;
-            for (int64_t c = 0; c < col_end - col; ++c) {
-              Sum sum = Op::identity();
-              const Sum* from = line + (col_taps[c].count == 0 ? 0 : col_taps[c].first - line_begin);
-              for (int64_t k = 0; k < col_taps[c].count; ++k) sum = Op::apply(sum, from[k * tap_step]);
-              out[c] = sum;
-            }
-          } else {
-            for (int64_t c = 0; c < col_end - col; ++c) {
-              taps[last] = col_taps[c];
-              out[c] = pool_element<Op>(state.axes, taps, last, x);
-            }
-          }
-        }
+        const int64_t num_rows = block.row_end - row;
         if (!finishes) {
-          state.epilogue.apply(args, at, std::max(row_axis, 0), row_end - row, col_end - col, acc, acc_stride, epilogue_scratch);
+          state.epilogue.apply(args, at, std::max(row_axis, 0), num_rows, block.columns(), block.out, block.apart,
+                               epilogue_scratch);
         } else if (!finish.completes) {
-          state.epilogue.complete(args, at, row_axis, row_end - row, col_end - col, epilogue_scratch);
+          state.epilogue.complete(args, at, row_axis, num_rows, block.columns(), epilogue_scratch);
         }
       }
     }
