@@ -180,3 +180,32 @@ def test_convolutions_of_few_pixels_by_weights_that_are_no_constants(taps):
             return jax.nn.relu(y + bias) * residual
 
         check(function, x, w, bias, residual, machine=Machine())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("order", ["bmk,bkn->bmn", "mk,nk->mn", "km,kn->mn", "bkm,bnk->bmn", "mk,nrk->mnr", "mk,k->m"])
+def test_a_depth_of_one_is_no_sum(dtype, order):
+    """Zeros keep their signs; infinities and NaN are where XLA has them."""
+    rng = np.random.default_rng(0)
+    sizes = {"b": 3, "m": 5, "k": 1, "n": 33, "r": 2}
+    left, right, _ = order.replace("->", ",").split(",")
+    x, y = (rng.standard_normal([sizes[label] for label in labels], np.float32) for labels in (left, right))
+    for array in (x, y):
+        flat = array.reshape(-1)
+        flat[: min(3, flat.size)] = [-0.0, np.inf, np.nan][: min(3, flat.size)]
+    x, y = x.astype(dtype), y.astype(dtype)
+    preferred = np.float32 if dtype == "bfloat16" else None
+    function = functools.partial(jnp.einsum, order, preferred_element_type=preferred)
+    (ours,) = run_tiled(function, [x, y])
+    theirs = np.asarray(jax.jit(function)(x, y))
+    np.testing.assert_array_equal(np.asarray(ours, np.float32), theirs.astype(np.float32))
+    zeros = theirs == 0
+    assert zeros.any()
+    np.testing.assert_array_equal(np.signbit(np.asarray(ours, np.float32))[zeros], np.signbit(theirs.astype(np.float32))[zeros])
+
+
+def test_an_outer_product_joins_what_follows():
+    """A step of gradient descent with a batch of one reads and writes the weights once."""
+    x, dy, w = (np.random.default_rng(1).standard_normal(shape, np.float32) for shape in [(1, 64), (1, 48), (64, 48)])
+    program = run_passes(frontend.trace(jax.make_jaxpr(lambda x, dy, w: w - 0.1 * (x.T @ dy))(x, dy, w)).parts[0])
+    assert [op.family for op in program.ops] == [BLOCK]

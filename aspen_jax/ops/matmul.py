@@ -19,6 +19,7 @@ from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import masks, windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.block_program import single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
 from aspen_jax.ops.layout import reshaped, transposed
@@ -232,6 +233,10 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
         total = _masked_sum(build, equation, (lhs, rhs), orders, len(lhs_batch))
         if total is not None:
             return total
+    if math.prod(lhs.shape[d] for d in lhs_contract) == 1:
+        a = transposed(build, lhs, (*lhs_batch, *lhs_free, *lhs_contract))
+        b = transposed(build, rhs, (*rhs_batch, *rhs_free, *rhs_contract))
+        return _outer(build, equation, (a, b), len(lhs_batch), (len(lhs_free), len(rhs_free)))
     # The order in which they are read fastest, which is that in which weights are worth storing.
     a = transposed(build, lhs, (*lhs_batch, *lhs_free, *lhs_contract))
     b = transposed(build, rhs, (*rhs_batch, *rhs_contract, *rhs_free))
@@ -239,6 +244,23 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     batch, rows, columns = range(len(lhs_batch)), range(len(lhs_batch), columns_from), range(columns_from, len(equation.shape))
     summed = [-1 - j for j in range(len(lhs_contract))]
     return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b], dtype=equation.dtype)
+
+
+def _outer(
+    build: Builder, equation: Equation, operands: Sequence[Operand], num_batch: int, num_free: tuple[int, int]
+) -> Operand:
+    """A product over a depth of one, of operands whose dimensions are batch, free and contracted ones: no sum, as in XLA.
+
+    So a product of zeros keeps its sign, and what follows joins it.
+    """
+    shape = equation.shape
+    left = (*shape[: num_batch + num_free[0]], *[1] * num_free[1])
+    right = (*shape[:num_batch], *[1] * num_free[0], *shape[num_batch + num_free[0] :])
+    inputs = []
+    for operand, own in zip(operands, (left, right), strict=True):
+        item = reshaped(build, operand, own)
+        inputs.append(Operand(item.value, item.view.broadcast_in_dim(shape, tuple(range(len(shape))))))
+    return build.block(single("mul_f"), inputs, shape, equation.dtype)
 
 
 def _masked_sum(
