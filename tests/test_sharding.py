@@ -93,6 +93,50 @@ def test_sums_that_devices_have_not_added_up_yet_are_returned(mode, request):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.one_mode("a function with such types is left to XLA")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_sums_that_devices_add_up_later_may_come_in_between(mode, request):
+    """Their types are what JAX goes by behind a call: in shard_map, in a constraint, and in gradients."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    x, y = (np.random.default_rng(seed).normal(size=(256, 256)).astype(np.float32) for seed in (0, 1))
+
+    @jax.shard_map(in_specs=P(), out_specs=P(reduced={"x"}))
+    def reduced(x):
+        return lax.pcast(x, "x", to="reduced")
+
+    @jax.shard_map(in_specs=P(unreduced={"x"}), out_specs=P())
+    def added_up(z):
+        return lax.psum(z, "x")
+
+    @jax.shard_map(in_specs=(P("x", None), P(None, None, reduced={"x"})), out_specs=P("x", None))
+    def product(x, y):
+        return jnp.tanh(x @ y.T)
+
+    def between(x, y):
+        return added_up(jnp.einsum("ij,jk->ik", jnp.sin(x), y, out_sharding=P(unreduced={"x"}))).sum()
+
+    with jax.set_mesh(mesh):
+        columns, rows = jax.device_put(x, P(None, "x")), jax.device_put(y, P("x", None))
+        on_all = jax.device_put(y, P(None, None, reduced={"x"}))
+        for fun, args in (
+            (lambda x, y: jnp.einsum("ij,jk->ik", reduced(x), jnp.sin(y)).sum(), (jax.device_put(x, P()), columns)),
+            (between, (columns, rows)),
+            (lambda x, y: product(x, y).sum(), (rows, on_all)),
+        ):
+            for transformed in (lambda fun: fun, lambda fun: jax.grad(fun, argnums=(0, 1))):
+                want = jax.jit(transformed(fun))(*args)
+                for got in (aspen(transformed(fun))(*args), jax.jit(transformed(aspen(fun)))(*args)):
+                    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
+                    got, expected = (
+                        jax.tree.map(lambda item: np.asarray(jax.sharding.reshard(item, P())), item) for item in (got, want)
+                    )
+                    jax.tree.map(
+                        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max()), got, expected
+                    )
+
+
 @pytest.fixture
 def checking():
     """JAX checks the types of what it traces, as its own tests do."""

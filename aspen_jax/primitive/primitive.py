@@ -167,20 +167,33 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
             return f"takes an argument that is not an array ({aval})"
         if not all(isinstance(size, int) for size in aval.shape):
             return f"takes an argument with a symbolic shape ({aval.str_short()})"
-    if any(map(_is_unreduced, jaxpr.out_avals)):
-        # JAX wants a sharding constraint as the last operation of whatever gives such a value.
-        return "returns sums that devices have not added up yet (unreduced)"
+    if _has_aval(jaxpr.jaxpr, _is_reduced_later):
+        # A custom call has no such type, and JAX asks for it behind the call: in shard_map, in a constraint, in gradients.
+        return "computes with sums that devices have not added up yet (unreduced), or with what has such gradients (reduced)"
     for what, avals in (("closes over", map(jax.typeof, jaxpr.consts)), ("returns", jaxpr.out_avals)):
         for aval in avals:
             if not isinstance(aval, core.ShapedArray):
                 return f"{what} a value that is not an array ({aval})"
-    return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+    return "computes with tokens of XLA" if _has_aval(jaxpr.jaxpr, _is_token) else None
 
 
-def _is_unreduced(aval: Any) -> bool:
-    """Whether each device has a part of the sum that an array stands for."""
-    spec = getattr(getattr(aval, "sharding", None), "spec", None)
-    return bool(getattr(spec, "unreduced", None))
+def _has_aval(jaxpr: Jaxpr, is_such: Callable[[Any], bool]) -> bool:
+    """Whether a jaxpr has a value of some kind, at any depth."""
+    inside = (inner for equation in jaxpr.eqns for inner in jaxprs_in_params(equation.params))
+    variables = (*jaxpr.constvars, *jaxpr.invars, *(var for equation in jaxpr.eqns for var in equation.outvars))
+    return any(is_such(var.aval) for var in variables) or any(_has_aval(inner, is_such) for inner in inside)
+
+
+def _is_reduced_later(aval: Any) -> bool:
+    """Whether each device has a part of the sum that an array stands for, or will have one of its gradient."""
+    # Outside of shard_map the sharding says so, inside its manual axes do.
+    specs = (getattr(getattr(aval, "sharding", None), "spec", None), getattr(aval, "mat", None))
+    return any(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None) for spec in specs)
+
+
+def _is_token(aval: Any) -> bool:
+    """Whether a value has neither a shape nor bytes."""
+    return not hasattr(aval, "dtype")
 
 
 def expanded(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -201,15 +214,6 @@ def _has_forward_rules(jaxpr: Jaxpr) -> bool:
 
     return all(
         has_rules(equation.params.get("_prim")) and all(map(_has_forward_rules, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
-def _has_tokens(jaxpr: Jaxpr) -> bool:
-    """Whether a value inside a jaxpr has neither a shape nor bytes."""
-    return any(
-        any(not hasattr(var.aval, "dtype") for var in equation.outvars)
-        or any(map(_has_tokens, jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
 
