@@ -165,14 +165,33 @@ def check_replicated() -> None:
 
 
 def check_two_axes() -> None:
-    """A batch cut along both axes of a mesh."""
-    mesh = jax.make_mesh((2, len(jax.devices()) // 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    """A batch cut along both axes of a mesh, in both orders, or along one of them."""
+    devices = np.array(jax.devices())
     with jax.default_device(jax.local_devices()[0]):
         want = np.asarray(jax.jit(dense)(DENSE, CASES["dense"][2]))
-    arguments = jax.tree.map(lambda leaf: put(mesh, leaf, P()), DENSE), put(mesh, CASES["dense"][2], P(("a", "b")))
-    compiled = jax.jit(aspen(dense)).lower(*arguments).compile()
-    assert "all-gather" not in (compiled.as_text() or "")
-    compare(compiled(*arguments), want)
+    for order in (devices, devices[::-1]):
+        mesh = jax.sharding.Mesh(order.reshape(2, -1), ("a", "b"))
+        for axes in (("a", "b"), ("b", "a"), "a", "b"):
+            arguments = jax.tree.map(lambda leaf, mesh=mesh: put(mesh, leaf, P()), DENSE), put(mesh, CASES["dense"][2], P(axes))
+            compiled = jax.jit(aspen(dense)).lower(*arguments).compile()
+            assert "all-gather" not in (compiled.as_text() or ""), axes
+            result = compiled(*arguments)
+            assert result.sharding.is_equivalent_to(arguments[1].sharding, 2), (axes, result.sharding)
+            compare(result, want)
+
+
+def check_two_meshes() -> None:
+    """Arguments that lie on two meshes of the same devices."""
+    devices = np.array(jax.devices())
+    weights, batch = jax.sharding.Mesh(devices, "w"), jax.sharding.Mesh(devices.reshape(2, -1), ("a", "b"))
+    with jax.default_device(jax.local_devices()[0]):
+        want = np.asarray(jax.jit(dense)(DENSE, CASES["dense"][2]))
+    for spec in (P(("a", "b")), P("b"), P("a", "b")):
+        arguments = jax.tree.map(lambda leaf: put(weights, leaf, P("w")), DENSE), put(batch, CASES["dense"][2], spec)
+        # JAX finds the sharding of results on one of the meshes only, with the decorator or without.
+        compiled = jax.jit(aspen(dense), out_shardings=NamedSharding(batch, spec)).lower(*arguments).compile()
+        assert 'custom_call_target="aspen_run"' in (compiled.as_text() or ""), spec
+        compare(compiled(*arguments), want)
 
 
 def main() -> None:
@@ -190,6 +209,7 @@ def main() -> None:
         names = list(CASES)
         check_what_is_no_batch()
         check_two_axes()
+        check_two_meshes()
         check_gradients()
         check_replicated()
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -14,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from aspen_jax import CUSTOM_CALL_TARGET, UnsupportedError, aspen
+from aspen_jax.primitive.sharding import digits
 
 SHARDED = Path(__file__).parent / "sharded_processes.py"
 COLLECTIVES = Path(__file__).parent / "collective_processes.py"
@@ -91,6 +93,50 @@ def test_sums_that_devices_have_not_added_up_yet_are_returned(mode, request):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.one_mode("a function with such types is left to XLA")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_sums_that_devices_add_up_later_may_come_in_between(mode, request):
+    """Their types are what JAX goes by behind a call: in shard_map, in a constraint, and in gradients."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    x, y = (np.random.default_rng(seed).normal(size=(256, 256)).astype(np.float32) for seed in (0, 1))
+
+    @jax.shard_map(in_specs=P(), out_specs=P(reduced={"x"}))
+    def reduced(x):
+        return lax.pcast(x, "x", to="reduced")
+
+    @jax.shard_map(in_specs=P(unreduced={"x"}), out_specs=P())
+    def added_up(z):
+        return lax.psum(z, "x")
+
+    @jax.shard_map(in_specs=(P("x", None), P(None, None, reduced={"x"})), out_specs=P("x", None))
+    def product(x, y):
+        return jnp.tanh(x @ y.T)
+
+    def between(x, y):
+        return added_up(jnp.einsum("ij,jk->ik", jnp.sin(x), y, out_sharding=P(unreduced={"x"}))).sum()
+
+    with jax.set_mesh(mesh):
+        columns, rows = jax.device_put(x, P(None, "x")), jax.device_put(y, P("x", None))
+        on_all = jax.device_put(y, P(None, None, reduced={"x"}))
+        for fun, args in (
+            (lambda x, y: jnp.einsum("ij,jk->ik", reduced(x), jnp.sin(y)).sum(), (jax.device_put(x, P()), columns)),
+            (between, (columns, rows)),
+            (lambda x, y: product(x, y).sum(), (rows, on_all)),
+        ):
+            for transformed in (lambda fun: fun, lambda fun: jax.grad(fun, argnums=(0, 1))):
+                want = jax.jit(transformed(fun))(*args)
+                for got in (aspen(transformed(fun))(*args), jax.jit(transformed(aspen(fun)))(*args)):
+                    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
+                    got, expected = (
+                        jax.tree.map(lambda item: np.asarray(jax.sharding.reshard(item, P())), item) for item in (got, want)
+                    )
+                    jax.tree.map(
+                        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max()), got, expected
+                    )
+
+
 @pytest.fixture
 def checking():
     """JAX checks the types of what it traces, as its own tests do."""
@@ -137,6 +183,84 @@ def test_sharded_functions_are_exported(mode, request):
         # Inside of jax.shard_map each device's call is whole.
         local = jax.jit(jax.shard_map(aspen(fun), mesh=mesh, in_specs=P("x", None), out_specs=P("x", None)))
         assert CUSTOM_CALL_TARGET in export.export(local, disabled_checks=allowed)(x).mlir_module()
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_functions_are_exported_for_devices_that_nobody_has_named(mode, request):
+    """An abstract mesh has no devices. Nor has the gradient of what is exported, which JAX derives."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    abstract, concrete = (NamedSharding(mesh, P("x", None)) for mesh in (AbstractMesh((2,), ("x",)), jax.make_mesh((2,), ("x",))))
+    x, w = (np.random.default_rng(seed).normal(size=(512, 512)).astype(np.float32) for seed in (0, 1))
+
+    def layer(x):
+        return jnp.tanh(x @ w / 16)
+
+    def gradient(x):
+        return jax.vjp(layer, x)[1](x)[0]
+
+    def exported(fun, sharding):
+        return export.export(jax.jit(fun, in_shardings=sharding, out_shardings=sharding), platforms=["cpu"])(x)
+
+    cut = jax.device_put(x, concrete)
+    for fun in (layer, gradient):
+        again = export.deserialize(exported(aspen(fun), abstract).serialize())
+        np.testing.assert_allclose(jax.jit(again.call)(cut), jax.jit(fun)(x), rtol=1e-4, atol=1e-4)
+    with_gradient = export.deserialize(exported(aspen(layer), concrete).serialize(vjp_order=1))
+    (got,) = jax.jit(with_gradient.vjp().call)(cut, cut)
+    np.testing.assert_allclose(got, jax.jit(gradient)(x), rtol=1e-4, atol=1e-4)
+    with pytest.raises(UnsupportedError, match="exported for several devices"):
+        exported(aspen(layer, strict=True), abstract)
+
+
+def test_a_program_for_more_devices_than_there_are_is_xlas(caplog):
+    many = NamedSharding(AbstractMesh((256,), ("x",)), P("x"))
+    x = np.ones((512, 512), np.float32)
+
+    def lowered(fun):
+        return jax.jit(fun, in_shardings=many).trace(x).lower(lowering_platforms=("cpu",)).as_text() or ""
+
+    text = lowered(aspen(lambda x: jnp.tanh(x @ x)))
+    assert "more devices than this process knows" in caplog.text
+    assert "stablehlo.tanh" in text
+    assert CUSTOM_CALL_TARGET not in text
+    with pytest.raises(UnsupportedError, match="more devices than this process knows"):
+        lowered(aspen(lambda x: jnp.tanh(x @ x), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_one_program_may_have_two_meshes(mode, request):
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    devices = np.array(jax.devices()[:2])
+    rows = NamedSharding(Mesh(devices.reshape(2, 1), ("x", "y")), P("x", "y"))
+    columns = NamedSharding(Mesh(devices.reshape(1, 2), ("a", "b")), P("a", "b"))
+    x, w = (np.random.default_rng(seed).normal(size=(512, 512)).astype(np.float32) for seed in (0, 1))
+
+    def layer(x, w):
+        return jnp.tanh(x @ w / 16)
+
+    for fun in (layer, jax.grad(lambda x, w: layer(x, w).sum())):
+        compiled = jax.jit(aspen(fun), in_shardings=(rows, columns)).lower(x, w).compile()
+        assert CUSTOM_CALL_TARGET in (compiled.as_text() or "")
+        np.testing.assert_allclose(compiled(x, w), jax.jit(fun)(x, w), rtol=1e-4, atol=1e-4)
+        exported = export.export(jax.jit(aspen(fun), in_shardings=(rows, columns)))(x, w)
+        np.testing.assert_allclose(
+            jax.jit(exported.call, in_shardings=(rows, columns))(x, w), jax.jit(fun)(x, w), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.one_mode("nothing is compiled")
+def test_any_mesh_is_told_from_where_its_devices_lie():
+    for sizes in ((1,), (8,), (2, 4), (3, 2, 4), (2, 2, 2, 3), (5, 1, 3)):
+        places = np.indices(sizes).reshape(len(sizes), -1)
+        for axes in itertools.permutations(range(len(sizes)), min(2, len(sizes))):
+            numbers = np.asarray(np.ravel_multi_index(places[list(axes)], [sizes[axis] for axis in axes]))
+            found, weights = digits(numbers.tolist()) or ((), ())
+            assert np.prod(found) == np.prod(sizes)
+            np.testing.assert_array_equal(np.tensordot(weights, np.indices(found), 1).ravel(), numbers)
+    for numbers in ([0, 1, 1, 0], [1, 0], [0, 1, 2, 0, 1, 3], [0, 0, 1]):
+        assert digits(numbers) is None
 
 
 @pytest.mark.parametrize("mode", ["forced", "default"])

@@ -247,3 +247,24 @@ def test_functions_nested_deeply_are_as_those_that_are_not():
     assert isinstance(number, jax.Array)
     with pytest.raises(InputError, match=r"^innermost: argument name is"):
         nested(innermost, 2, CONFIG, np.ones(3, np.float32))
+
+
+def test_meshes_and_partition_specs_are_static():
+    """They hash by identity, at least in JAX 0.10, but never change."""
+    seen = []
+
+    @aspen
+    def constrained(x, spec, mesh):
+        seen.append(spec)
+        return jax.lax.with_sharding_constraint(x * 2, jax.sharding.NamedSharding(mesh, spec))
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jnp.arange(16.0).reshape(4, 4)
+    free = jax.P.UNCONSTRAINED
+    for spec in (jax.P("x"), jax.P("x"), jax.P(None, "x"), jax.P(None, "x"), jax.P(free, ("x",)), jax.P(free, ("x",))):
+        result = constrained(x, spec, mesh)
+        np.testing.assert_array_equal(result, x * 2)
+        assert free in spec or result.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, spec), 2)
+    assert seen == [jax.P("x"), jax.P(None, "x"), jax.P(free, "x")]
+    assert isinstance(seen[0], jax.P)
+    np.testing.assert_array_equal(constrained(x, jax.P("x"), mesh.abstract_mesh), x * 2)

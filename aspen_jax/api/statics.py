@@ -45,6 +45,9 @@ _UNCHANGING: tuple[type, ...] = (
     jax.custom_batching.custom_vmap,
     jax.stages.Compiled,
     jax.Device,
+    jax.sharding.Mesh,
+    jax.sharding.AbstractMesh,
+    type(jax.sharding.PartitionSpec.UNCONSTRAINED),
     Jaxpr,
     ClosedJaxpr,
     Primitive,
@@ -70,6 +73,11 @@ HOLDERS: dict[type, Holder] = {
         lambda func, args, keywords: functools.partial(func, *args, **keywords),
     ),
     types.MethodType: Holder(lambda value: (value.__func__, value.__self__), types.MethodType),
+    # In JAX 0.10 equal ones hash by identity.
+    jax.P: Holder(
+        lambda value: (tuple(value), value.unreduced, value.reduced),
+        lambda axes, unreduced, reduced: jax.P(*axes, unreduced=unreduced, reduced=reduced),
+    ),
 }
 
 # What is known of a type: its values never change; they say themselves what equals them; or neither, and False.

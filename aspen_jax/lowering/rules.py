@@ -20,19 +20,17 @@ from aspen_jax.primitive.primitive import aspen_call_p, flag
 from aspen_jax.targets import registry
 
 
-def _lower(
-    platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
-) -> Any:
+def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> Any:
     target = registry.on_platform(choices.device, platform)
     if target is None:
         registry.named(choices.device).refuse_elsewhere()
-        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+        return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices)
     with _unchecked():
         own = target.of_call(call_jaxpr, choices, may_time=_is_this_machines_alone(ctx))
         compiled = None if own is None else compile_jaxpr(call_jaxpr, Options(own[1], own[0]))
         if compiled is None or not compiled.options.target.is_ready(compiled):
-            return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
-        return _lower_compiled(ctx, call_jaxpr, compiled, operands, choices, spread)
+            return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices)
+        return _lower_compiled(platform, ctx, call_jaxpr, compiled, operands, choices)
 
 
 def _is_this_machines_alone(ctx: mlir.LoweringRuleContext) -> bool:
@@ -48,17 +46,27 @@ def _unchecked() -> contextlib.AbstractContextManager[Any]:
 
 
 def _lower_compiled(
-    ctx: mlir.LoweringRuleContext, jaxpr: ClosedJaxpr, compiled: Compiled, operands: Sequence[Any], choices: Choices, spread: Any
+    platform: str,
+    ctx: mlir.LoweringRuleContext,
+    jaxpr: ClosedJaxpr,
+    compiled: Compiled,
+    operands: Sequence[Any],
+    choices: Choices,
 ) -> Any:
+    with_devices = sharding.with_devices(ctx, platform)
+    reason = None
     if compiled.parts and _is_exported_for_several(ctx):
         reason = "is exported for several devices, where XLA cannot cut a custom call along the batch"
+    elif compiled.parts and with_devices is None:
+        reason = "is for more devices than this process knows, so XLA cannot cut a custom call along the batch"
+    if reason is not None:
         if choices.strict:
             raise UnsupportedError(f"the function {reason}; decorate inside jax.shard_map, or drop strict=True")
         warning.warn_of_all(jaxpr.jaxpr, reason, choices)
-        return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices, spread=spread)
+        return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices)
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    call = partial(compiled.call, num_devices=1 if spread is None else sharding.num_devices(ctx))
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    call = partial(compiled.call, num_devices=sharding.num_devices(ctx))
+    return mlir.lower_fun(call, multiple_results=True)(with_devices or ctx, *operands)
 
 
 def _is_exported_for_several(ctx: mlir.LoweringRuleContext) -> bool:
@@ -66,8 +74,8 @@ def _is_exported_for_several(ctx: mlir.LoweringRuleContext) -> bool:
     return ctx.module_context.lowering_parameters.for_export and sharding.num_devices(ctx) > 1
 
 
-def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
-    del choices, spread
+def _lower_plain(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> Any:
+    del choices
     return mlir.lower_fun(jaxpr_as_fun(call_jaxpr), multiple_results=True)(ctx, *operands)
 
 

@@ -20,10 +20,7 @@ def register_loaded() -> None:
         sparse.sparse_rules_bcoo.setdefault(aspen_call_p, _sparsify)
 
 
-def _jet(
-    primals: Sequence[Any], series: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
-) -> tuple[Any, Any]:
-    del spread
+def _jet(primals: Sequence[Any], series: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices) -> tuple[Any, Any]:
     return call(
         lambda *terms: jet.jet(jaxpr_as_fun(call_jaxpr), *terms, factorial_scaled=False), (primals, series), {}, choices=choices
     )
@@ -32,10 +29,9 @@ def _jet(
 jet.jet_rules[aspen_call_p] = _jet
 
 
-def _sparsify(buffers: Any, *values: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> Any:
+def _sparsify(buffers: Any, *values: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> Any:
     from jax.experimental.sparse import transform
 
-    del spread
     arrays = transform.spvalues_to_arrays(buffers, values)
     outs = call(transform.sparsify(jaxpr_as_fun(call_jaxpr)), arrays, {}, choices=choices)
     return transform.arrays_to_spvalues(buffers, outs)

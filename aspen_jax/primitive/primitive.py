@@ -30,7 +30,7 @@ from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
 from aspen_jax.errors import UnsupportedError
-from aspen_jax.primitive import one_by_one, sharding, warning
+from aspen_jax.primitive import one_by_one, warning
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.masks import as_mask, masks
 
@@ -44,9 +44,8 @@ class _Call(Primitive):
         (checked,) = subfuns
         return call(checked.call_wrapped, operands, {}, choices=params["choices"])
 
-    def to_lojax(self, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+    def to_lojax(self, *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> list[Any]:
         # JAX asks when nothing transforms the call any more, so rules of jax.experimental.hijax are not needed from here on.
-        del spread
         return bind(expanded(call_jaxpr), operands, choices=choices)
 
 
@@ -127,11 +126,8 @@ def bind(jaxpr: ClosedJaxpr, operands: Sequence[Any], *, choices: Choices) -> li
 
 
 def parameters(jaxpr: ClosedJaxpr, *, choices: Choices) -> dict[str, Any]:
-    """The parameters of a call of a jaxpr.
-
-    `spread` is a jaxpr that makes JAX tell the lowering on which devices the call will run, or None where there is only one.
-    """
-    return {"call_jaxpr": jaxpr, "choices": choices, "spread": sharding.device_probe() if jax.device_count() > 1 else None}
+    """The parameters of a call of a jaxpr."""
+    return {"call_jaxpr": jaxpr, "choices": choices}
 
 
 def _swept(jaxpr: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
@@ -171,20 +167,33 @@ def why_inlined(jaxpr: ClosedJaxpr) -> str | None:
             return f"takes an argument that is not an array ({aval})"
         if not all(isinstance(size, int) for size in aval.shape):
             return f"takes an argument with a symbolic shape ({aval.str_short()})"
-    if any(map(_is_unreduced, jaxpr.out_avals)):
-        # JAX wants a sharding constraint as the last operation of whatever gives such a value.
-        return "returns sums that devices have not added up yet (unreduced)"
+    if _has_aval(jaxpr.jaxpr, _is_reduced_later):
+        # A custom call has no such type, and JAX asks for it behind the call: in shard_map, in a constraint, in gradients.
+        return "computes with sums that devices have not added up yet (unreduced), or with what has such gradients (reduced)"
     for what, avals in (("closes over", map(jax.typeof, jaxpr.consts)), ("returns", jaxpr.out_avals)):
         for aval in avals:
             if not isinstance(aval, core.ShapedArray):
                 return f"{what} a value that is not an array ({aval})"
-    return "computes with tokens of XLA" if _has_tokens(jaxpr.jaxpr) else None
+    return "computes with tokens of XLA" if _has_aval(jaxpr.jaxpr, _is_token) else None
 
 
-def _is_unreduced(aval: Any) -> bool:
-    """Whether each device has a part of the sum that an array stands for."""
-    spec = getattr(getattr(aval, "sharding", None), "spec", None)
-    return bool(getattr(spec, "unreduced", None))
+def _has_aval(jaxpr: Jaxpr, is_such: Callable[[Any], bool]) -> bool:
+    """Whether a jaxpr has a value of some kind, at any depth."""
+    inside = (inner for equation in jaxpr.eqns for inner in jaxprs_in_params(equation.params))
+    variables = (*jaxpr.constvars, *jaxpr.invars, *(var for equation in jaxpr.eqns for var in equation.outvars))
+    return any(is_such(var.aval) for var in variables) or any(_has_aval(inner, is_such) for inner in inside)
+
+
+def _is_reduced_later(aval: Any) -> bool:
+    """Whether each device has a part of the sum that an array stands for, or will have one of its gradient."""
+    # Outside of shard_map the sharding says so, inside its manual axes do.
+    specs = (getattr(getattr(aval, "sharding", None), "spec", None), getattr(aval, "mat", None))
+    return any(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None) for spec in specs)
+
+
+def _is_token(aval: Any) -> bool:
+    """Whether a value has neither a shape nor bytes."""
+    return not hasattr(aval, "dtype")
 
 
 def expanded(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -209,45 +218,35 @@ def _has_forward_rules(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _has_tokens(jaxpr: Jaxpr) -> bool:
-    """Whether a value inside a jaxpr has neither a shape nor bytes."""
-    return any(
-        any(not hasattr(var.aval, "dtype") for var in equation.outvars)
-        or any(map(_has_tokens, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
 def flag(name: str) -> bool:
     """A flag of JAX as this thread sees it."""
     return getattr(jax.config, name)
 
 
 @aspen_call_p.def_abstract_eval
-def _abstract_eval(*_: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
-    del choices, spread
+def _abstract_eval(*_: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> list[Any]:
+    del choices
     return list(call_jaxpr.out_avals)
 
 
-@partial(jax.jit, static_argnames=("call_jaxpr", "choices", "spread"))
-def _jitted(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
-    return aspen_call_p.bind(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+@partial(jax.jit, static_argnames=("call_jaxpr", "choices"))
+def _jitted(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> list[Any]:
+    return aspen_call_p.bind(*operands, call_jaxpr=call_jaxpr, choices=choices)
 
 
 @aspen_call_p.def_impl
-def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
+def _impl(*operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> list[Any]:
     if flag("jax_disable_jit") or flag("jax_debug_nans") or flag("jax_debug_infs"):
         return one_by_one.evaluate(call_jaxpr.jaxpr, call_jaxpr.consts, *operands)
-    return _jitted(*operands, call_jaxpr=call_jaxpr, choices=choices, spread=spread)
+    return _jitted(*operands, call_jaxpr=call_jaxpr, choices=choices)
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: ClosedJaxpr, choices: Choices
 ) -> tuple[list[Any], list[Any]]:
     # Forward mode is one call that keeps nothing. Where tangents are known only later (jax.linearize, jax.vjp), the call returns
     # residuals beside the outputs: the forward pass is one jaxpr, which is tiled, and the linear part stays in sight of JAX,
     # which may evaluate or transpose it.
-    del spread
     moves = [not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0 for tangent in tangents]
     depends: list[bool] = []
 
@@ -283,8 +282,7 @@ def _jvp(
 ad.primitive_jvps[aspen_call_p] = _jvp
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any) -> list[Any]:
-    del spread
+def _transpose(cotangents: Sequence[Any], *operands: Any, call_jaxpr: ClosedJaxpr, choices: Choices) -> list[Any]:
     linear = [ad.is_undefined_primal(operand) for operand in operands]
     wanted = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
     shapes = [jax.ShapeDtypeStruct(item.aval.shape, item.aval.dtype) for item in operands if ad.is_undefined_primal(item)]
@@ -319,9 +317,8 @@ batching.fancy_primitive_batchers[_unmap_p] = _unmap
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: ClosedJaxpr, choices: Choices, spread: Any
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: ClosedJaxpr, choices: Choices
 ) -> tuple[list[Any], list[int | None]]:
-    del spread
     if all(dim is None for dim in dims):
         return bind(call_jaxpr, operands, choices=choices), [None] * len(call_jaxpr.out_avals)
     out_dims: list[int | None] = []

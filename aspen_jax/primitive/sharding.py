@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Program, Value
@@ -52,21 +51,21 @@ def partitionable(
     def whole(_: Any, *operands: Any) -> list[Any]:
         return run(program, operands)
 
-    def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        axes = next(
-            _cut_by(item.sharding, axis[value]) for value, item in zip(program.inputs, operands[1:], strict=True) if value in axis
-        )
-        count = math.prod(mesh.shape[axis] for axis in _axes(axes))
-        part = batched.part(count)
+    def partition(_: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        del results
+        cut = next(_Cut.of(item, axis[value]) for value, item in zip(program.inputs, operands[1:], strict=True) if value in axis)
+        part = batched.part(cut.count)
         if part is None:
-            axes, part = None, program
-        of_inputs = tuple(_sharding(mesh, value, axis.get(value), axes) for value in program.inputs)
-        of_outputs = [_sharding(mesh, value, axis.get(value), axes) for value in outputs]
-        return mesh, lambda _, *local: run(part, local), of_outputs, (NamedSharding(mesh, PartitionSpec()), *of_inputs)
+            cut, part = dataclasses.replace(cut, axes=()), program
+        of_inputs = tuple(cut.sharding(value, axis.get(value)) for value in program.inputs)
+        of_outputs = [cut.sharding(value, axis.get(value)) for value in outputs]
+        digest = NamedSharding(cut.mesh, PartitionSpec())
+        return cut.mesh, lambda _, *local: run(part, local), of_outputs, (digest, *of_inputs)
 
     rule, others = _rule(program.inputs, outputs, axis)
     operation = custom_partitioning(whole)
-    operation.def_partition(partition, sharding_rule=rule, need_replication_factors=others)
+    # Decoded, a sharding would need the program's mesh, which JAX knows only where there is a single one.
+    operation.def_partition(partition, decode_shardings=False, sharding_rule=rule, need_replication_factors=others)
     return lambda *operands: list(operation(digest, *operands, *constants))
 
 
@@ -88,30 +87,79 @@ def _rule(inputs: Sequence[Value], outputs: Sequence[Value], axis: dict[Value, i
     return f"digest, {left} -> {right}", ("digest", *others)
 
 
-def _cut_by(sharding: Any, dimension: int | None) -> Any:
-    """The mesh axes that cut a dimension."""
-    known = isinstance(sharding, NamedSharding) and dimension is not None and dimension < len(sharding.spec)
-    return sharding.spec[dimension] if known else None
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How the batch is cut.
+
+    Attributes:
+        mesh: all devices, in XLA's order.
+        axes: those axes of the mesh that cut the batch, the slowest first.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, array: Any, dimension: int | None) -> _Cut:
+        """As a dimension of an array is cut that XLA has spread; not at all where no mesh cuts it so."""
+        rank, count = len(array.shape), array.sharding.num_devices
+        places = array.sharding.devices_indices_map((count,) * rank)  # XLA cuts a dimension by a divisor of the number of devices
+        sizes, weights = (count,), (0,)
+        if dimension is not None:
+            starts = [place[dimension].start or 0 for place in places.values()]
+            sizes, weights = digits([start // (min(filter(None, starts), default=1)) for start in starts]) or (sizes, weights)
+        names = [f"axis{number}" for number in range(len(sizes))]
+        slowest_first = sorted(zip(weights, names, strict=True), reverse=True)
+        return cls(Mesh(np.array([*places]).reshape(sizes), names), tuple(name for weight, name in slowest_first if weight))
+
+    @property
+    def count(self) -> int:
+        """How many parts there are."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    def sharding(self, value: Value, dimension: int | None) -> NamedSharding:
+        """A value cut along one of its dimensions, or along none."""
+        return NamedSharding(
+            self.mesh, PartitionSpec(*(self.axes if at == dimension else None for at in range(len(value.shape))))
+        )
 
 
-def _axes(axes: Any) -> tuple[str, ...]:
-    return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+def digits(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Sizes and weights of digits, the slowest first, of which the n-th combination has the n-th number as its sum.
 
-
-def _sharding(mesh: Any, value: Value, batch: int | None, axes: Any) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*(axes if dimension == batch else None for dimension in range(len(value.shape)))))
-
-
-@functools.cache
-def device_probe() -> ClosedJaxpr:
-    """A jaxpr that does nothing but say that its lowering has to know the devices, as partitionable operations must."""
-    probe = custom_partitioning(lambda x: x)
-    probe.def_partition(
-        lambda mesh, operands, result: (mesh, lambda x: x, result.sharding, (operands[0].sharding,)), sharding_rule=" -> "
-    )
-    return jax.make_jaxpr(probe)(0.0)
+    None where there are no such digits.
+    """
+    sizes: list[int] = []
+    weights: list[int] = []
+    rest = numbers
+    while len(rest) > 1:
+        size = next((at for at, number in enumerate(rest) if number != at * rest[1]), len(rest))
+        if size < 2 or len(rest) % size:
+            return None
+        sizes.insert(0, size)
+        weights.insert(0, rest[1])
+        rest = rest[::size]
+    sums = sum(weight * digit for weight, digit in zip(weights, np.indices(sizes), strict=True))
+    return (tuple(sizes), tuple(weights)) if np.array_equal(np.ravel(sums), numbers) else None
 
 
 def num_devices(ctx: Any) -> int:
     """How many devices XLA's partitioner spreads a lowering over: 1 inside `jax.shard_map`."""
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
+
+
+def with_devices(ctx: Any, platform: str) -> Any:
+    """A lowering's context that names as many devices as its program is for, or None where this process knows fewer.
+
+    JAX names them only where a primitive asked for them when it was traced. It refuses such a primitive in a program for an
+    abstract mesh, or for two meshes. Which devices they are does not matter: a partitionable operation only counts them.
+    """
+    context = ctx.module_context.axis_context
+    count = num_devices(ctx)
+    if count == 1 or context.device_assignment is not None:
+        return ctx
+    devices = tuple(jax.devices(platform)[:count])
+    if len(devices) < count:
+        return None
+    named = dataclasses.replace(context, device_assignment=devices)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=named))
