@@ -12,6 +12,7 @@ reduces. A reduction with nothing of full size beside it stays with the kernel `
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from aspen_jax.ops.opcodes import LANE_DTYPES, OPCODES, lane_of
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
+from aspen_jax.passes.edited import Edited
 from aspen_jax.passes.fuse import with_producer
 
 # Beyond these a block of all inputs no longer fits L1, or one program no longer pays.
@@ -45,19 +47,20 @@ MAX_REPEATED_FLOPS = 3
 
 def run(program: Program) -> Program:
     """Cluster around each reduction in turn."""
-    done: set[Value] = set()
-    while True:
-        seed = next((op for op in program.ops if op.family is REDUCE and op.attrs.kind < ROW and op.output not in done), None)
-        if seed is None:
-            return program
-        done.add(seed.output)
+    edited = Edited(program)
+    for place in range(len(program.ops)):
+        seed = edited.ops.get(place)
+        if seed is None or seed.family is not REDUCE or seed.attrs.kind >= ROW:
+            continue
         space = Space.of(seed)
-        if space is not None:
-            changed, needed = _without_parts(program, space, seed)
-            found = _Search(changed, needed, space, seed).rewritten()
-            if found is None and changed is not program:
-                found = _Search(program, frozenset(), space, seed).rewritten()
-            program = found or program
+        if space is None:
+            continue
+        before, needed = _without_parts(edited, space, seed)
+        found = _Search(edited, needed, space, seed).rewrite()
+        if before and not found:
+            edited.replace([edited.ops[place] for place in before if place in edited.ops], before)
+            _Search(edited, frozenset(), space, seed).rewrite()
+    return edited.program()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +105,10 @@ class Space:
         if op.program is None and op.family is REDUCE and op.attrs.kind < ROW:
             own = Space(op.inputs[0].shape, op.attrs.axes)
             return op.attrs.kind if own.runs() == self.runs() else None
-        if op.family is not BLOCK or op.program is None or any(lane_of(item.dtype) is None for item in (*op.inputs, op.output)):
+        kind = {self.rows: NUMBER, self.rows * self.length: ROW}.get(op.output.size)
+        if kind is None or op.family is not BLOCK or any(lane_of(item.dtype) is None for item in (*op.inputs, op.output)):
             return None
-        return ROW if op.output.size == self.rows * self.length else NUMBER if op.output.size == self.rows else None
+        return kind
 
     def seen(self, kind: int, view: View) -> View | None:
         """How an op of this kind sees a value, over all elements of the rows (over the rows for a NUMBER)."""
@@ -123,38 +127,49 @@ class Space:
         return seen == whole if reader == NUMBER else reader == ROW and seen == self.spread(whole)
 
 
-def _without_parts(program: Program, space: Space, seed: Op) -> tuple[Program, frozenset[Value]]:
-    """The program without the ops between numbers and full rows (the scale of a channel over the deviation of its group).
+def _without_parts(edited: Edited, space: Space, seed: Op) -> tuple[dict[int, Op], frozenset[Value]]:
+    """Takes out the ops between numbers and full rows (the scale of a channel over the deviation of its group).
 
-    They are computed for each element instead, but for what depends on the row alone (`_Writer`). Returned too are the results of
-    the ops that compute them, which see their inputs over all elements of the rows and so must become part of a row program.
+    They are computed for each element instead, but for what depends on the row alone (`_Writer`). Returned are the ops that were
+    there before, and the results of the ops that compute them now. Those see their inputs over all elements of the rows and so
+    must become part of a row program.
     """
-    below = {seed.output}
-    parts: list[Op] = []
-    for op in program.ops:
-        if any(item.value in below for item in op.inputs):
-            kind = space.kind_of(op)
-            if kind is None and op.family is BLOCK and op.output.size < space.rows * space.length:
-                parts.append(op)
-            if kind is not None or op in parts[-1:]:
-                below.add(op.output)
-    if not parts:
-        return program, frozenset()
-    uses, ops = program.uses(), {op.output: op for op in program.ops}
-    changed: set[Value] = set()
-    for part in reversed(parts):
-        readers = [reader and ops[reader.output] for reader, _ in uses[part.output] if reader is None or reader.output in ops]
+    before: dict[int, Op] = {}
+    needed: set[Value] = set()
+    for part in reversed(_parts(edited, space, seed)):
+        readers = dict.fromkeys(reader for reader, _ in edited.uses(part.output))
         if any(reader is None or space.kind_of(reader) != ROW for reader in readers):
             continue
-        seen = [_over_rows(reader, space) for reader in dict.fromkeys(filter(None, readers))]
-        merged = [None if reader is None else with_producer(reader, part, repeated=True) for reader in seen]
-        if all(op is not None for op in merged):
-            ops.update((op.output, op) for op in merged if op is not None)
-            changed.update(op.output for op in merged if op is not None)
-            del ops[part.output]
-            for item in part.inputs:
-                uses[item.value] += [(op, 0) for op in merged]
-    return program.replace(ops=tuple(ops.values())) if changed else program, frozenset(changed)
+        merged: dict[int, Op] = {}
+        for reader in filter(None, readers):
+            seen = _over_rows(reader, space)
+            op = None if seen is None else with_producer(seen, part, repeated=True)
+            if op is not None:
+                merged[edited.places[op.output]] = op
+        if len(merged) == len(readers):
+            old = {edited.places[op.output]: op for op in (part, *filter(None, readers))}
+            before = old | before
+            needed.update(op.output for op in merged.values())
+            edited.replace(old.values(), merged)
+    return before, frozenset(needed)
+
+
+def _parts(edited: Edited, space: Space, seed: Op) -> list[Op]:
+    """The smaller blocks that depend on the seed through nothing but ops on its rows and each other, in program order."""
+    parts: list[Op] = []
+    waiting = [edited.places[seed.output]]
+    found = set(waiting)
+    while waiting:
+        op = edited.ops[heapq.heappop(waiting)]
+        if space.kind_of(op) is None:
+            if op.family is not BLOCK or op.output.size >= space.rows * space.length:
+                continue
+            parts.append(op)
+        for reader, _ in edited.uses(op.output):
+            if reader is not None and (place := edited.places[reader.output]) not in found:
+                found.add(place)
+                heapq.heappush(waiting, place)
+    return parts
 
 
 def _over_rows(op: Op, space: Space) -> Op | None:
@@ -168,22 +183,22 @@ def _over_rows(op: Op, space: Space) -> Op | None:
 class _Search:
     """Finds the ops that can become one row program with a reduction."""
 
-    def __init__(self, program: Program, needed: frozenset[Value], space: Space, seed: Op):
-        self.program, self.needed, self.space, self.seed = program, needed | {seed.output}, space, seed
-        self.uses = program.uses()
-        self.producers = {op.output: op for op in program.ops}
-        self.order = {op.output: index for index, op in enumerate(program.ops)}
+    def __init__(self, edited: Edited, needed: frozenset[Value], space: Space, seed: Op):
+        self.edited, self.needed, self.space, self.seed = edited, needed | {seed.output}, space, seed
 
-    def rewritten(self) -> Program | None:
-        """The program with the largest cluster around the seed as one op; None where there is none."""
-        for last in sorted(self._followers(), key=lambda op: -self.order[op.output]):
+    def rewrite(self) -> bool:
+        """Makes one op of the largest cluster around the seed; returns whether there is one."""
+        for last in sorted(self._followers(), key=lambda op: -self.edited.places[op.output]):
             cluster = self._cluster(last)
             if not self.needed <= cluster.keys() or not self._pays(cluster):
                 continue
-            op = _Writer(self.space, cluster, self.uses).write()
+            op = _Writer(self.space, cluster, self.edited).write()
             if op is not None:
-                return self._replaced(cluster, last, op)
-        return None
+                # Its result may have another shape, which its readers' views do not mind.
+                self.edited.replace(cluster.values(), {self.edited.places[last.output]: op})
+                self.edited.rename(last.output, op.output)
+                return True
+        return False
 
     def _followers(self) -> list[Op]:
         """The seed, and the ops on the same rows that depend on it through nothing but ops that only such ops read."""
@@ -191,8 +206,9 @@ class _Search:
         pending = [self.seed]
         while pending:
             op = pending.pop()
-            readers = [reader for reader, index in self.uses.get(op.output, ()) if reader and self._connects(op, reader, index)]
-            if len(readers) < len(self.uses.get(op.output, ())):
+            uses = self.edited.uses(op.output)
+            readers = [reader for reader, index in uses if reader and self._connects(op, reader, index)]
+            if len(readers) < len(uses):
                 continue  # who reads it from outside needs it to be the last
             for reader in readers:
                 if reader.output not in found:
@@ -211,10 +227,10 @@ class _Search:
         while waiting:  # the latest first: then all its readers have been judged
             latest = max(waiting)
             waiting.remove(latest)
-            op = self.program.ops[latest]
+            op = self.edited.ops[latest]
             inside = all(
                 reader is not None and reader.output in cluster and self._connects(op, reader, index)
-                for reader, index in self.uses[op.output]
+                for reader, index in self.edited.uses(op.output)
             )
             if inside and self._fits(op) and not self._is_epilogue(op):
                 cluster[op.output] = op
@@ -222,8 +238,8 @@ class _Search:
         return dict(reversed(cluster.items()))
 
     def _feeding(self, op: Op) -> set[int]:
-        """Positions of the ops whose results the op reads."""
-        return {self.order[item.value] for item in op.inputs if item.value in self.order}
+        """Places of the ops whose results the op reads."""
+        return {self.edited.places[item.value] for item in op.inputs if item.value in self.edited.places}
 
     def _fits(self, op: Op) -> bool:
         kind = self.space.kind_of(op)
@@ -232,33 +248,18 @@ class _Search:
     def _is_epilogue(self, op: Op) -> bool:
         """Whether the block is better computed where one of its inputs is."""
         return op.family is BLOCK and any(
-            item.value in self.producers
-            and self.producers[item.value].family.takes_epilogue
-            and self.producers[item.value].family is not REDUCE
+            (producer := self.edited.producer(item.value)) is not None
+            and producer.family.takes_epilogue
+            and producer.family is not REDUCE
             and item.is_whole
             and item.shape == op.output.shape
-            and len(self.uses[item.value]) == 1
+            and len(self.edited.uses(item.value)) == 1
             for item in op.inputs
         )
 
     def _pays(self, cluster: dict[Value, Op]) -> bool:
         kinds = [self.space.kind_of(op) for op in cluster.values()]
         return ROW in kinds or sum(kind != NUMBER for kind in kinds) > 1
-
-    def _replaced(self, cluster: dict[Value, Op], last: Op, op: Op) -> Program:
-        """The program with the cluster as one op; its result may have another shape, which its readers' views do not mind."""
-
-        def renamed(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-            return tuple(Operand(op.output, item.view) if item.value is last.output else item for item in operands)
-
-        readers = {reader for reader, _ in self.uses.get(last.output, ())}
-        ops = []
-        for old in self.program.ops:
-            if old is last:
-                ops.append(op)
-            elif old.output not in cluster:
-                ops.append(old.replace(inputs=renamed(old.inputs)) if old in readers else old)
-        return self.program.replace(ops=tuple(ops), outputs=renamed(self.program.outputs))
 
 
 # A register of the row program under construction: an input, or the stage of a number.
@@ -276,8 +277,8 @@ class _Expression:
 class _Writer:
     """Writes the row program of a cluster."""
 
-    def __init__(self, space: Space, cluster: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]]):
-        self._space, self._cluster, self._uses = space, cluster, uses
+    def __init__(self, space: Space, cluster: dict[Value, Op], edited: Edited):
+        self._space, self._cluster, self._edited = space, cluster, edited
         self._known: dict[Value, _Expression] = {}
         self._stages: list[tuple[int, np.dtype, _Expression]] = []
 
@@ -313,7 +314,7 @@ class _Writer:
         assert kind is not None
         if kind == ROW:
             full = sum(self._is_full(leaf) for leaf in expression.leaves)
-            if len(self._uses[op.output]) == 1 or (full < 2 and program_flops(expression.program) <= MAX_REPEATED_FLOPS):
+            if len(self._edited.uses(op.output)) == 1 or (full < 2 and program_flops(expression.program) <= MAX_REPEATED_FLOPS):
                 return expression
         return self._kept(kind, expression, op.output.dtype)
 
