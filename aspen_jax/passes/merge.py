@@ -26,8 +26,9 @@ from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
-from aspen_jax.passes import rows
+from aspen_jax.passes import row_writer
 from aspen_jax.passes.fuse import MAX_INPUTS, MAX_INSTRUCTIONS
+from aspen_jax.passes.row_space import Space
 
 # Inputs and outputs share L1.
 MAX_OPERANDS = MAX_INPUTS
@@ -228,7 +229,7 @@ def _merged_rows(first: Op, second: Op, kept: list[Value]) -> Op | None:
     registers: dict[Operand, int] = {operand: index for index, operand in enumerate(inputs)}
     parts = [_as_rows(op) for op in (first, second)]
     num_stages = sum(len(part.stages) for part in parts)
-    if len(inputs) > rows.MAX_INPUTS or num_stages > min(rows.MAX_STAGES, MAX_REGISTERS - len(inputs)):
+    if len(inputs) > row_writer.MAX_INPUTS or num_stages > min(row_writer.MAX_STAGES, MAX_REGISTERS - len(inputs)):
         return None
     stages: list[Stage] = []
     stored: dict[int, Value] = {}
@@ -259,7 +260,7 @@ def _is_mergeable(op: Op) -> bool:
         return False
     if op.family is REDUCE:
         is_plain = op.program is None and op.attrs.kind < ROW and op.output.dtype in _KEPT and op.inputs[0].dtype in _KEPT
-        return is_plain and rows.Space.of(op) is not None
+        return is_plain and Space.of(op) is not None
     # A copy moves data and is best left alone.
     return op.family is ROWS or (op.family is BLOCK and op.program is not None and not op.program.is_copy)
 
