@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspen_jax import aspen
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
 from aspen_jax.split import codec, cut, num_cuts
 from aspen_jax.split.codec import pack
@@ -62,7 +62,7 @@ def test_times_before_all_cuts_come_from_one_timeline(fun):
 
 
 def test_each_op_knows_its_equations():
-    call = FlatCall.of(network, (X,), {})
+    call = flat_call(network, (X,), {})
     flat = flatten(call)
     labelled, inputs = _labelled(flat, list(call.leaves), call)
     graph = labelled.graph(*inputs)
