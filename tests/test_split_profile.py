@@ -14,7 +14,7 @@ import pytest
 from aspen_jax import aspen
 from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
-from aspen_jax.split import codec, cut, num_cuts
+from aspen_jax.split import codec_choice, cut, num_cuts
 from aspen_jax.split.codec import pack
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.measure import _labelled, measure, measure_times, op_equations
@@ -112,9 +112,9 @@ def test_messages_are_as_long_as_those_that_are_sent():
 
 
 def test_slow_links_get_fewer_bytes(monkeypatch):
-    costs = {"none": codec.Cost(1e-6, 1000), "zstd": codec.Cost(1e-3, 100)}
-    monkeypatch.setattr(codec, "_measured", codec._Measured())
-    monkeypatch.setattr(codec, "measured_costs", lambda payload: costs)
+    costs = {"none": codec_choice.Cost(1e-6, 1000), "zstd": codec_choice.Cost(1e-3, 100)}
+    monkeypatch.setattr(codec_choice, "measured", codec_choice.Measured())
+    monkeypatch.setattr(codec_choice, "measured_costs", lambda payload: costs)
     smooth = np.broadcast_to(np.linspace(0, 1, 12, dtype=np.float32), (2, 12, 12, 12)).swapaxes(1, 3)[..., :4].copy()
     slow, fast = (measure(network, smooth, bits=(8,), bandwidth=bandwidth, rounds=1) for bandwidth in (1e4, 1e12))
     assert slow.nbytes.sum() < fast.nbytes.sum()

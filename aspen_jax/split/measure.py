@@ -19,8 +19,9 @@ from aspen_jax.cost import equations as equation_costs
 from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.runtime import num_workers
-from aspen_jax.split.codec import CodecName, pack
+from aspen_jax.split.codec import pack
 from aspen_jax.split.equations import FlatJaxpr, closed_over, flatten
+from aspen_jax.split.payload import CodecName
 from aspen_jax.split.profile import Profile, Times, share_out
 from aspen_jax.split.quantise import RAW
 

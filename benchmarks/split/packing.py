@@ -12,9 +12,10 @@ import numpy as np
 from aspen_jax.api.decorator import flat_call
 from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.split.accuracy import relu_outputs
-from aspen_jax.split.codec import CODECS, CodecName, pack, unpack
+from aspen_jax.split.codec import pack, unpack
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.measure import crossing_values
+from aspen_jax.split.payload import CODECS, CodecName
 from aspen_jax.split.quantise import RAW, quantise
 from benchmarks.split.trained import Trained
 
