@@ -385,7 +385,7 @@ def _decorated(function: str, shape: Sequence[str], args: str | None) -> tuple[A
     """The function named on the command line, decorated, and arguments for it."""
     from aspen_jax import aspen
     from aspen_jax.api.bound import BoundAspenFunction
-    from aspen_jax.api.decorator import AspenFunction
+    from aspen_jax.api.function import AspenFunction
     from aspen_jax.api.user_function import example_arguments, load
 
     module, found = load(function)

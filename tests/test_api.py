@@ -23,7 +23,7 @@ import pytest
 
 import aspen_jax
 from aspen_jax import InputError, UnsupportedError, aspen
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.function import AspenFunction
 
 
 def normal(seed, *shape):

@@ -19,7 +19,7 @@ WRONG = """
 import runpy, sys
 import jax
 from aspen_jax import TileGraph
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.function import AspenFunction
 
 def off_by_one(method):
     return lambda *args, **kwargs: jax.tree.map(lambda leaf: leaf + 1, method(*args, **kwargs))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspen_jax import aspen
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.function import AspenFunction
 
 keras: Any = pytest.importorskip("keras")
 

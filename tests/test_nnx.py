@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspen_jax import InputError, aspen
-from aspen_jax.api.decorator import BoundAspenFunction
+from aspen_jax.api.bound import BoundAspenFunction
 from tests.modes import sized
 
 nnx = pytest.importorskip("flax.nnx")

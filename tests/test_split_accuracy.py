@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
 from aspen_jax.split import cut
 from aspen_jax.split.accuracy import AccuracyMap, accuracy_map, relu_outputs
@@ -71,7 +71,7 @@ def test_four_bits_cost_less_than_a_point(of_digits):
 
 def test_only_cuts_of_relus_are_measured(trained, of_digits):
     model, images, _ = trained
-    flat = flatten(FlatCall.of(model, (images[:4],), {}))
+    flat = flatten(flat_call(model, (images[:4],), {}))
     sparse = relu_outputs(flat)
     for k, variables in enumerate(flat.live(range(len(flat.equations) + 1))):
         is_measured = not np.isnan(of_digits.values[k]).any()
@@ -130,7 +130,7 @@ def test_examples_fill_batches_in_any_number():
     ],
 )
 def test_relus_are_found(fun, is_relu):
-    flat = flatten(FlatCall.of(fun, (np.ones((4, 4), np.float32),), {}))
+    flat = flatten(flat_call(fun, (np.ones((4, 4), np.float32),), {}))
     assert (flat.outputs[0] in relu_outputs(flat)) == is_relu
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from aspen_jax.errors import InputError
 from aspen_jax.split import codec as codec_module
-from aspen_jax.split.codec import CODECS, Cost, Limits, pack, packed_codes, quickest, unpack, unpacked_codes
+from aspen_jax.split.codec import Limits, pack, unpack
+from aspen_jax.split.codec_choice import Cost, quickest
+from aspen_jax.split.payload import CODECS, packed_codes, unpacked_codes
 from aspen_jax.split.quantise import dequantise, quantise
 from tests.content import generator
 

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 from aspen_jax import InputError, aspen
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.split import Crossing, ScanStep, crossing, crossings, cut, num_cuts
 from aspen_jax.split.equations import FlatJaxpr, flatten
 from tests import split_networks
@@ -150,7 +150,7 @@ def naive_crossing(jaxpr: FlatJaxpr, k: int) -> list[Any]:
 @pytest.mark.parametrize("name", [*SMALL, *ONE])
 def test_what_crosses_is_what_is_needed_behind_the_cut(name):
     fun, arguments = build(name, SEED)
-    jaxpr = flatten(FlatCall.of(fun, arguments, {}))
+    jaxpr = flatten(flat_call(fun, arguments, {}))
     all_cuts = range(len(jaxpr.equations) + 1)
     chosen = all_cuts if name in SMALL else sorted(np.random.default_rng(SEED).choice(all_cuts, 30, replace=False).tolist())
     live = jaxpr.live(all_cuts)
@@ -203,7 +203,7 @@ def test_parts_of_several_cuts_hand_on_what_later_parts_need():
 def test_the_carry_of_a_scan_crosses(is_reversed):
     fun, arguments = build("recurrent", SEED)
     expected = fun(*arguments)
-    equations = flatten(FlatCall.of(fun, arguments, {})).equations
+    equations = flatten(flat_call(fun, arguments, {})).equations
     scans = [index for index, equation in enumerate(equations) if equation.primitive.name == "scan"]
     scan = next(index for index in scans if equations[index].params["reverse"] == is_reversed)
     random = np.random.default_rng(SEED)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from aspen_jax import aspen
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
-from aspen_jax.split import codec, cut, num_cuts
+from aspen_jax.split import codec_choice, cut, num_cuts
 from aspen_jax.split.codec import pack
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.measure import _labelled, measure, measure_times, op_equations
@@ -62,7 +62,7 @@ def test_times_before_all_cuts_come_from_one_timeline(fun):
 
 
 def test_each_op_knows_its_equations():
-    call = FlatCall.of(network, (X,), {})
+    call = flat_call(network, (X,), {})
     flat = flatten(call)
     labelled, inputs = _labelled(flat, list(call.leaves), call)
     graph = labelled.graph(*inputs)
@@ -112,9 +112,9 @@ def test_messages_are_as_long_as_those_that_are_sent():
 
 
 def test_slow_links_get_fewer_bytes(monkeypatch):
-    costs = {"none": codec.Cost(1e-6, 1000), "zstd": codec.Cost(1e-3, 100)}
-    monkeypatch.setattr(codec, "_measured", codec._Measured())
-    monkeypatch.setattr(codec, "measured_costs", lambda payload: costs)
+    costs = {"none": codec_choice.Cost(1e-6, 1000), "zstd": codec_choice.Cost(1e-3, 100)}
+    monkeypatch.setattr(codec_choice, "measured", codec_choice.Measured())
+    monkeypatch.setattr(codec_choice, "measured_costs", lambda payload: costs)
     smooth = np.broadcast_to(np.linspace(0, 1, 12, dtype=np.float32), (2, 12, 12, 12)).swapaxes(1, 3)[..., :4].copy()
     slow, fast = (measure(network, smooth, bits=(8,), bandwidth=bandwidth, rounds=1) for bandwidth in (1e4, 1e12))
     assert slow.nbytes.sum() < fast.nbytes.sum()

@@ -9,7 +9,7 @@ import jax
 from aspen_jax.api.objects import Opened
 
 if TYPE_CHECKING:
-    from aspen_jax.api.decorator import AspenFunction
+    from aspen_jax.api.function import AspenFunction
     from aspen_jax.api.stream import Stream
     from aspen_jax.graph.tilegraph import TileGraph
     from aspen_jax.report.explain import Explanation
@@ -69,7 +69,9 @@ class BoundAspenFunction:
         Arrays of a pytree are constants. A stream of another object sees what the object holds at each call.
         """
         if type(self._object()) is Opened:
-            return self.__func__._stream(lambda: (self._object(),), args, kwargs)
+            from aspen_jax.api.stream import Stream
+
+            return Stream.of(self.__func__, args, kwargs, lambda: (self._object(),))
         return self._of_constants().stream(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.core import Tracer
 from jax.extend import core
 
 from aspen_jax.api import arguments, nnx_state, results
-from aspen_jax.api.bound import BoundAspenFunction
-from aspen_jax.api.decorator import AspenFunction, aspen
 from aspen_jax.api.weights import restore
 from aspen_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from aspen_jax.api.function import AspenFunction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,25 +41,22 @@ class FlatCall:
     result: Any
 
     @classmethod
-    def of(cls, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
+    def of(cls, function: AspenFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
         """Traces a call.
 
         Args:
-            fun: a function, decorated or not. The object of a method counts as constants.
+            function: the function, decorated.
             args: as it takes them; `jax.ShapeDtypeStruct` may stand for an array.
             kwargs: likewise.
 
         Raises:
             InputError: an argument or the result holds an object of nnx, or the function closes over a traced value.
         """
-        function = fun if isinstance(fun, AspenFunction | BoundAspenFunction) else aspen(fun)
-        if isinstance(function, BoundAspenFunction):
-            function = function._of_constants()
         args, kwargs = restore(function._seen(args, kwargs))
         changing = list(filter(nnx_state.is_object, jax.tree.leaves((args, kwargs), is_leaf=nnx_state.is_object)))
 
         def traced(structure: arguments.Structure, leaves: list[Any]) -> Any:
-            return structure, leaves, function._jitted.trace(structure, leaves)
+            return structure, leaves, function._jitted.jit.trace(structure, leaves)
 
         name = function.__name__
         if changing:
@@ -68,7 +64,7 @@ class FlatCall:
                 f"{name}: an argument holds a {type(changing[0]).__name__} of flax.nnx, which may change; close over it, or "
                 "take it apart by nnx.split and pass its state"
             )
-        structure, leaves, trace = function._on_arguments(traced, args, kwargs, shapes_traced=True)
+        structure, leaves, trace = function._jitted.on_arguments(traced, args, kwargs, shapes_traced=True)
         if isinstance(trace.out_info, nnx_state.Outcome):
             raise InputError(f"{name} returns objects of flax.nnx; take them apart by nnx.split and return their state")
         # Such a value is a constant of the jaxpr, or an input before those of the leaves.
@@ -113,17 +109,6 @@ class FlatCall:
     def outputs(self, returned: Any) -> list[Any]:
         """The outputs of the jaxpr, from what the function returned."""
         return results.arrays(returned, self.result)
-
-    def decorated(
-        self, fun: Callable[..., Any], name: str, *, takes_arguments: bool, kind: type[AspenFunction[..., Any]] = AspenFunction
-    ) -> AspenFunction[..., Any]:
-        """`fun` decorated as the function is, by `kind`; its weights are the function's where it takes the same arguments."""
-        fun.__name__ = fun.__qualname__ = name
-        if not takes_arguments:
-            return AspenFunction(fun, weights=(), choices=self.function._choices)
-        with contextlib.suppress(TypeError, ValueError):  # some callables tell nothing about themselves
-            vars(fun)["__signature__"] = inspect.signature(self.function.__wrapped__)
-        return kind(fun, weights=self.function._weights, choices=self.function._choices)
 
 
 def check_type(name: str, where: str, given: Any, wanted: Any) -> None:

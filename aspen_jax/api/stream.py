@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,10 @@ from aspen_jax.api.flat import FlatCall
 from aspen_jax.errors import EngineError, InputError
 from aspen_jax.graph.incremental import Incremental
 from aspen_jax.graph.tilegraph import TileGraph
+from aspen_jax.targets import registry
+
+if TYPE_CHECKING:
+    from aspen_jax.api.function import AspenFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +100,23 @@ class Stream:
         self._incremental = Incremental(graph)
         self._lock = forks.Lock()
         self._runs_in: tuple[int, int] | None = None  # a process and its thread
+
+    @classmethod
+    def of(
+        cls,
+        function: AspenFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leading: Callable[[], tuple[Any, ...]] = tuple,
+    ) -> Stream:
+        """As `AspenFunction.stream`, behind arguments that are asked for at each call."""
+        device = function._choices.device
+        if not registry.of_function(device).runs_graphs:
+            raise InputError(f"{function.__name__} is for {device!r} and streams run on the CPU; decorate it with device='cpu'")
+        whole = (*leading(), *args)
+        stream = cls(FlatCall.of(function, whole, kwargs), function.graph_without_reuse(*whole, **kwargs), leading)
+        stream(*args, **kwargs)
+        return stream
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function of these arguments.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from aspen_jax.apu.memory import aligned
-from aspen_jax.graph.tilegraph import TileGraph
+
+if TYPE_CHECKING:
+    from aspen_jax.graph.tilegraph import TileGraph
 
 
 def apart(graph: TileGraph) -> TileGraph:

@@ -228,6 +228,34 @@ def place(
     Raises:
         ValueError: something reads the operand of an op in place after it.
     """
+    accesses = _accesses(ops, outside, reads, grids)
+    workspace = _Workspace(accesses, most_edges)
+    for index, op in enumerate(ops):
+        if op.in_place:
+            workspace.rewrite(op, grids[op.output])
+        for value in op.further if op.in_place else op.outputs:
+            if value in accesses.writing:
+                workspace.put(value)
+        if reuse:
+            workspace.give_back(accesses.dying[index], index)
+    return Memory(workspace.offsets, workspace.size, *workspace.missing_order(data))
+
+
+class _Accesses(NamedTuple):
+    """What tiles do with values.
+
+    Attributes:
+        writing: bytes that they write of each value that is to be placed.
+        reading: bytes that they read of those, and of what ops in place rewrite; the rewriting itself is left out.
+        dying: for each op the values that nothing needs after it.
+    """
+
+    writing: dict[Value, Touches]
+    reading: dict[Value, list[Touches]]
+    dying: list[list[Value]]
+
+
+def _accesses(ops: Sequence[Op], outside: set[Value], reads: Sequence[Sequence[Read]], grids: dict[Value, Grid]) -> _Accesses:
     writing = {
         value: touches(value, grid.tiles, grid.boxes) for value, grid in grids.items() if value.nbytes and value not in outside
     }
@@ -246,56 +274,80 @@ def place(
     for value, index in last_use.items():
         if value not in rewriting:  # whose space the op in place takes on
             dying[index].append(value)
-
-    free, holders = _FreeSpace(), Holders()
-    offsets: dict[Value, int] = {}
-    after_writes: list[_Meeting] = []
-    after_reads: list[_Meeting] = []
-    for index, op in enumerate(ops):
-        if op.in_place:
-            operand, grid = rewritten(op), grids[op.output]
-            claims = touches(op.output, grid.tiles, grid.boxes)
-            after_reads += [_meet(part, claims) for part in reading[operand]]
-            if op.output in writing:
-                offsets[op.output] = offset = offsets[operand]
-                holders.give(offset, offset + op.output.nbytes, op.output)
-        for value in filter(writing.__contains__, op.further if op.in_place else op.outputs):
-            small = value.nbytes < _SMALLEST_REUSED
-            for offset in [free.size] if small else free.offers(aligned(value.nbytes)):
-                claims = writing[value].moved(offset)
-                writes: list[_Meeting] = []
-                uses: list[_Meeting] = []
-                for lo, hi, old in holders.within(offset, offset + value.nbytes):
-                    writes.append(_meet(writing[old].moved(offsets[old]).within(lo, hi), claims))
-                    uses += [_meet(part.moved(offsets[old]).within(lo, hi), claims) for part in reading[old]]
-                tiles = len(claims.tiles) + sum(len(meeting.early.tiles) for meeting in writes + uses)
-                if sum(meeting.num_candidates for meeting in writes + uses) <= most_edges * tiles:
-                    break
-            else:
-                raise AssertionError("untouched space needs no edges")
-            after_writes += writes
-            after_reads += uses
-            free.take(offset, offset + aligned(value.nbytes))
-            holders.give(offset, offset + value.nbytes, value)
-            offsets[value] = offset
-        if reuse:
-            for value in (value for value in dying[index] if value.nbytes >= _SMALLEST_REUSED):
-                free.give_back(offsets[value], offsets[value] + aligned(value.nbytes), index)
-    return Memory(offsets, free.size, *_missing_order(after_writes, after_reads, data))
+    return _Accesses(writing, reading, dying)
 
 
-def _missing_order(after_writes: list[_Meeting], after_reads: list[_Meeting], data: Dag) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs that no path of two data edges orders already; a write is mostly ordered by those who read it."""
-    readers, claimers = _unique_pairs(after_reads, data.size)
-    parents, children = data.edges()
-    ordered = Dag.from_edges(data.size, np.concatenate([parents, readers]), np.concatenate([children, claimers]))
-    writers, overwriters = _unique_pairs(after_writes, data.size)
-    writers_open = ~ordered.has_short_paths(writers, overwriters)
-    readers_open = ~data.has_short_paths(readers, claimers)
-    return (
-        np.concatenate([writers[writers_open], readers[readers_open]]),
-        np.concatenate([overwriters[writers_open], claimers[readers_open]]),
-    )
+class _Workspace:
+    """Values placed one after the other, and the tiles that must wait for others so that each finds its bytes free."""
+
+    def __init__(self, accesses: _Accesses, most_edges: int):
+        self.offsets: dict[Value, int] = {}
+        self._accesses, self._most_edges = accesses, most_edges
+        self._free, self._holders = _FreeSpace(), Holders()
+        self._after_writes: list[_Meeting] = []
+        self._after_reads: list[_Meeting] = []
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._free.size
+
+    def rewrite(self, op: Op, grid: Grid) -> None:
+        """Puts the first output of an op in place where its operand lies."""
+        operand = rewritten(op)
+        claims = touches(op.output, grid.tiles, grid.boxes)
+        self._after_reads += [_meet(part, claims) for part in self._accesses.reading[operand]]
+        if op.output in self._accesses.writing:
+            self._hold(op.output, self.offsets[operand])
+
+    def put(self, value: Value) -> None:
+        """Puts a value where few enough tiles must wait for others; small ones where nothing was."""
+        size = aligned(value.nbytes)
+        for offset in [self.size] if value.nbytes < _SMALLEST_REUSED else self._free.offers(size):
+            claims = self._accesses.writing[value].moved(offset)
+            writes, uses = self._meetings(claims, offset, offset + value.nbytes)
+            tiles = len(claims.tiles) + sum(len(meeting.early.tiles) for meeting in writes + uses)
+            if sum(meeting.num_candidates for meeting in writes + uses) <= self._most_edges * tiles:
+                break
+        else:
+            raise AssertionError("untouched space needs no edges")
+        self._after_writes += writes
+        self._after_reads += uses
+        self._free.take(offset, offset + size)
+        self._hold(value, offset)
+
+    def _meetings(self, claims: Touches, lo: int, hi: int) -> tuple[list[_Meeting], list[_Meeting]]:
+        """With tiles that write, and with those that read, what lay in bytes [lo, hi) before."""
+        writes: list[_Meeting] = []
+        uses: list[_Meeting] = []
+        for first, last, old in self._holders.within(lo, hi):
+            offset = self.offsets[old]
+            writes.append(_meet(self._accesses.writing[old].moved(offset).within(first, last), claims))
+            uses += [_meet(part.moved(offset).within(first, last), claims) for part in self._accesses.reading[old]]
+        return writes, uses
+
+    def _hold(self, value: Value, offset: int) -> None:
+        self._holders.give(offset, offset + value.nbytes, value)
+        self.offsets[value] = offset
+
+    def give_back(self, values: Sequence[Value], now: int) -> None:
+        """Frees the space of values that nothing needs after op `now`."""
+        for value in values:
+            if value.nbytes >= _SMALLEST_REUSED:
+                self._free.give_back(self.offsets[value], self.offsets[value] + aligned(value.nbytes), now)
+
+    def missing_order(self, data: Dag) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles that no path of two data edges orders; a write is mostly ordered by those who read it."""
+        readers, claimers = _unique_pairs(self._after_reads, data.size)
+        parents, children = data.edges()
+        ordered = Dag.from_edges(data.size, np.concatenate([parents, readers]), np.concatenate([children, claimers]))
+        writers, overwriters = _unique_pairs(self._after_writes, data.size)
+        writers_open = ~ordered.has_short_paths(writers, overwriters)
+        readers_open = ~data.has_short_paths(readers, claimers)
+        return (
+            np.concatenate([writers[writers_open], readers[readers_open]]),
+            np.concatenate([overwriters[writers_open], claimers[readers_open]]),
+        )
 
 
 def _unique_pairs(meetings: list[_Meeting], size: int) -> tuple[np.ndarray, np.ndarray]:

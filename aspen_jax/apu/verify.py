@@ -8,6 +8,7 @@ each element is written once.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from aspen_jax.apu.grid import Grid, boxes_of
 from aspen_jax.apu.memory import ALIGNMENT
 from aspen_jax.apu.verify_reuse import check_reuse
 from aspen_jax.graph.layout import LARGEST_BYTES, check_layout, refuse
-from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.ir.view import MAX_RANK, View
+
+if TYPE_CHECKING:
+    from aspen_jax.graph.tilegraph import TileGraph
 
 # Boxes are checked and looked up on the grid of all their planes, which for a grid of tiles has one cell a tile.
 _MOST_CELLS_PER_TILE = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from aspen_jax.apu.grid import boxes_of
 from aspen_jax.apu.memory import Holders, Touches, overlapping, rewritten, touches
 from aspen_jax.errors import GraphFormatError
 from aspen_jax.graph.dag import Dag, unique
-from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Program, Value
+
+if TYPE_CHECKING:
+    from aspen_jax.graph.tilegraph import TileGraph
 
 
 class _Tenant(NamedTuple):

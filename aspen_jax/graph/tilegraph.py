@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from aspen_jax import forks, runtime
 from aspen_jax.errors import GraphFormatError, InputError
-from aspen_jax.graph import graph_file, graph_format
+from aspen_jax.graph import call_inputs, graph_bytes, graph_file
 from aspen_jax.graph.dag import Dag
-from aspen_jax.graph.layout import check_layout, read_input, refuse
+from aspen_jax.graph.layout import check_layout, refuse
+from aspen_jax.graph.read_program import given_values, program_of
 from aspen_jax.ir.dtypes import DTYPES
-from aspen_jax.ir.leaf_names import leaf_names
-from aspen_jax.ir.program import Op, Operand, Program, Value
-from aspen_jax.ir.view import View
+from aspen_jax.ir.program import Program
 
 if TYPE_CHECKING:
     from aspen_jax.ops.family import OpFamily
 
-_NUM_ARRAYS = 14
 _RUN_KEY = "run_key"
-
-# What a file keeps `input_names` and `result_names` in: UTF-8, each name ended by a zero byte.
-_NAME_FIELDS = ("input_names", "result_names")
-
-# The kind of an input that stands for an argument which no tile could hold and none reads: `run` takes anything for it.
-_UNREAD = ((0,), np.dtype(np.uint8))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -214,67 +204,14 @@ class TileGraph:
         Raises:
             GraphFormatError: a kernel is unknown or its parameters are not its family's.
         """
-        if families is None:
-            from aspen_jax.ops import FAMILIES as families
-        values = [Value(*self.value(number)) for number in range(len(self.values))]
-        inputs, params = self.inputs.tolist(), self.params.tolist()
-        next_input = next_param = 0
-        ops: list[Op] = []
-        for number, (kernel, output, num_inputs, num_params, _) in enumerate(self.ops.tolist()):
-            operands, places = [], {}
-            for _ in range(num_inputs):
-                value, view, next_input = read_input(inputs, next_input)
-                operands.append(Operand(values[value], view))
-                places[values[value]] = self.values[value, :2].tolist()
-            words = params[next_param : next_param + num_params]
-            next_param += num_params
-            family = families.get(self.kernels[kernel])
-            if family is None:
-                refuse(
-                    f"op {number} ({self.op_names[number]}) needs kernel {self.kernels[kernel]!r}, which this aspen_jax does not "
-                    f"have; it has {', '.join(sorted(families))}. If it is yours, register it (aspen_jax.extend)"
-                )
-            outputs = self.outputs_of(number)
-            try:
-                attrs, block = family.parse(words, len(outputs))
-            except (ValueError, OverflowError) as error:
-                refuse(f"op {number} ({self.op_names[number]}): {error}, in the parameters of {family.kernel}")
-            further = tuple(values[other] for other in outputs[1:])
-            op = Op(family, attrs, tuple(operands), values[output], block, self.op_names[number], further=further)
-            operand = family.rewritten(op)
-            is_there = operand is not None and places[operand.value] == self.values[output, :2].tolist()
-            ops.append(op.replace(in_place=is_there))
-        given = self.given_values()
-        num_inputs = len(self.operands) - len(self.constants)
-        written = {int(self.values[output, 0]): values[output] for output in self._written()}
-        results = [(values[number], int(self.values[number, 0])) for number in self.results.tolist()]
-
-        def known(number: int, buffer: int, offset: int) -> np.ndarray:
-            value = values[number]
-            start = offset // value.dtype.itemsize
-            return self.constants[buffer - num_inputs].reshape(-1)[start : start + value.size].reshape(value.shape)
-
-        return Program(
-            inputs=tuple(values[number] for number, buffer, _ in given if buffer < num_inputs),
-            constants=tuple((values[item[0]], known(*item)) for item in given if item[1] >= num_inputs),
-            ops=tuple(ops),
-            outputs=tuple(Operand(written.get(buffer) or value, View.identity(value.shape)) for value, buffer in results),
-        )
+        return program_of(self, families)
 
     def given_values(self) -> list[tuple[int, int, int]]:
         """What ops read of the operands, in their order: number of the value, operand, byte at which it begins there.
 
         These are the inputs and the constants of `program`, in that order.
         """
-        own = set(self.operands.tolist())
-        written = {*self.results.tolist(), *self._written()} - own
-        inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(self.values[:, :2].tolist())]
-        inside = [item for item in inside if item[1] < len(self.operands) and item[0] not in written]
-        parted = {buffer for number, buffer, _ in inside if number not in own}
-        return sorted((item for item in inside if item[0] not in own or item[1] not in parted), key=lambda item: item[1])
-
-    def _written(self) -> list[int]:
-        return [*self.ops[:, 1].tolist(), *self.further_outputs[:, 1].tolist()]
+        return given_values(self)
 
     def verify(self) -> None:
         """Check everything: each index, view and box, each output element written once, each read after its write.
@@ -376,30 +313,7 @@ class TileGraph:
         Raises:
             GraphFormatError: the bytes are truncated, damaged, of another version, or no graph.
         """
-        arrays, fields = graph_format.decode(data, _NUM_ARRAYS)
-        names, counts, values, value_shapes, operands, results, ops, inputs, params, *tiles = arrays
-        if counts.size != 8 or values.size % 4 or ops.size % 5:
-            refuse("the counts, the table of values or that of ops hold part of a row")
-        num_kernels, num_operands, num_results, num_values, num_ops, num_tiles, workspace_bytes, max_depth = counts.tolist()
-        strings = graph_format.strings(names, "the graph")
-        further = fields.pop(graph_format.OUTPUTS, np.zeros(0, np.int64))
-        if further.size % 2:
-            refuse("the table of further outputs holds part of a row")
-        input_names, result_names = (
-            _names(fields.pop(field, None), field, len(of)) for field, of in zip(_NAME_FIELDS, (operands, results), strict=True)
-        )
-        graph = cls(
-            tuple(strings[:num_kernels]), tuple(strings[num_kernels:]), values.reshape(-1, 4), value_shapes, operands, results,
-            ops.reshape(-1, 5), inputs, params, *tiles, workspace_bytes=workspace_bytes, max_depth=max_depth, fields=fields,
-            input_names=input_names, result_names=result_names, further_outputs=further.reshape(-1, 2),
-        )  # fmt: skip
-        counted = (num_kernels, num_operands, num_results, num_values, num_ops, num_tiles)
-        held = (len(graph.kernels), len(operands), len(results), len(graph.values), graph.num_ops, graph.num_tiles)
-        if counted != held:
-            refuse(
-                "the graph's counts of kernels, operands, results, values, ops and tiles are "
-                f"{', '.join(map(str, counted))} and its arrays hold {', '.join(map(str, held))}"
-            )
+        graph = cls(**graph_bytes.decoded(data))
         check_layout(graph)
         return graph
 
@@ -411,12 +325,7 @@ class TileGraph:
         Raises:
             OSError: the file cannot be written.
         """
-        names = {
-            field: np.frombuffer("".join(f"{name}\0" for name in names).encode(), np.uint8)
-            for field, names in zip(_NAME_FIELDS, (self.input_names, self.result_names), strict=True)
-            if names
-        }
-        graph_file.write(path, self._encoded({**self.fields, **names}), self.constants)
+        graph_file.write(path, graph_bytes.with_names(self), self.constants)
 
     def save_weights(self, path: str | os.PathLike[str], **arguments: Any) -> None:
         """Write arguments of the function to a safetensors file, for the C library and `aspen-run`.
@@ -436,22 +345,7 @@ class TileGraph:
             >>> graph.save("f.aspen")
             >>> graph.save_weights("f.safetensors", params=params)
         """
-        graph_file.write_weights(path, self._weights(arguments))
-
-    def _weights(self, arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        kinds = {name: self.value(number) for name, number in zip(self.input_names, self.operands, strict=False)}
-        weights: dict[str, np.ndarray] = {}
-        for argument, tree in arguments.items():
-            for name, leaf in zip(leaf_names(argument, tree), jax.tree.leaves(tree), strict=True):
-                if name not in kinds:
-                    raise InputError(
-                        f"{name!r} is no input of the graph, whose inputs are {', '.join(self.input_names) or 'without names'}; "
-                        "pass arguments by their names, as in save_weights(path, params=params)"
-                    )
-                array = _as_input(leaf, *kinds[name])
-                _check_input(repr(name), array, *kinds[name])
-                weights[name] = array
-        return weights
+        graph_file.write_weights(path, call_inputs.weights_of(self, arguments))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TileGraph:
@@ -493,36 +387,7 @@ class TileGraph:
 
     @forks.cached_property
     def _bytes(self) -> bytes:
-        return self._encoded(self.fields)
-
-    def _encoded(self, fields: Mapping[str, np.ndarray]) -> bytes:
-        for name in (*_NAME_FIELDS, graph_format.OUTPUTS):
-            if name in self.fields:
-                raise InputError(f"a field of a graph is called {name!r}, which the format has a use for; rename it")
-        names = "".join(name.replace("\0", " ") + "\0" for name in (*self.kernels, *self.op_names)).encode(errors="replace")
-        counts = [len(self.kernels), len(self.operands), len(self.results), len(self.values), self.num_ops, self.num_tiles]
-        if self.further_outputs.size:
-            fields = {**fields, graph_format.OUTPUTS: self.further_outputs.reshape(-1)}
-        box_widths = {2 * int(rank) for rank in self.values[self.ops[:, 1], 3]} - {0}
-        return graph_format.encode(
-            [
-                (np.frombuffer(names, np.uint8), (0,)),
-                (np.array([*counts, self.workspace_bytes, self.max_depth]), (0,)),
-                (self.values, (0, 4)),
-                (self.value_shapes, (0, 4)),
-                (self.operands, (0, 1)),
-                (self.results, (0, 1)),
-                (self.ops, (0, 5)),
-                (self.inputs, (0,)),
-                (self.params, (0,)),
-                (self.tile_ops, (1,)),
-                (self.tile_boxes, (0, *sorted(box_widths))),
-                (self.child_counts, (0, 1)),
-                (self.children, (1,)),
-                (self.costs, (0, 1)),
-            ],
-            fields,
-        )
+        return graph_bytes.encoded(self, self.fields)
 
     @forks.cached_property
     def _shape_starts(self) -> np.ndarray:
@@ -543,14 +408,7 @@ class TileGraph:
         Raises:
             InputError: the inputs do not fit.
         """
-        given = jax.tree.leaves(inputs)
-        num_inputs = len(self.operands) - len(self.constants)
-        if len(given) != num_inputs:
-            raise InputError(f"the graph takes {num_inputs} inputs and got {len(given)}; pass one array for each")
-        arrays = [_as_input(item, *self.value(number)) for item, number in zip(given, self.operands[:num_inputs], strict=True)]
-        for index, array in enumerate(arrays):
-            _check_input(f"input {index}", array, *self.value(self.operands[index]))
-        return [*arrays, *self.constants]
+        return call_inputs.operands_of(self, inputs)
 
     @forks.cached_property
     def plan(self) -> Any:
@@ -559,30 +417,3 @@ class TileGraph:
 
         runtime.tell_of_targets_left_out()
         return _engine.Plan(self.to_bytes())
-
-
-def _check_input(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if array.shape != shape or array.dtype != dtype:
-        raise InputError(
-            f"{what} is {array.dtype}{list(array.shape)} and the graph takes {dtype}{list(shape)}; "
-            "pass that, or build a graph for these inputs"
-        )
-
-
-def _names(text: np.ndarray | None, field: str, most: int) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    names = graph_format.strings(text, f"the graph's {field}")
-    if len(names) > most or len(set(names)) != len(names) or "" in names:
-        refuse(f"the graph's {field} are {len(names)} for {most} values, or not all different, or one is empty")
-    return tuple(names)
-
-
-def _as_input(given: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array for an input of this kind, which it need not fit."""
-    if (shape, dtype) == _UNREAD:
-        return np.zeros(*_UNREAD)
-    if isinstance(given, bool | int | float) and not isinstance(given, np.generic):
-        with contextlib.suppress(OverflowError):
-            return np.asarray(given, dtype)
-    return np.ascontiguousarray(given).reshape(np.shape(given))

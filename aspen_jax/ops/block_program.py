@@ -7,6 +7,7 @@ assignment form: registers 0 .. num_inputs-1 are the inputs, the constants follo
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,11 +144,8 @@ class BlockProgram:
 COPY = BlockProgram(1, (), (), 0)
 
 
-class Ref(NamedTuple):
-    """A register of a program under construction: kind is "input", "constant" or "instruction"."""
-
-    kind: str
-    index: int
+Ref = int
+"""A register of a program under construction: inputs come first, then instructions; constants are negative, from -1 down."""
 
 
 class BlockBuilder:
@@ -156,10 +154,10 @@ class BlockBuilder:
     def __init__(self, num_inputs: int):
         self._num_inputs = num_inputs
         self._constants: dict[int, Ref] = {}
-        self._instructions: dict[tuple[str, tuple[Ref, ...]], Ref] = {}
+        self._instructions: dict[Instruction, Ref] = {}
 
     def input(self, index: int) -> Ref:
-        return Ref("input", index)
+        return index
 
     def constant(self, value: Any) -> Ref:
         """A scalar of any dtype that has a lane (bools are masks of ones or zeros)."""
@@ -170,7 +168,7 @@ class BlockBuilder:
         return self._constant_bits(bits)
 
     def _constant_bits(self, bits: int) -> Ref:
-        return self._constants.setdefault(bits, Ref("constant", len(self._constants)))
+        return self._constants.setdefault(bits, -1 - len(self._constants))
 
     def constants(self, bits: Sequence[int]) -> list[Ref]:
         """Constants from the bits that a program holds of them."""
@@ -189,7 +187,7 @@ class BlockBuilder:
             for known, case in zip((_TRUE, _FALSE), cases, strict=True):
                 if condition == self._constants.get(known):
                     return case
-        return self._instructions.setdefault((opcode, args), Ref("instruction", len(self._instructions)))
+        return self._instructions.setdefault(Instruction(opcode, args), self._num_inputs + len(self._instructions))
 
     def splice(self, program: BlockProgram, inputs: Sequence[Ref]) -> Ref:
         """Write `program` with its inputs bound to `inputs`; returns its first result."""
@@ -199,32 +197,24 @@ class BlockBuilder:
         """Write `program` with its inputs bound to `inputs`; returns its results."""
         registers = [*inputs, *self.constants(program.constants)]
         for opcode, args in program.instructions:
-            registers.append(self.emit(opcode, *(registers[arg] for arg in args)))
+            registers.append(self.emit(opcode, *[registers[arg] for arg in args]))
         return [registers[result] for result in program.results]
 
-    def build(self, result: Ref, *further: Ref) -> BlockProgram:
-        instructions = list(self._instructions)
-        used: set[Ref] = set()
-        pending = [result, *further]
-        while pending:
-            ref = pending.pop()
-            if ref not in used:
-                used.add(ref)
-                if ref.kind == "instruction":
-                    pending.extend(instructions[ref.index][1])
-        constants = [bits for bits, ref in self._constants.items() if ref in used]
-        registers = {Ref("input", index): index for index in range(self._num_inputs)}
-        for bits in constants:
-            registers[self._constants[bits]] = len(registers)
-        kept: list[Instruction] = []
-        for index, (opcode, args) in enumerate(instructions):
-            if Ref("instruction", index) in used:
-                kept.append(Instruction(opcode, tuple(registers[arg] for arg in args)))
-                registers[Ref("instruction", index)] = len(registers)
-        stored = tuple(registers[ref] for ref in further)
-        return BlockProgram(self._num_inputs, tuple(constants), tuple(kept), registers[result], stored)
+    def build(self, *results: Ref) -> BlockProgram:
+        """The program that stores these registers."""
+        used = set(results)
+        for (_, args), ref in reversed(self._instructions.items()):
+            if ref in used:
+                used.update(args)
+        constants = {ref: bits for bits, ref in self._constants.items() if ref in used}
+        kept = {ref: instruction for instruction, ref in self._instructions.items() if ref in used}
+        registers = {ref: number for number, ref in enumerate([*range(self._num_inputs), *constants, *kept])}
+        instructions = tuple(Instruction(opcode, tuple([registers[arg] for arg in args])) for opcode, args in kept.values())
+        result, *further = (registers[ref] for ref in results)
+        return BlockProgram(self._num_inputs, tuple(constants.values()), instructions, result, tuple(further))
 
 
+@functools.cache
 def single(opcode: str) -> BlockProgram:
     """The program of one instruction on its own inputs."""
     arity = OPCODES[opcode].arity

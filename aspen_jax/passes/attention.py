@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs
-from aspen_jax.ops.family import unpermuted
+from aspen_jax.ops.family import OpFamily, unpermuted
 from aspen_jax.ops.matmul import MATMUL, MatmulAttrs
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.rows import ROWS, RowsAttrs
@@ -38,6 +38,9 @@ MAX_SIZE_OF_FEW = 1 << 16
 # are wider than the rows are long (as around the last norm of a language model) that costs more than storing the scores, unless
 # all of it stays in the cache.
 MAX_SIZE_OF_WIDE = 1 << 18
+
+
+_Uses = Mapping[Value, Sequence[tuple[Op | None, int]]]
 
 
 def run(program: Program, *, one_query: bool = False) -> Program:
@@ -89,6 +92,37 @@ class _Chain:
         """Equal for chains that compute the same of their scores."""
         others = (item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
         return self.scores.output.shape, self.scores.program, self.scores.extra_inputs, self.rows.attrs, self.rows_place, *others
+
+    @property
+    def _batch(self) -> set[int]:
+        return set(self.scores.attrs.a) & set(self.scores.attrs.b)
+
+    @property
+    def _is_one_query(self) -> bool:
+        return len(self.scores.output.shape) - 2 in self._batch
+
+    def fits(self, one_query: bool) -> bool:
+        """Whether the scores are rows of the row program, by `one_query` also one row a head, and it pays to join the ops."""
+        last = len(self.rows.output.shape) - 1
+        are_rows = self.scores.output.shape == self.rows.output.shape and last not in self._batch
+        return are_rows and (one_query or not self._is_one_query) and self._pays()
+
+    def _pays(self) -> bool:
+        *outer, length = self.rows.output.shape
+        if length > MAX_LENGTH or (math.prod(outer) < MIN_ROWS and self.rows.output.size > MAX_SIZE_OF_FEW):
+            return False
+        own, other = (self.values.attrs.a, self.values.attrs.b)[:: -1 if self.values_place else 1]
+        depth = _size(self.scores.inputs[0], self.scores.attrs.a, lambda label: label < 0)
+        columns = _size(self.values.inputs[1 - self.values_place], other, lambda label: label >= 0 and label not in own)
+        return depth + columns <= length or (depth + columns) * length <= MAX_SIZE_OF_WIDE
+
+    def joined(self) -> _Chain:
+        """The same with a row program that reads the scores as a whole, in float32; with an axis of queries."""
+        scores = self.scores.replace(output=_wide(self.scores.output))
+        inputs = list(self.rows.inputs)
+        inputs[self.rows_place] = Operand.whole(scores.output)
+        chain = dataclasses.replace(self, scores=scores, rows=self.rows.replace(inputs=tuple(inputs)))
+        return chain.with_a_query() if self._is_one_query else chain
 
     def with_a_query(self) -> _Chain:
         """The same with an axis of one query before that of the keys."""
@@ -153,53 +187,47 @@ class _Chain:
         return Op(ATTENTION, attrs, inputs, self.values.output, None, name, self.values.source, exact)
 
 
-def _chain(
-    values: Op, producers: dict[Value, Op], uses: dict[Value, list[tuple[Op | None, int]]], one_query: bool
-) -> _Chain | None:
+def _chain(values: Op, producers: dict[Value, Op], uses: _Uses, one_query: bool) -> _Chain | None:
     """The ops that end in the product `values`; None where it is not the end of such a chain."""
     if values.family is not MATMUL:
         return None
     for place, weights in enumerate(values.main_inputs):
-        rows = producers.get(weights.value)
-        if rows is None or rows.family is not ROWS or len(uses[weights.value]) > 1:
+        rows = _only_for(weights, ROWS, producers, uses)
+        if rows is None:
             continue
-        small_rows, small_values = _small_rows(rows), _small_product(values)
-        labels = _labels_of_value(small_values, place, small_rows.output)
-        last = len(small_rows.output.shape) - 1
-        if labels is None or last < 1 or not rows.attrs.rows.gives_rows or small_rows.attrs.axes != (last,):
+        small_rows = _small_rows(rows)
+        sums = _sums_of_rows(values, place, small_rows)
+        if sums is None:
             continue
-        if [axis for axis, label in enumerate(labels) if label < 0] != [last]:
-            continue
-        a, b = (small_values.attrs.a, labels) if place else (labels, small_values.attrs.b)
-        inputs = list(small_values.inputs)
-        inputs[place] = Operand.whole(small_rows.output)
-        small_values = small_values.replace(attrs=MatmulAttrs(a, b), inputs=tuple(inputs))
         for index, operand in enumerate(rows.inputs):
-            scores = producers.get(operand.value)
-            if scores is None or scores.family is not MATMUL or not operand.view.is_dense() or len(uses[operand.value]) > 1:
+            scores = _only_for(operand, MATMUL, producers, uses)
+            if scores is None or not operand.view.is_dense():
                 continue
-            small_scores = _small_product(scores)
-            batch = set(small_scores.attrs.a) & set(small_scores.attrs.b)
-            fits = small_scores.output.shape == small_rows.output.shape and last not in batch
-            is_one_query = last - 1 in batch
-            if fits and (one_query or not is_one_query) and _pays(small_scores, small_rows, small_values, place):
-                inputs = list(small_rows.inputs)
-                small_scores = small_scores.replace(output=_wide(small_scores.output))
-                inputs[index] = Operand.whole(small_scores.output)
-                small_rows = small_rows.replace(inputs=tuple(inputs))
-                chain = _Chain(scores.output, rows.output, small_scores, small_rows, index, small_values, place)
-                return chain.with_a_query() if is_one_query else chain
+            chain = _Chain(scores.output, rows.output, _small_product(scores), small_rows, index, sums, place)
+            if chain.fits(one_query):
+                return chain.joined()
     return None
 
 
-def _pays(scores: Op, rows: Op, values: Op, place: int) -> bool:
-    *outer, length = rows.output.shape
-    if length > MAX_LENGTH or (math.prod(outer) < MIN_ROWS and rows.output.size > MAX_SIZE_OF_FEW):
-        return False
-    labels = (values.attrs.a, values.attrs.b)
-    depth = _size(scores.inputs[0], scores.attrs.a, lambda label: label < 0)
-    columns = _size(values.inputs[1 - place], labels[1 - place], lambda label: label >= 0 and label not in labels[place])
-    return depth + columns <= length or (depth + columns) * length <= MAX_SIZE_OF_WIDE
+def _only_for(operand: Operand, family: OpFamily, producers: dict[Value, Op], uses: _Uses) -> Op | None:
+    """The op of this family that computes the operand for no other reader."""
+    op = producers.get(operand.value)
+    return op if op is not None and op.family is family and len(uses[operand.value]) == 1 else None
+
+
+def _sums_of_rows(values: Op, place: int, rows: Op) -> Op | None:
+    """The product, small, over all of each row that the row program gives; None where it sums something else."""
+    last = len(rows.output.shape) - 1
+    product = _small_product(values)
+    labels = _labels_of_value(product, place, rows.output)
+    if labels is None or last < 1 or not rows.attrs.rows.gives_rows or rows.attrs.axes != (last,):
+        return None
+    if [axis for axis, label in enumerate(labels) if label < 0] != [last]:
+        return None
+    a, b = (product.attrs.a, labels) if place else (labels, product.attrs.b)
+    inputs = list(product.inputs)
+    inputs[place] = Operand.whole(rows.output)
+    return product.replace(attrs=MatmulAttrs(a, b), inputs=tuple(inputs))
 
 
 def _size(operand: Operand, labels: Sequence[int], counts: Callable[[int], bool]) -> int:

@@ -12,6 +12,7 @@ the program longer, or ops that could run early would wait.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -25,8 +26,9 @@ from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.reduce import REDUCE
 from aspen_jax.ops.row_program import MAX_REGISTERS, NUMBER, ROW, RowProgram, Stage
 from aspen_jax.ops.rows import ROWS, RowsAttrs
-from aspen_jax.passes import rows
+from aspen_jax.passes import row_writer
 from aspen_jax.passes.fuse import MAX_INPUTS, MAX_INSTRUCTIONS
+from aspen_jax.passes.row_space import Space
 
 # Inputs and outputs share L1.
 MAX_OPERANDS = MAX_INPUTS
@@ -55,6 +57,8 @@ class _Merger:
     def __init__(self, program: Program, machine: Machine):
         self.ops = list(program.ops)
         self._machine = machine
+        self._is_mergeable = functools.cache(_is_mergeable)
+        self._tried: dict[tuple[Op, Op, tuple[Value, ...]], Op | None] = {}
         self._results = {operand.value for operand in program.outputs}
         self._place = {op: index for index, op in enumerate(self.ops)}
         self._producer = {value: op for op in self.ops for value in op.outputs}
@@ -71,7 +75,7 @@ class _Merger:
         self._count_paths()
         before, index = len(self.ops), 0
         while index < len(self.ops):
-            merged = self._merge_with_earlier(self.ops[index]) if _is_mergeable(self.ops[index]) else None
+            merged = self._merge_with_earlier(self.ops[index]) if self._is_mergeable(self.ops[index]) else None
             index = index + 1 if merged is None else self._place[merged]
         return len(self.ops) < before
 
@@ -108,7 +112,7 @@ class _Merger:
         end = self._place[op]
 
         def fits(other: Op) -> bool:
-            return other is not op and self._place[other] < end and _are_alike(other, op)
+            return other is not op and self._place[other] < end and self._is_mergeable(other) and _are_alike(other, op)
 
         for operand in op.inputs:
             producer = self._producer.get(operand.value)
@@ -133,9 +137,16 @@ class _Merger:
         return [value for value in first.outputs if value in self._results or self._readers.get(value, {}).keys() - {second}]
 
     def _merged(self, first: Op, second: Op) -> Op | None:
-        """One op for both; None where it would be too large or has no kernel."""
+        """One op for both; None where it would be too large or has no kernel. Later sweeps ask again."""
+        kept = self._kept(first, second)
+        key = first, second, tuple(kept)
+        if key not in self._tried:
+            self._tried[key] = self._written(first, second, kept)
+        return self._tried[key]
+
+    def _written(self, first: Op, second: Op, kept: list[Value]) -> Op | None:
         are_blocks = first.family is BLOCK and second.family is BLOCK
-        merged = self._merged_blocks(first, second) if are_blocks else self._merged_rows(first, second)
+        merged = _merged_blocks(first, second, kept) if are_blocks else _merged_rows(first, second, kept)
         if merged is None:
             return None
         merged = merged.replace(
@@ -144,57 +155,6 @@ class _Merger:
             exact=first.exact or second.exact,
         )
         return merged if self._machine.has_kernel(merged) else None
-
-    def _merged_blocks(self, first: Op, second: Op) -> Op | None:
-        own = set(first.outputs)
-        operands = dict.fromkeys((*first.inputs, *(operand for operand in second.inputs if operand.value not in own)))
-        inputs = {operand: index for index, operand in enumerate(operands)}
-        kept = self._kept(first, second)
-        if len(inputs) + len(kept) + len(second.outputs) > MAX_OPERANDS:
-            return None
-        assert first.program is not None
-        assert second.program is not None
-        block = BlockBuilder(len(inputs))
-        refs = block.splice_all(first.program, [block.input(inputs[operand]) for operand in first.inputs])
-        known = dict(zip(first.outputs, refs, strict=True))
-        given = [known.get(operand.value) or block.input(inputs[operand]) for operand in second.inputs]
-        refs = [*(known[value] for value in kept), *block.splice_all(second.program, given)]
-        program = block.build(*refs)
-        if len(program.instructions) > MAX_INSTRUCTIONS:
-            return None
-        output, *further = *kept, *second.outputs
-        return second.replace(inputs=tuple(inputs), output=output, further=tuple(further), program=program)
-
-    def _merged_rows(self, first: Op, second: Op) -> Op | None:
-        own, kept = set(first.outputs), self._kept(first, second)
-        inputs = dict.fromkeys((*first.inputs, *(operand for operand in second.inputs if operand.value not in own)))
-        registers: dict[Operand, int] = {operand: index for index, operand in enumerate(inputs)}
-        parts = [_as_rows(op) for op in (first, second)]
-        num_stages = sum(len(part.stages) for part in parts)
-        if len(inputs) > rows.MAX_INPUTS or num_stages > min(rows.MAX_STAGES, MAX_REGISTERS - len(inputs)):
-            return None
-        stages: list[Stage] = []
-        stored: dict[int, Value] = {}
-        for op, part, outputs in zip((first, second), parts, (kept, second.outputs), strict=True):
-            places = [registers[operand] for operand in op.inputs]
-            for stage in part.stages:
-                block = BlockBuilder(len(inputs) + len(stages))
-                program = block.build(block.splice(stage.program, [block.input(place) for place in places]))
-                places.append(len(inputs) + len(stages))
-                stages.append(stage._replace(program=program))
-            results = zip(op.outputs, (len(part.stages) - 1, *part.further), strict=True)
-            for value, stage in results:
-                place = places[len(op.inputs) + stage]
-                registers[Operand.whole(value)] = place
-                if value in outputs:
-                    stored[place - len(inputs)] = value
-                elif part.stages[stage].dtype not in _KEPT:
-                    return None  # a number between stages has a lane's own dtype
-        *others, last = sorted(stored)
-        program = RowProgram(len(inputs), tuple(stages), tuple(others))
-        axes = next(op.attrs.axes for op in (first, second) if op.family is not BLOCK)
-        further = tuple(stored[stage] for stage in others)
-        return Op(ROWS, RowsAttrs(axes, program), tuple(inputs), stored[last], further=further)
 
     def _pays(self, first: Op, second: Op, merged: Op, saved: float) -> bool:
         others = {first, second}
@@ -243,19 +203,71 @@ class _Merger:
             self._readers[operand.value][merged] = None
 
 
+def _merged_blocks(first: Op, second: Op, kept: list[Value]) -> Op | None:
+    own = set(first.outputs)
+    operands = dict.fromkeys((*first.inputs, *(operand for operand in second.inputs if operand.value not in own)))
+    inputs = {operand: index for index, operand in enumerate(operands)}
+    if len(inputs) + len(kept) + len(second.outputs) > MAX_OPERANDS:
+        return None
+    assert first.program is not None
+    assert second.program is not None
+    block = BlockBuilder(len(inputs))
+    refs = block.splice_all(first.program, [block.input(inputs[operand]) for operand in first.inputs])
+    known = dict(zip(first.outputs, refs, strict=True))
+    given = [known[operand.value] if operand.value in known else inputs[operand] for operand in second.inputs]
+    refs = [*(known[value] for value in kept), *block.splice_all(second.program, given)]
+    program = block.build(*refs)
+    if len(program.instructions) > MAX_INSTRUCTIONS:
+        return None
+    output, *further = *kept, *second.outputs
+    return second.replace(inputs=tuple(inputs), output=output, further=tuple(further), program=program)
+
+
+def _merged_rows(first: Op, second: Op, kept: list[Value]) -> Op | None:
+    own = set(first.outputs)
+    inputs = dict.fromkeys((*first.inputs, *(operand for operand in second.inputs if operand.value not in own)))
+    registers: dict[Operand, int] = {operand: index for index, operand in enumerate(inputs)}
+    parts = [_as_rows(op) for op in (first, second)]
+    num_stages = sum(len(part.stages) for part in parts)
+    if len(inputs) > row_writer.MAX_INPUTS or num_stages > min(row_writer.MAX_STAGES, MAX_REGISTERS - len(inputs)):
+        return None
+    stages: list[Stage] = []
+    stored: dict[int, Value] = {}
+    for op, part, outputs in zip((first, second), parts, (kept, second.outputs), strict=True):
+        places = [registers[operand] for operand in op.inputs]
+        for stage in part.stages:
+            block = BlockBuilder(len(inputs) + len(stages))
+            program = block.build(block.splice(stage.program, [block.input(place) for place in places]))
+            places.append(len(inputs) + len(stages))
+            stages.append(stage._replace(program=program))
+        results = zip(op.outputs, (len(part.stages) - 1, *part.further), strict=True)
+        for value, stage in results:
+            place = places[len(op.inputs) + stage]
+            registers[Operand.whole(value)] = place
+            if value in outputs:
+                stored[place - len(inputs)] = value
+            elif part.stages[stage].dtype not in _KEPT:
+                return None  # a number between stages has a lane's own dtype
+    *others, last = sorted(stored)
+    program = RowProgram(len(inputs), tuple(stages), tuple(others))
+    axes = next(op.attrs.axes for op in (first, second) if op.family is not BLOCK)
+    further = tuple(stored[stage] for stage in others)
+    return Op(ROWS, RowsAttrs(axes, program), tuple(inputs), stored[last], further=further)
+
+
 def _is_mergeable(op: Op) -> bool:
     if op.output.size == 0 or any(lane_of(np.dtype(item.dtype)) is None for item in (*op.inputs, *op.outputs)):
         return False
     if op.family is REDUCE:
         is_plain = op.program is None and op.attrs.kind < ROW and op.output.dtype in _KEPT and op.inputs[0].dtype in _KEPT
-        return is_plain and rows.Space.of(op) is not None
+        return is_plain and Space.of(op) is not None
     # A copy moves data and is best left alone.
     return op.family is ROWS or (op.family is BLOCK and op.program is not None and not op.program.is_copy)
 
 
 def _are_alike(one: Op, other: Op) -> bool:
-    """Whether ops may share tiles: blocks of one shape, programs on the same rows, or a block and rows that give its shape."""
-    if not _is_mergeable(one) or not _is_mergeable(other) or one.output.shape != other.output.shape:
+    """Whether two may share tiles: blocks of one shape, programs on the same rows, or a block and rows that give its shape."""
+    if one.output.shape != other.output.shape:
         return False
     blocks = [op for op in (one, other) if op.family is BLOCK]
     if len(blocks) == 2:

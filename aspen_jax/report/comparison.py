@@ -12,7 +12,8 @@ import jax
 from aspen_jax import runtime
 from aspen_jax.api import arguments, objects
 from aspen_jax.api.bound import BoundAspenFunction
-from aspen_jax.api.decorator import AspenFunction, aspen
+from aspen_jax.api.decorator import aspen
+from aspen_jax.api.function import AspenFunction
 from aspen_jax.api.user_function import blaming
 from aspen_jax.cost.timing import Timing, check_rounds, interleaved, speedup, table
 from aspen_jax.errors import InputError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from aspen_jax.api.bound import BoundAspenFunction
-from aspen_jax.api.decorator import AspenFunction, aspen
+from aspen_jax.api.decorator import aspen
+from aspen_jax.api.function import AspenFunction
 from aspen_jax.cost.timing import check_rounds, duration
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.split import crossings

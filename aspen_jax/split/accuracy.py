@@ -12,7 +12,7 @@ from jax.extend import core
 from numpy.typing import ArrayLike
 from tqdm import tqdm
 
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
 from aspen_jax.frontend.trace import called_jaxpr
 from aspen_jax.split.cut import cut
@@ -96,7 +96,7 @@ def accuracy_map(
         )
     widths = [checked_bits(number) for number in bits]
     size = min(batch, len(inputs))
-    call = FlatCall.of(fun, (inputs[:size],), {})
+    call = flat_call(fun, (inputs[:size],), {})
     flat = flatten(call)
     crossing = flat.live(range(len(flat.equations) + 1))
     chosen = _chosen(flat, crossing, only_relus)

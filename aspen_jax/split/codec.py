@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import struct
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aspen_jax import forks
-from aspen_jax.errors import AspenError, InputError
+from aspen_jax.errors import InputError
 from aspen_jax.ir.dtypes import DTYPES
+from aspen_jax.split import codec_choice
+from aspen_jax.split.payload import (
+    CODECS,
+    CodecName,
+    compress,
+    decompress,
+    field_width,
+    packed_codes,
+    require_blosc2,
+    unpacked_codes,
+)
 from aspen_jax.split.quantise import MAX_BITS, RAW, Quantised, checked_bits, code_dtype, computed_in, dequantise, quantise
 
 MAGIC = b"ASPT"
 VERSION = 1
 
-CodecName = Literal["none", "lz4", "shuffle-lz4", "zstd", "shuffle-zstd"]
 Auto = Literal["auto"]
 
 _MESSAGE = struct.Struct("<4sHH")  # magic, version, number of tensors
@@ -29,19 +36,7 @@ _TENSOR = struct.Struct("<BBBBddI")  # dtype, rank, bits, codec, scale, minimum,
 _DIMENSION = struct.Struct("<I")
 _DTYPES = (*DTYPES, np.dtype(np.complex64), np.dtype(np.complex128))
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_ONE_THREAD: Any = {"nthreads": 1}
 _MAX_PAYLOAD = 2**31 - 1 - 32  # C-Blosc2's
-
-# Number in messages, whether bits are shuffled, C-Blosc2's number of the compressor, its bits in a chunk's flags, the level.
-# Higher levels of zstd take ten times the time for a few percent.
-_CODECS: dict[CodecName, tuple[int, bool, int, int, int]] = {
-    "none": (0, False, 0, 0, 0),
-    "lz4": (1, False, 1, 0x20, 5),
-    "shuffle-lz4": (2, True, 1, 0x20, 5),
-    "zstd": (3, False, 5, 0x80, 1),
-    "shuffle-zstd": (4, True, 5, 0x80, 1),
-}
-CODECS: tuple[CodecName, ...] = tuple(_CODECS)
 
 
 class Aval(Protocol):
@@ -68,164 +63,6 @@ class Limits:
     tensors: int = 1024
 
 
-# --- Bytes of one tensor ---
-
-
-def field_width(bits: int) -> int:
-    """Bits that a code takes in a payload: 1, 2, 4, 8 or 16."""
-    return 1 << (bits - 1).bit_length()
-
-
-def packed_codes(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes side by side, the first in the lowest bits of a byte. Up to 4 bits, several share a byte, padded with zeros."""
-    codes, width = np.ascontiguousarray(codes).reshape(-1), field_width(bits)
-    if width >= 8:
-        return codes
-    each = 8 // width
-    if codes.size % each:
-        codes = np.concatenate([codes, np.zeros(-codes.size % each, codes.dtype)])
-    words = codes.view(f"<u{each}")  # all codes of a byte in one word: pairs move together, then pairs of pairs
-    for shift in _shifts(width):
-        moved = words >> shift
-        moved |= words
-        words = moved
-    return words.astype(np.uint8)
-
-
-def unpacked_codes(packed: np.ndarray, bits: int, size: int) -> np.ndarray:
-    """The first `size` codes of what `packed_codes` gave."""
-    width = field_width(bits)
-    if width >= 8:
-        return packed
-    words = packed.astype(f"<u{8 // width}")
-    for shift in reversed(_shifts(width)):
-        words |= words << shift
-    codes = words.view(np.uint8)
-    codes &= 2**width - 1
-    return codes[:size]
-
-
-def _shifts(width: int) -> list[int]:
-    return [(8 - width) << step for step in range((8 // width).bit_length() - 1)]
-
-
-def compress(payload: np.ndarray, codec: CodecName) -> bytes:
-    """One C-Blosc2 chunk of a contiguous array. Its bytes as they are for "none"."""
-    if codec == "none":
-        return payload.tobytes()
-    import blosc2
-
-    data = blosc2.compress2(payload, **_options(codec, payload.itemsize))
-    assert isinstance(data, bytes)
-    return data
-
-
-@functools.cache
-def _options(codec: CodecName, itemsize: int) -> Any:
-    """C-Blosc2's, which take a while to make."""
-    import blosc2
-
-    _, shuffled, compressor, _, level = _CODECS[codec]
-    return {
-        "codec": blosc2.Codec(compressor),
-        "clevel": level,
-        "typesize": itemsize,
-        "filters": [blosc2.Filter.BITSHUFFLE if shuffled else blosc2.Filter.NOFILTER],
-        "filters_meta": [0],
-        "nthreads": 1,  # a message is small, and the other cores compute
-    }
-
-
-def decompress(data: memoryview, codec: CodecName, out: np.ndarray) -> None:
-    """Fills `out` from what `compress` gave.
-
-    Raises:
-        InputError: The bytes are not such a chunk of exactly `out.nbytes` bytes.
-    """
-    if codec == "none":
-        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
-        return
-    import blosc2
-
-    _check_chunk(data, codec, out)
-    try:
-        blosc2.decompress2(data, dst=out, **_ONE_THREAD)
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"a compressed tensor is corrupt: {error}. Ask the peer to send the message again") from None
-
-
-def _check_chunk(data: memoryview, codec: CodecName, out: np.ndarray) -> None:
-    """C-Blosc2's header, which could ask for dictionaries, other filters or other sizes, is the one that `compress` writes."""
-    _, shuffled, compressor, flags, _ = _CODECS[codec]
-    if len(data) < 32:
-        raise InputError("a compressed tensor ends within its header. Ask the peer to send the message again")
-    block, size = struct.unpack_from("<ii", data, 8)
-    expected = bytearray(data[:32])
-    # Flags: 0x15 is written always, with the compressor's own bits. 2 would mean a chunk that is not compressed.
-    struct.pack_into("<BBBBiii", expected, 0, 5, 1, flags | 0x15, out.itemsize, out.nbytes, block, len(data))
-    expected[16:31] = bytes([2 if shuffled else 0, 0, 0, 0, 0, 0, compressor, 0, 0, 0, 0, 0, 0, 0, 0])
-    # The last byte is 0x10 for zeros alone, which need no blocks.
-    if bytes(data[:32]) != expected or expected[31] not in (0, 0x10) or not min(out.nbytes, 256) <= block <= out.nbytes:
-        raise InputError(
-            f"a tensor of {out.nbytes} bytes comes with a chunk of C-Blosc2 for {size} bytes in blocks of {block}, or of another "
-            f"kind. Use the same versions of aspen_jax and blosc2 on both sides"
-        )
-
-
-# --- Which codec ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a codec takes for one payload: seconds to compress and decompress it, bytes on the link."""
-
-    seconds: float
-    bytes: int
-
-
-def measured_costs(payload: np.ndarray) -> dict[CodecName, Cost]:
-    """Every codec on one payload, run twice, since the first call is slower. One that makes it no shorter is left out."""
-    costs: dict[CodecName, Cost] = {}
-    for codec in CODECS * 2:
-        start = time.perf_counter()
-        data = compress(payload, codec)
-        if codec == "none" or len(data) < payload.nbytes:
-            decompress(memoryview(data), codec, np.empty_like(payload))
-            costs[codec] = Cost(time.perf_counter() - start, len(data))
-    return costs
-
-
-def quickest(costs: dict[CodecName, Cost], bandwidth: float) -> CodecName:
-    """The codec with the least time: its own, and its bytes' at `bandwidth` bytes a second."""
-    return min(costs, key=lambda codec: costs[codec].seconds + costs[codec].bytes / bandwidth)
-
-
-class _Measured:
-    """What `measured_costs` gave last for tensors of about one size and of one kind. It is measured again now and then."""
-
-    AGAIN_AFTER = 256
-
-    def __init__(self) -> None:
-        self._lock = forks.Lock()
-        self._costs: dict[tuple[int, int, int], tuple[int, dict[CodecName, Cost]]] = {}
-
-    def choose(self, payload: np.ndarray, bits: int, bandwidth: float) -> CodecName:
-        key = (payload.nbytes.bit_length(), payload.itemsize, bits)
-        with self._lock:
-            uses, costs = self._costs.get(key, (self.AGAIN_AFTER, {}))
-        if uses >= self.AGAIN_AFTER:
-            uses, costs = 0, measured_costs(payload)
-        with self._lock:
-            self._costs[key] = (uses + 1, costs)
-        return quickest(costs, bandwidth)
-
-
-_measured = _Measured()
-
-
-# --- Messages ---
-
-
 def pack(
     arrays: Iterable[ArrayLike],
     bits: int | None = None,
@@ -248,7 +85,7 @@ def pack(
         AspenError: blosc2 is missing.
     """
     bits = checked_bits(bits)
-    if codec != "auto" and codec not in _CODECS:
+    if codec != "auto" and codec not in CODECS:
         raise InputError(f"codec = {codec!r} is unknown. Use one of {', '.join(CODECS)}, auto")
     if not 0 < bandwidth < math.inf:
         raise InputError(f"bandwidth = {bandwidth!r} is not a positive number of bytes a second")
@@ -272,11 +109,11 @@ def _packed_tensor(q: Quantised, codec: CodecName | Auto, bandwidth: float) -> t
         payload = payload[:0]  # the minimum says all
     data, used = b"", "none"
     if payload.size:
-        used = _measured.choose(payload, q.bits, bandwidth) if codec == "auto" else codec
+        used = codec_choice.measured.choose(payload, q.bits, bandwidth) if codec == "auto" else codec
         data = compress(payload, used)
         if used != "none" and len(data) >= payload.nbytes:
             data, used = payload.tobytes(), "none"
-    head = _TENSOR.pack(number, len(shape), q.bits, _CODECS[used][0], q.scale, q.minimum, len(data))
+    head = _TENSOR.pack(number, len(shape), q.bits, CODECS.index(used), q.scale, q.minimum, len(data))
     return head + b"".join(map(_DIMENSION.pack, shape)), data
 
 
@@ -401,11 +238,3 @@ def _unpacked_tensor(entry: _Entry) -> np.ndarray:
     if entry.bits < field_width(entry.bits) and codes.max(initial=0) >= 2**entry.bits:
         raise InputError(f"a code of {entry.bits} bits is {codes.max()}. Send what pack gives")
     return dequantise(Quantised(codes.reshape(entry.shape), entry.scale, entry.minimum, entry.bits, entry.dtype))
-
-
-def require_blosc2() -> None:
-    """Raises AspenError where the extra that brings C-Blosc2 is not installed."""
-    try:
-        import blosc2  # noqa: F401
-    except ImportError:
-        raise AspenError("compressed tensors need the package blosc2. Install aspen_jax[split], or use codec='none'") from None

@@ -19,8 +19,9 @@ from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend.core.primitives import convert_element_type_p
 
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.decorator import decorated_as, flat_call
 from aspen_jax.api.flat import FlatCall, check_type
+from aspen_jax.api.function import AspenFunction
 from aspen_jax.errors import InputError
 from aspen_jax.split.equations import FlatJaxpr, closed_over, flatten, with_scans_split
 from aspen_jax.split.same_weights import Held, head_of
@@ -69,7 +70,7 @@ def num_cuts(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         *args: as it takes them; `jax.ShapeDtypeStruct` may stand for an array.
         **kwargs: likewise.
     """
-    return len(flatten(FlatCall.of(fun, args, kwargs)).equations) + 1
+    return len(flatten(flat_call(fun, args, kwargs)).equations) + 1
 
 
 def cut(fun: Callable[..., Any], k: Cut | Sequence[Cut], *args: Any, **kwargs: Any) -> tuple[AspenFunction[..., Any], ...]:
@@ -103,7 +104,7 @@ def cut(fun: Callable[..., Any], k: Cut | Sequence[Cut], *args: Any, **kwargs: A
         >>> head, tail = cut(f, 3, x)
         >>> tail(*head(x))  # as f(x)
     """
-    call = FlatCall.of(fun, args, kwargs)
+    call = flat_call(fun, args, kwargs)
     return cut_call(call, flatten(call), k)
 
 
@@ -143,7 +144,7 @@ def crossing(fun: Callable[..., Any], k: Cut, *args: Any, **kwargs: Any) -> tupl
     Raises:
         InputError: there is no such cut, or a value that crosses is no array.
     """
-    call = FlatCall.of(fun, args, kwargs)
+    call = flat_call(fun, args, kwargs)
     jaxpr, positions = _positions(flatten(call), [k], call.function.__name__)
     (variables,) = jaxpr.live(positions)
     return _describe(jaxpr, variables)
@@ -151,7 +152,7 @@ def crossing(fun: Callable[..., Any], k: Cut, *args: Any, **kwargs: Any) -> tupl
 
 def crossings(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[tuple[Crossing, ...], ...]:
     """What crosses each cut, by one walk over the function; see `crossing`."""
-    return crossings_of(flatten(FlatCall.of(fun, args, kwargs)))
+    return crossings_of(flatten(flat_call(fun, args, kwargs)))
 
 
 def crossings_of(jaxpr: FlatJaxpr) -> tuple[tuple[Crossing, ...], ...]:
@@ -276,7 +277,7 @@ def _part(
             for place, var, leaf, aval in zip(places, jaxpr.inputs, call.leaves, avals, strict=True)
             if var in weights_held
         }
-        part = functools.partial(call.decorated, lambda *args, **kwargs: results(call.inputs(args, kwargs)), name)
+        part = functools.partial(decorated_as, call, lambda *args, **kwargs: results(call.inputs(args, kwargs)), name)
         return head_of(lambda kind: part(takes_arguments=True, kind=kind), compared, call.structure.tree.num_leaves)
     described = _describe(jaxpr, taken)
 
@@ -287,4 +288,4 @@ def _part(
             check_type(name, what.name, value, _sent_as(var.aval))
         return results([_receive(value, var.aval) for value, var in zip(values, taken, strict=True)])
 
-    return call.decorated(later, name, takes_arguments=False)
+    return decorated_as(call, later, name, takes_arguments=False)

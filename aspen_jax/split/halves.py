@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.errors import InputError
 from aspen_jax.split.cut import ScanStep, crossings_of, cut_call
 from aspen_jax.split.equations import flatten
@@ -47,7 +47,7 @@ class Halves:
         """
         self.args, self.kwargs = tuple(args), dict(kwargs or {})
         _check_signature(function, self.args, self.kwargs)
-        self._call = FlatCall.of(function, self.args, self.kwargs)
+        self._call = flat_call(function, self.args, self.kwargs)
         self._flat = flatten(self._call)
         self.fingerprint = fingerprint(self._call, self._flat)
         self._crossings = [tuple(map(_struct, crossing)) for crossing in crossings_of(self._flat)]

@@ -12,14 +12,16 @@ import numpy as np
 from jax.extend import core, source_info_util
 from tqdm import tqdm
 
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.decorator import decorated_as, flat_call
 from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.function import AspenFunction
 from aspen_jax.cost import equations as equation_costs
 from aspen_jax.errors import InputError, UnsupportedError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.runtime import num_workers
-from aspen_jax.split.codec import CodecName, pack
+from aspen_jax.split.codec import pack
 from aspen_jax.split.equations import FlatJaxpr, closed_over, flatten
+from aspen_jax.split.payload import CodecName
 from aspen_jax.split.profile import Profile, Times, share_out
 from aspen_jax.split.quantise import RAW
 
@@ -78,7 +80,7 @@ def measure_times(fun: Callable[..., Any], *args: Any, rounds: int = 5) -> Times
 
 
 def _flattened(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[FlatJaxpr, list[Any], FlatCall]:
-    call = FlatCall.of(fun, args, {})
+    call = flat_call(fun, args, {})
     for name, leaf in zip(call.names, call.leaves, strict=True):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise InputError(f"{name} is a shape, which takes no time. Pass an array")
@@ -125,7 +127,7 @@ def _labelled(flat: FlatJaxpr, leaves: list[Any], call: FlatCall) -> tuple[Aspen
     ]
     given = [(var, leaf) for var, leaf in zip(flat.inputs, leaves, strict=True) if not flat.is_held(var)]
     run = core.jaxpr_as_fun(closed_over(labelled, [var for var, _ in given], flat.outputs, _held(flat, leaves)))
-    return call.decorated(lambda *values: run(*values), "profiled", takes_arguments=False), [leaf for _, leaf in given]
+    return decorated_as(call, lambda *values: run(*values), "profiled", takes_arguments=False), [leaf for _, leaf in given]
 
 
 def _held(flat: FlatJaxpr, leaves: list[Any]) -> dict[core.Var, Any]:

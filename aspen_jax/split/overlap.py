@@ -22,7 +22,8 @@ import numpy as np
 
 from aspen_jax.errors import InputError
 from aspen_jax.graph.arrivals import ArrivingRun, Part
-from aspen_jax.split.codec import CodecName, Limits, pack, unpack
+from aspen_jax.split.codec import Limits, pack, unpack
+from aspen_jax.split.payload import CodecName
 
 _FRAME = struct.Struct("<II")  # bytes of the message behind the parts' numbers, number of parts
 _PART = struct.Struct("<II")  # result, part

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from aspen_jax.api.decorator import AspenFunction
+from aspen_jax.api.function import AspenFunction
 from aspen_jax.api.weights import is_prepared
 from aspen_jax.errors import InputError
 

@@ -12,7 +12,7 @@ import numpy as np
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.split.accuracy import AccuracyMap, accuracy_map
-from aspen_jax.split.codec import CODECS
+from aspen_jax.split.payload import CODECS
 from aspen_jax.split.quantise import RAW
 from benchmarks.markdown import table
 from benchmarks.options import Names

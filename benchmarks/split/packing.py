@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from aspen_jax.api.flat import FlatCall
+from aspen_jax.api.decorator import flat_call
 from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.split.accuracy import relu_outputs
-from aspen_jax.split.codec import CODECS, CodecName, pack, unpack
+from aspen_jax.split.codec import pack, unpack
 from aspen_jax.split.equations import flatten
 from aspen_jax.split.measure import crossing_values
+from aspen_jax.split.payload import CODECS, CodecName
 from aspen_jax.split.quantise import RAW, quantise
 from benchmarks.split.trained import Trained
 
@@ -45,7 +46,7 @@ class Sizes:
 def relu_batches(trained: Trained, images: int) -> list[np.ndarray]:
     """The outputs of a network's ReLUs, each [images, ...]; what is moved of them is left out."""
     x = trained.images[:images]
-    flat = flatten(FlatCall.of(trained.apply, (x,), {}))
+    flat = flatten(flat_call(trained.apply, (x,), {}))
     sparse = relu_outputs(flat)
     computed = [var for equation in flat.equations for var in equation.outvars if var in sparse and _is_relu(equation)]
     return list(crossing_values(flat, [x], [computed]).values())
