@@ -27,35 +27,6 @@ _FRAGMENT = re.compile(
     re.IGNORECASE,
 )
 
-# What was written before this rule, by file; to be mended.
-_LATER = {
-    "aspen_jax/api/arguments.py": "_places names",
-    "aspen_jax/api/bound.py": (
-        "cost_analysis eval_shape explain graph graph_inputs graph_without_reuse lower prepare stream trace tune"
-    ),
-    "aspen_jax/api/decorator.py": "_names _stream eval_shape lower trace",
-    "aspen_jax/api/known_objects.py": "KnownObjects",
-    "aspen_jax/api/nnx_state.py": "_arrays tree_flatten tree_unflatten",
-    "aspen_jax/api/objects.py": "tree_flatten tree_flatten_with_keys tree_unflatten",
-    "aspen_jax/api/results.py": "tree_flatten tree_unflatten",
-    "aspen_jax/api/skeletons.py": "moving",
-    "aspen_jax/api/stream.py": "of",
-    "aspen_jax/api/tracing.py": "in_place",
-    "aspen_jax/api/weights.py": "best_arrangements dtype is_prepared tree_flatten tree_unflatten",
-    "aspen_jax/apu/memory.py": "join moved result_chains touches within",
-    "aspen_jax/apu/verify.py": "carries_data",
-    "aspen_jax/apu/verify_reuse.py": "writes",
-    "aspen_jax/graph/arrivals.py": "_next_tiles",
-    "aspen_jax/graph/dag.py": "expand finish_times upward_ranks",
-    "aspen_jax/graph/incremental.py": "of",
-    "aspen_jax/graph/tilegraph.py": "carries_data upward_rank",
-    "aspen_jax/passes/attention.py": "key with_a_query",
-    "aspen_jax/primitive/primitive.py": "_swept",
-    "aspen_jax/targets/cpu/choice.py": "of",
-    "aspen_jax/targets/cpu/target.py": "here refuse_elsewhere",
-    "aspen_jax/targets/cpu/trial.py": "key",
-}
-
 
 def is_fragment(docstring: str) -> bool:
     return _FRAGMENT.match(docstring) is not None
@@ -75,9 +46,8 @@ def test_docstrings_say_what_the_thing_is(folder: str) -> None:
     findings = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
-        later = _LATER.get(file, "").split()
         for line, name, docstring in docstrings(path):
-            if is_fragment(docstring) and name not in later:
+            if is_fragment(docstring):
                 findings.append(f"{file}:{line} {name}: {docstring.splitlines()[0]}")
     assert findings == [], "Begin with a verb or a noun, and name the thing:\n" + "\n".join(findings)
 

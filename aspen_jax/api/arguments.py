@@ -202,7 +202,7 @@ def explained(
 
 
 def names(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """For each leaf of (args, kwargs) the argument and the way to it, as in "params.dense.kernel"."""
+    """The argument of each leaf of (args, kwargs) and the way to it, as in "params.dense.kernel"."""
     result = []
     for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
         argument = path[1].key if path[0].idx else _positional_name(fun, path[1].idx)
@@ -212,7 +212,7 @@ def names(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _places(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """For each leaf of (args, kwargs), where it is in the function's own terms, and the leaf."""
+    """The place of each leaf of (args, kwargs) in the function's own terms, and the leaf."""
     places = []
     for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
         argument = path[1].key if path[0].idx else _positional_name(fun, path[1].idx)

@@ -49,22 +49,22 @@ class BoundAspenFunction:
         return self.__func__(self._object(), *args, **kwargs)
 
     def graph(self, *args: Any, **kwargs: Any) -> TileGraph:
-        """As `AspenFunction.graph`; arrays of an object that is no pytree are constants."""
+        """Does what `AspenFunction.graph`; arrays of an object that is no pytree are constants."""
         function, first = self._of_pytree()
         return function.graph(*first, *args, **kwargs)
 
     def graph_without_reuse(self, *args: Any, **kwargs: Any) -> TileGraph:
-        """As `AspenFunction.graph_without_reuse`; arrays of an object that is no pytree are constants."""
+        """Does what `AspenFunction.graph_without_reuse`; arrays of an object that is no pytree are constants."""
         function, first = self._of_pytree()
         return function.graph_without_reuse(*first, *args, **kwargs)
 
     def graph_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """As `AspenFunction.graph_inputs`; arrays of an object that is no pytree are left out."""
+        """Does what `AspenFunction.graph_inputs`; arrays of an object that is no pytree are left out."""
         function, first = self._of_pytree()
         return function.graph_inputs(*first, *args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """As `AspenFunction.stream`.
+        """Does what `AspenFunction.stream`.
 
         Arrays of a pytree are constants. A stream of another object sees what the object holds at each call.
         """
@@ -75,31 +75,31 @@ class BoundAspenFunction:
         return self._of_constants().stream(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """As `AspenFunction.explain`."""
+        """Does what `AspenFunction.explain`."""
         return self.__func__.explain(self._object(), *args, **kwargs)
 
     def tune(self, *args: Any, **kwargs: Any) -> Tuned:
-        """As `AspenFunction.tune`."""
+        """Does what `AspenFunction.tune`."""
         return self.__func__.tune(self._object(), *args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As `AspenFunction.prepare`."""
+        """Does what `AspenFunction.prepare`."""
         return self.__func__.prepare(self._object(), *args, **kwargs)
 
     def cost_analysis(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As `AspenFunction.cost_analysis`."""
+        """Does what `AspenFunction.cost_analysis`."""
         return self.__func__.cost_analysis(self._object(), *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """As `AspenFunction.trace`; the object is part of what is traced."""
+        """Does what `AspenFunction.trace`; the object is part of what is traced."""
         return self._of_constants().trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `AspenFunction.lower`; the object is part of what is lowered."""
+        """Does what `AspenFunction.lower`; the object is part of what is lowered."""
         return self._of_constants().lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `AspenFunction.eval_shape`."""
+        """Does what `AspenFunction.eval_shape`."""
         return self._of_constants().eval_shape(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def graph_of(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TileGraph:
-    """As `AspenFunction.graph`."""
+    """Gives what `AspenFunction.graph` does."""
     explanation = explanation_of(function, args, kwargs, chooses=False)
     if len(explanation.parts) != 1 or explanation.fallbacks:
         left = ", ".join(sorted({fallback.primitive for fallback in explanation.fallbacks})) or "all of it"
@@ -76,7 +76,7 @@ def options(function: Function, *, chooses: bool = True) -> Options:
 
 
 def _names(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of the graph's inputs and results; none where two of them would have the same."""
+    """Names of the graph's inputs and results; none where two of them would have the same."""
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], list[str]]:
         names = arguments.names(function.__wrapped__, args, kwargs)

@@ -271,7 +271,7 @@ class AspenFunction(ByName, Generic[P, R]):
         return self.explain(*args, **kwargs).cost()
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """As `jax.jit(self).trace`: the function traced for arguments of these shapes.
+        """The function traced for arguments of these shapes, as `jax.jit(self).trace` gives it.
 
         Call what you compile from it with arrays and numbers. Leave out static arguments, as with `jax.jit`. Static leaves of
         other arguments are None.
@@ -283,7 +283,7 @@ class AspenFunction(ByName, Generic[P, R]):
         return staged(self, "trace", args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `jax.jit(self).lower`: the function lowered for arguments of these shapes; `lower(...).compile()` compiles it.
+        """The function lowered for arguments of these shapes, as by `jax.jit`; `lower(...).compile()` compiles it.
 
         Args:
             *args: as `trace` takes them.
@@ -292,7 +292,7 @@ class AspenFunction(ByName, Generic[P, R]):
         return staged(self, "lower", args, kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.jit(self).eval_shape`: a `jax.ShapeDtypeStruct` for each array of the result.
+        """A `jax.ShapeDtypeStruct` for each array of the result, as `jax.jit(self).eval_shape` gives it.
 
         Args:
             *args: as `trace` takes them.

@@ -31,7 +31,7 @@ class _Kept:
 
 
 class KnownObjects:
-    """Those of one method. Numbers that change often are traced, as numbers that are arguments are."""
+    """Objects that one method was called with. Numbers that change often are traced, as numbers that are arguments are."""
 
     _PATIENCE = 4  # values of a number, each with a trace of its own
 

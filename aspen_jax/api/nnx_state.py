@@ -98,12 +98,12 @@ class Outcome:
         self.sources = sources
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return (self.computed, self.result), (self.objects, self.sources)
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, Any], children: tuple[Any, Any]) -> Outcome:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return cls(*children, *static)
 
     def put_back(self, given: list[Any], tag: str | None) -> Any:
@@ -190,7 +190,7 @@ def _put_together(tree: Any, tag: str | None, *, inner: bool) -> Any:
 
 
 def _arrays(tree: Any) -> list[Any]:
-    """Of all objects that are taken apart; a prepared array is one."""
+    """Arrays of all objects that are taken apart; a prepared array is one."""
     taken = (item.values for item in _leaves(tree) if isinstance(item, _Apart))
     return [leaf for values in taken for leaf in jax.tree.leaves(values, is_leaf=is_prepared)]
 

@@ -65,11 +65,11 @@ class Opened:
         self.children = children
 
     def tree_flatten(self) -> tuple[Sequence[Any], Rest]:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return self.children, self.rest
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Rest]:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         making = Making(self.rest, [object()] * len(self.children))
         making.whole("")
         places = (making.places[index].lstrip(".") for index in range(len(self.children)))
@@ -77,7 +77,7 @@ class Opened:
 
     @classmethod
     def tree_unflatten(cls, rest: Rest, children: Sequence[Any]) -> Opened:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return cls(rest, children)
 
 

@@ -29,12 +29,12 @@ class Returned:
         self.static = static
 
     def tree_flatten(self) -> tuple[list[Any], tuple[Any, Any]]:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return self.arrays, (self.tree, self.static)
 
     @classmethod
     def tree_unflatten(cls, rest: tuple[Any, Any], arrays: Iterable[Any]) -> Returned:
-        """For JAX."""
+        """Takes the object apart for JAX."""
         return cls(list(arrays), *rest)
 
     def whole(self, *, arrays_only: bool = False) -> Any:

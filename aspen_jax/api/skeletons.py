@@ -52,7 +52,7 @@ class Rest:
         return self._hash == other._hash and self.fixed == other.fixed and self.skeleton == other.skeleton
 
     def moving(self, numbers: Sequence[Any]) -> list[Any]:
-        """Those of the object's numbers that are traced."""
+        """The object's numbers that are traced."""
         return [number for number, text in zip(numbers, self.fixed, strict=True) if text is None] if None in self.fixed else []
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ class Reach:
 
     @classmethod
     def of(cls, graph: TileGraph, ran: np.ndarray) -> Reach:
-        """Of a run of a graph.
+        """The reach of a change in a run of a graph.
 
         Args:
             graph: the graph.
@@ -109,7 +109,7 @@ class Stream:
         kwargs: dict[str, Any],
         leading: Callable[[], tuple[Any, ...]] = tuple,
     ) -> Stream:
-        """As `AspenFunction.stream`, behind arguments that are asked for at each call."""
+        """The stream of `AspenFunction.stream`, behind arguments that are asked for at each call."""
         device = function._choices.device
         if not registry.of_function(device).runs_graphs:
             raise InputError(f"{function.__name__} is for {device!r} and streams run on the CPU; decorate it with device='cpu'")

@@ -58,7 +58,7 @@ def is_deep(choices: Choices) -> bool:
 
 
 def in_place(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """As the function that `traceable` gives, but part of the trace around it."""
+    """The function that `traceable` gives, as part of the trace around it."""
 
     def on_leaves(structure: arguments.Structure, leaves: list[Any]) -> Any:
         result = _result(fun, name, structure, [leaf if isinstance(leaf, Tracer) else jnp.asarray(leaf) for leaf in leaves])

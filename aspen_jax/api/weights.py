@@ -50,7 +50,7 @@ class PreparedArray:
 
     @property
     def dtype(self) -> Any:
-        """Its dtype."""
+        """The dtype of its elements."""
         return self.stored.dtype
 
     def __jax_array__(self) -> jax.Array:
@@ -59,17 +59,17 @@ class PreparedArray:
         return jnp.transpose(stored, [self.order.index(axis) for axis in range(len(self.order))])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[tuple[int, ...], tuple[int, ...]]]:
-        """For JAX: the stored array is traced, how it is stored is part of the structure."""
+        """Takes the object apart: the stored array is traced, how it is stored is part of the structure."""
         return (self.stored,), (self.order, self.in_panels)
 
     @classmethod
     def tree_unflatten(cls, how: tuple[tuple[int, ...], tuple[int, ...]], children: tuple[Any]) -> PreparedArray:
-        """For JAX."""
+        """Puts the object together for JAX."""
         return cls(*children, *how)
 
 
 def is_prepared(leaf: Any) -> bool:
-    """For `is_leaf` of `jax.tree.map`."""
+    """Whether a leaf is a prepared array: `is_leaf` of `jax.tree.map`."""
     return isinstance(leaf, PreparedArray)
 
 
@@ -104,7 +104,7 @@ def prepare(array: jax.Array, order: Sequence[int], summed: int = 0) -> Prepared
 
 
 def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
-    """For each input of a jaxpr that is better stored otherwise: its position, and how."""
+    """The position of each input of a jaxpr that is better stored otherwise, and how."""
     from aspen_jax.passes import panels, storage
     from aspen_jax.primitive.primitive import aspen_call_p
 

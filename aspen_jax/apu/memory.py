@@ -36,25 +36,25 @@ class Touches(NamedTuple):
     hi: np.ndarray
 
     def within(self, lo: int, hi: int) -> Touches:
-        """Those that touch bytes of [lo, hi), cut to it."""
+        """The accesses to bytes of [lo, hi), cut to it."""
         cut_lo, cut_hi = np.maximum(self.lo, lo), np.minimum(self.hi, hi)
         kept = cut_lo < cut_hi
         return Touches(self.tiles[kept], cut_lo[kept], cut_hi[kept])
 
     def moved(self, offset: int) -> Touches:
-        """The same for a value that begins at `offset`."""
+        """The accesses of a value that begins at `offset`."""
         return Touches(self.tiles, self.lo + offset, self.hi + offset)
 
     @classmethod
     def join(cls, parts: Sequence[Touches]) -> Touches:
-        """All of them, one after the other."""
+        """The accesses of all, one after the other."""
         if not parts:
             return cls(*(np.zeros(0, np.int64) for _ in range(3)))
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def touches(value: Value, tiles: np.ndarray, boxes: np.ndarray) -> Touches:
-    """From the first to the last byte of each box, counted from the value's first; boxes are not empty."""
+    """The first and the last byte of each box, counted from the value's first; boxes are not empty."""
     lo = np.zeros(len(boxes), np.int64)
     last = np.zeros(len(boxes), np.int64)
     for d, extent in enumerate(value.shape):
@@ -186,7 +186,7 @@ def rewritten(op: Op) -> Value:
 
 
 def result_chains(program: Program) -> dict[Value, list[Value]]:
-    """For each value that is a result, what lies in its buffer one after the other; the last is the result.
+    """What lies, one after the other, in the buffer of each result; the last is the result.
 
     The first is an input of the program where an op in place rewrites that: one memory of the caller's may then be both.
 
@@ -289,7 +289,7 @@ class _Workspace:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The bytes that it takes."""
         return self._free.size
 
     def rewrite(self, op: Op, grid: Grid) -> None:
@@ -317,7 +317,7 @@ class _Workspace:
         self._hold(value, offset)
 
     def _meetings(self, claims: Touches, lo: int, hi: int) -> tuple[list[_Meeting], list[_Meeting]]:
-        """With tiles that write, and with those that read, what lay in bytes [lo, hi) before."""
+        """Meetings with tiles that write, and with tiles that read, what lay in bytes [lo, hi) before."""
         writes: list[_Meeting] = []
         uses: list[_Meeting] = []
         for first, last, old in self._holders.within(lo, hi):

@@ -63,7 +63,7 @@ def reads_of_graph(graph: TileGraph) -> tuple[Program, list[tuple[np.ndarray, np
 
 
 def carries_data(graph: TileGraph) -> np.ndarray:
-    """Of each edge, in the order of `TileGraph.children`, whether the child reads what its parent writes, bool [E]."""
+    """Whether the child of each edge reads what its parent writes, bool [E], in the order of `TileGraph.children`."""
     program, tiles, reads = reads_of_graph(graph)
     parents, children = _data_edges(program, tiles, reads)
     before, after = graph.dag.edges()

@@ -57,7 +57,7 @@ class _Tenant(NamedTuple):
         return Touches(*(array[kept] for array in touched))
 
     def writes(self) -> Touches:
-        """The same for the entries that write."""
+        """The entries that write."""
         return Touches(*(array[: self.num_writes] for array in self.touches()))
 
     def runs(self, entry: int) -> Touches:

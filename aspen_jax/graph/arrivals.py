@@ -217,7 +217,7 @@ class ArrivingRun:
         return self._results
 
     def _next_tiles(self, seconds: float | None) -> list[int]:
-        """Empty if the run is over."""
+        """The tiles that come next; empty if the run is over."""
         for left in _waits(seconds, "no part of a result came"):
             is_over = self._run.error(0.0) is not None  # asked first: tiles may end between the two
             tiles = self._run.ended(0.0 if is_over else left)

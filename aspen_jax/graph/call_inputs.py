@@ -20,7 +20,7 @@ _UNREAD = ((0,), np.dtype(np.uint8))
 
 
 def operands_of(graph: TileGraph, inputs: Sequence[Any]) -> list[np.ndarray]:
-    """As `TileGraph.operands_of`."""
+    """Gives what `TileGraph.operands_of`."""
     given = jax.tree.leaves(inputs)
     num_inputs = len(graph.operands) - len(graph.constants)
     if len(given) != num_inputs:

@@ -8,7 +8,7 @@ from aspen_jax import forks
 
 
 def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For rows of these lengths, one after the other: the row of each element and its position in the row."""
+    """The row of each element and its position there, in rows of these lengths, one after the other."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -72,7 +72,7 @@ class Dag:
         return sum(map(len, self.levels)) == self.size
 
     def finish_times(self, costs: np.ndarray) -> np.ndarray:
-        """When each node ends if all run as soon as their parents have ended; the graph must be acyclic."""
+        """The end of each node if all run as soon as their parents have ended; the graph must be acyclic."""
         finish = np.zeros(self.size, np.int64)
         for nodes in self.levels:
             finish[nodes] += costs[nodes]
@@ -81,7 +81,7 @@ class Dag:
         return finish
 
     def upward_ranks(self, costs: np.ndarray) -> np.ndarray:
-        """For each node the longest path that begins with it, its own cost included, float64; the graph must be acyclic."""
+        """The longest path that begins with each node, its own cost included, float64; the graph must be acyclic."""
         ranks = np.array(costs, np.float64)
         for nodes in reversed(self.levels):
             row, reached = self.step(nodes)

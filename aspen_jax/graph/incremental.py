@@ -104,7 +104,7 @@ class _Readers:
         self._corners = [np.searchsorted(cut, boxes[:, d]) for d, cut in enumerate(self._cuts)]
 
     def of(self, changed: np.ndarray) -> np.ndarray:
-        """Those that read an element that has changed, by a summed-area table of the cells."""
+        """The tiles that read an element that has changed, by a summed-area table of the cells."""
         if not self._tiles.size:
             return self._tiles
         cells = changed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def program_of(graph: TileGraph, families: Mapping[str, OpFamily] | None = None) -> Program:
-    """As `TileGraph.program`."""
+    """Gives what `TileGraph.program`."""
     values = [Value(*graph.value(number)) for number in range(len(graph.values))]
     ops = _ops(graph, values, families)
     given = given_values(graph)
@@ -72,7 +72,7 @@ def _ops(graph: TileGraph, values: list[Value], families: Mapping[str, OpFamily]
 
 
 def given_values(graph: TileGraph) -> list[tuple[int, int, int]]:
-    """As `TileGraph.given_values`."""
+    """Gives what `TileGraph.given_values`."""
     own = set(graph.operands.tolist())
     written = {*graph.results.tolist(), *_written(graph)} - own
     inside = [(number, buffer, offset) for number, (buffer, offset) in enumerate(graph.values[:, :2].tolist())]

@@ -114,7 +114,7 @@ class TileGraph:
 
     @forks.cached_property
     def carries_data(self) -> np.ndarray:
-        """Of each edge, in the order of `children`, whether the child reads what its parent writes, bool [E].
+        """Whether the child of each edge reads what its parent writes, bool [E], in the order of `children`.
 
         The others only order tiles that use the same memory.
         """
@@ -133,7 +133,7 @@ class TileGraph:
         return apart(self)
 
     def upward_rank(self, costs: Any) -> np.ndarray:
-        """For each tile the longest path from its begin to the end of the graph, float64 [T].
+        """The longest path from the begin of each tile to the end of the graph, float64 [T].
 
         Args:
             costs: of each tile, [T].

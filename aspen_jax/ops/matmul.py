@@ -246,9 +246,7 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b], dtype=equation.dtype)
 
 
-def _outer(
-    build: Builder, equation: Equation, operands: Sequence[Operand], num_batch: int, num_free: tuple[int, int]
-) -> Operand:
+def _outer(build: Builder, equation: Equation, operands: Sequence[Operand], num_batch: int, num_free: tuple[int, int]) -> Operand:
     """A product over a depth of one, of operands whose dimensions are batch, free and contracted ones: no sum, as in XLA.
 
     So a product of zeros keeps its sign, and what follows joins it.

@@ -89,7 +89,7 @@ class _Chain:
     values_place: int
 
     def key(self) -> object:
-        """Equal for chains that compute the same of their scores."""
+        """A key that is equal for chains that compute the same of their scores."""
         others = (item for index, item in enumerate(self.rows.inputs) if index != self.rows_place)
         return self.scores.output.shape, self.scores.program, self.scores.extra_inputs, self.rows.attrs, self.rows_place, *others
 
@@ -117,7 +117,7 @@ class _Chain:
         return depth + columns <= length or (depth + columns) * length <= MAX_SIZE_OF_WIDE
 
     def joined(self) -> _Chain:
-        """The same with a row program that reads the scores as a whole, in float32; with an axis of queries."""
+        """The chain with a row program that reads the scores as a whole, in float32; with an axis of queries."""
         scores = self.scores.replace(output=_wide(self.scores.output))
         inputs = list(self.rows.inputs)
         inputs[self.rows_place] = Operand.whole(scores.output)
@@ -125,7 +125,7 @@ class _Chain:
         return chain.with_a_query() if self._is_one_query else chain
 
     def with_a_query(self) -> _Chain:
-        """The same with an axis of one query before that of the keys."""
+        """The chain with an axis of one query before that of the keys."""
         last = len(self.scores.output.shape) - 1
 
         def wider(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ class _Block:
         return block if block.size <= MAX_INSTRUCTIONS else None
 
     def rewritten(self) -> _Block:
-        """The same with a body that is written."""
+        """The block with a body that is written."""
         return dataclasses.replace(_Block.of(self.written()), too_large=self.too_large)
 
     def written(self) -> Op:

@@ -131,7 +131,7 @@ def parameters(jaxpr: ClosedJaxpr, *, choices: Choices) -> dict[str, Any]:
 
 
 def _swept(jaxpr: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """As `prune`, but an equation is kept or dropped as it is.
+    """Prunes as `prune` does, but an equation is kept or dropped as it is.
 
     What JAX makes of a `custom_jvp` function that had outputs which nobody reads has no derivative where its rule gives symbolic
     zeros (JAX 0.10 to 0.12).

@@ -101,7 +101,7 @@ class _Cut:
 
     @classmethod
     def of(cls, array: Any, dimension: int | None) -> _Cut:
-        """As a dimension of an array is cut that XLA has spread; not at all where no mesh cuts it so."""
+        """The way in which a dimension of an array is cut that XLA has spread; as a whole where no mesh cuts it so."""
         rank, count = len(array.shape), array.sharding.num_devices
         places = array.sharding.devices_indices_map((count,) * rank)  # XLA cuts a dimension by a divisor of the number of devices
         sizes, weights = (count,), (0,)

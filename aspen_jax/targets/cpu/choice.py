@@ -70,7 +70,7 @@ class Evidence:
         is_repeated: bool,
         is_body: bool,
     ) -> Evidence:
-        """Of a part.
+        """The evidence about a part.
 
         Args:
             part: its equations.

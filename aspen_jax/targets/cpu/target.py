@@ -43,7 +43,7 @@ class CpuTarget(Target):
 
     @classmethod
     def here(cls, num_workers: int | None = None) -> Self:
-        """With all that was measured for so many workers, as many as there are by default."""
+        """The CPU with all that was measured for so many workers, as many as there are by default."""
         count = runtime.num_workers() if num_workers is None else num_workers
         trials = trial.by_environment()
         return cls(Machine.here(count), count, trial.Trials.KEPT if trials is trial.Trials.ON else trials)
@@ -68,7 +68,7 @@ class CpuTarget(Target):
 
     @classmethod
     def refuse_elsewhere(cls) -> None:
-        """On other platforms XLA runs the function."""
+        """Refuse nothing: on other platforms XLA runs the function."""
 
     @classmethod
     def tune(cls, jaxprs: Sequence[ClosedJaxpr], choices: Choices, name: str) -> tuning.Tuning:

@@ -145,7 +145,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Equal for parts that are the same work on both sides."""
+        """A key that is equal for parts that are the same work on both sides."""
         digest = hashlib.sha256(self.graph_bytes)
         for item in self.items:
             shapes = [atom.aval.str_short() for atom in (*item.equation.invars, *item.equation.outvars)]
