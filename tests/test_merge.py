@@ -68,7 +68,8 @@ def test_the_gradient_of_an_lstm_cell_is_three_ops_beside_its_products():
     program, inputs = traced(gradient_of_lstm, *lstm(128), normal(6, 1, 128), normal(7, 1, 128))
     before, after = run_passes(program, {"merge"}), run_passes(program)
     assert len(others(before)) > 10
-    assert others(after) == ["block", "concatenate", "reduce"]
+    # With a batch of one the gradients of the weights are outer products: blocks, which write them as JAX wants them.
+    assert others(after) == ["block", "concatenate", "reduce", "block", "block"]
     for one, other in zip(ran(before, inputs), ran(after, inputs), strict=True):
         assert one.tobytes() == other.tobytes()
 

@@ -24,17 +24,17 @@ _SMALLEST_RESULT = 1 << 19
 def run(program: Program, machine: Machine = Machine(), *, are_launched: bool = False) -> Program:  # noqa: B008 - immutable
     """Transpose outputs where they are computed, if nothing else reads them.
 
-    With `are_launched` another op is another launch. So an element-wise op does so too, whatever its size.
+    With `are_launched` another op is another launch. So any element-wise op does so too, whatever its size. Else one does that
+    reads less than it writes, such as an outer product: it would read what is as large across its lines.
     """
-    families = (*_WRITERS, BLOCK) if are_launched else _WRITERS
-    writers = {op.output: op for op in program.ops if op.family in families and not op.further}
+    writers = {op.output: op for op in program.ops if (op.family in _WRITERS or op.family is BLOCK) and not op.further}
     uses = program.uses()
     outputs, made = list(program.outputs), dict[Op, Op]()
     for index, operand in enumerate(outputs):
         op = writers.get(operand.value)
         if op is None or len(uses[operand.value]) > 1 or operand.view.is_dense():
             continue
-        if operand.value.nbytes < _SMALLEST_RESULT and not are_launched:
+        if not are_launched and not (_reads_little(op) if op.family is BLOCK else operand.value.nbytes >= _SMALLEST_RESULT):
             continue
         permutation = permutation_of(operand)
         if permutation is None:
@@ -45,6 +45,11 @@ def run(program: Program, machine: Machine = Machine(), *, are_launched: bool = 
             made[op] = new
             outputs[index] = Operand.whole(new.output)
     return program.replace(ops=tuple(made.get(op, op) for op in program.ops), outputs=tuple(outputs)) if made else program
+
+
+def _reads_little(op: Op) -> bool:
+    """Whether no input has as many elements as the output."""
+    return all(item.value.size < op.output.size for item in op.inputs)
 
 
 def _block(op: Op, permutation: tuple[int, ...], output: Value) -> Op:
