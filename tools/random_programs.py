@@ -27,8 +27,8 @@ sys.path.append(str(ROOT))
 
 # Functions of one process. JAX's caches grow with each.
 _OF_PROCESS = 50
-# Seconds that a function may take.
-_PATIENCE = 300
+# Seconds that a function may take beside other work.
+_PATIENCE = 1800
 
 Mode = Literal["forced", "default", "undecorated"]
 
