@@ -1,23 +1,26 @@
-// winograd: a convolution of stride 1 by Winograd's minimal filtering (Lavin and Gray, "Fast algorithms for convolutional neural
-// networks", 2015): a patch of 4x4 outputs of a 3x3 convolution takes 36 products a channel where the direct way takes 144, one
-// of 6x1 outputs of a 7x1 convolution 12 where it takes 42. toom_cook.h has the transforms of one axis, winograd.h says for which
-// patches they are compiled.
+// winograd: convolutions of stride 1 by Winograd's minimal filtering (Lavin and Gray, "Fast algorithms for convolutional neural
+// networks", 2015).
 //
-// With phases, the x that this is said of is another one: the channels of each square of so many pixels side by side. Few
-// channels are gathered first, so that those of several phases fill a vector; with more, each phase is transformed and multiplied
-// by itself, and the sums are added up. Phases that have no weights in the window's first row (column) are left out of the
-// products at the first point of that axis, those that have none in its last at the last point; the weights of such a point are
-// those of the phases that are left, side by side.
+// A patch of 4x4 outputs of a 3x3 convolution takes 144 products a channel. Winograd's way takes 36: one for each element, or
+// point, of the transformed patch. 6 outputs of a 7x1 convolution take 42 products, or 12. toom_cook.h has the transforms of one
+// axis. winograd.h says for which patches they are compiled.
 //
-// Weights [KH,KW,C,O] come as [points + taps, ceil(O/32), C, 32]: one matrix for each element (point) of a transformed patch,
-// then one for each tap of the window as it is, in panels of 32 columns. For the patches of its tile the kernel transforms all
-// channels of the input x [N,H,W,C] into scratch, multiplies a panel at a time, and transforms the sums back, a line of patches
-// at a time, for the epilogue.
+// The input is x [N,H,W,C]. Weights [KH,KW,C,O] come transformed, as [points + taps, ceil(O/32), C, 32]: a matrix for each point,
+// then one for each tap of the window as it is, in panels of 32 columns. A tile is computed in three steps:
 //
-// The transforms mix what a patch reads, so a value that is not finite, or so large that the others are lost beside it, would
-// reach outputs whose window does not hold it. A patch that holds such a pixel, or comes out not finite, is computed again
-// directly, by the taps. Its pixels are compared by their largest channels, worked out once for a part of a tile. Weights that
-// would do the same have NaN at all points (winograd_weights.cc).
+// 1. All channels of its patches are transformed into scratch.
+// 2. At each point the patches are multiplied by the weights, a panel at a time.
+// 3. The sums are transformed back for the epilogue, a line of patches at a time.
+//
+// Phases. A strided convolution is one of stride 1 over an image of phases: the pixels of a square side by side, as channels. Few
+// channels are gathered first, so that those of several phases fill a vector. With more, each phase is transformed and multiplied
+// by itself, and the sums are added up. A phase may have no weights in the window's first or last row (or column). Then it is left
+// out of the products at the first or last point of that axis, and the weights there are those of the other phases, side by side.
+//
+// Special values. The transforms mix all that a patch reads. So a value that is not finite, or so large that the others are lost
+// beside it, would reach outputs whose window does not hold it. A patch that holds such a pixel, or comes out not finite, is
+// computed again directly, by the taps. Its pixels are compared by their largest channels, worked out once for a part of a tile.
+// Weights that would do the same have NaN at all points (winograd_weights.cc).
 #include "winograd.h"
 
 #include <algorithm>

@@ -182,6 +182,13 @@ def test_a_mistake_is_an_error_that_says_what_to_do(folder, source, program, mes
     assert after == before
 
 
+def test_a_folder_that_cannot_be_written_is_named(folder, monkeypatch):
+    monkeypatch.setenv("ASPEN_CACHE_DIR", "/proc/none")
+    (folder / "mine.cc").write_text("int x;")
+    with pytest.raises(AspenError, match=re.escape("cannot be kept in /proc/none/libraries") + ".*set ASPEN_CACHE_DIR"):
+        extend.register_kernels("mine.cc")
+
+
 def test_a_converter_that_gives_another_shape_is_named(folder):
     run(
         folder,

@@ -26,7 +26,7 @@ def shared_library(source: Path) -> Path:
     It is compiled once for the compiler, the processor, and what the compiler makes of the file and all that it includes.
 
     Raises:
-        InputError: there is no C++ compiler, or the file does not compile.
+        InputError: there is no C++ compiler, the file does not compile, or the cache folder cannot be written.
         OSError: the file cannot be read.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -59,5 +59,11 @@ def shared_library(source: Path) -> Path:
         whole, output = Path(folder) / "library.ii", Path(folder) / "library.so"
         whole.write_text(text)
         run("-shared", str(whole), "-o", str(output))
-        disk_cache.write(library, output.read_bytes())
+        try:
+            disk_cache.write(library, output.read_bytes())
+        except OSError as error:
+            raise InputError(
+                f"what was compiled of {source} cannot be kept in {library.parent}: {error}; set {disk_cache.CACHE_VARIABLE} to a "
+                "folder that you can write"
+            ) from None
     return library
