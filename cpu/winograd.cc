@@ -14,8 +14,9 @@
 //
 // Phases. A strided convolution is one of stride 1 over an image of phases: the pixels of a square side by side, as channels. Few
 // channels are gathered first, so that those of several phases fill a vector. With more, each phase is transformed and multiplied
-// by itself, and the sums are added up. A phase may have no weights in the window's first or last row (or column). Then it is left
-// out of the products at the first or last point of that axis, and the weights there are those of the other phases, side by side.
+// by itself, and the sums are added up. A phase may have no weights in the window's first or last row (or column). Then it is
+// left out of the products at the first or last point of that axis, and the weights there are those of the other phases, side by
+// side.
 //
 // Special values. The transforms mix all that a patch reads. So a value that is not finite, or so large that the others are lost
 // beside it, would reach outputs whose window does not hold it. A patch that holds such a pixel, or comes out not finite, is

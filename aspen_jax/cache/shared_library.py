@@ -63,7 +63,7 @@ def shared_library(source: Path) -> Path:
             disk_cache.write(library, output.read_bytes())
         except OSError as error:
             raise InputError(
-                f"what was compiled of {source} cannot be kept in {library.parent}: {error}; set {disk_cache.CACHE_VARIABLE} to a "
-                "folder that you can write"
+                f"what was compiled of {source} cannot be kept in {library.parent}: {error}; set {disk_cache.CACHE_VARIABLE} to "
+                "a folder that you can write"
             ) from None
     return library
