@@ -111,8 +111,8 @@ ASPEN_API aspen_status aspen_set_limits(int64_t workspace, int64_t nanoseconds);
 /* The limits that hold; each pointer may be NULL. */
 ASPEN_API aspen_status aspen_limits(int64_t* workspace, int64_t* nanoseconds);
 
-/* Loads a shared library of kernels (aspen_jax/engine/kernel_library.h), which graphs that are loaded afterwards may name. It stays until
- * the process ends, and is trusted as code is.
+/* Loads a shared library of kernels (aspen_jax/engine/kernel_library.h), which graphs that are loaded afterwards may name. It
+ * stays until the process ends, and is trusted as code is.
  * ASPEN_INVALID_ARGUMENT: it cannot be loaded, was compiled for another version, or has a kernel of a name that is taken. */
 ASPEN_API aspen_status aspen_register_kernels(const char* path);
 

@@ -317,9 +317,9 @@ def faults(seed: int, steps: int = 30, *, is_forced: bool = True, tally: Tally |
         )
 
 
-def run_undecorated(seed: int, steps: int = 30) -> None:
-    """All that is asked of XLA about a random function, where it is asked most."""
-    function = written(seed, steps, is_large=False, is_smooth=seed % 2 == 1)
+def run_undecorated(seed: int, steps: int = 30, *, is_forced: bool = True) -> None:
+    """All that is asked of XLA about a random function, where it is asked most; the arguments are those of `faults`."""
+    function = written(seed, steps, is_large=not is_forced, is_smooth=seed % 2 == 1)
     known = [*function.arguments, *jax.jit(function.values)(*function.arguments)]
     for each in (compiled_in_float64(function.each, *known), jax.jit(function.each)):
         each(*known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -36,13 +37,13 @@ def environment(**variables: str) -> dict[str, str]:
     return {**own, **variables}
 
 
-def run(folder: Path, program: str, **variables: str) -> str:
+def run(folder: Path, program: str, page: Path = PAGE, **variables: str) -> str:
     """Run a program behind that of the page, whose names it knows, and give what it prints."""
     begin = f"""
 import pathlib, sys
 sys.path.append({str(ROOT)!r})
 from tests import pages
-globals().update(pages.run_page(pathlib.Path({str(PAGE)!r})))
+globals().update(pages.run_page(pathlib.Path({str(page)!r})))
 print("PAGE IS OVER")
 """
     command = [sys.executable, "-P", "-W", "error", "-c", begin + program]
@@ -53,7 +54,9 @@ print("PAGE IS OVER")
     return found.stdout.partition("PAGE IS OVER\n")[2]
 
 
-@pytest.mark.parametrize("variables", [{}, {"ASPEN_DISABLE_PASSES": "choice"}, {"ASPEN_TIME_CHOICES": "off"}], ids=str)
+@pytest.mark.parametrize(
+    "variables", [{"ASPEN_TIME_CHOICES": "on"}, {"ASPEN_DISABLE_PASSES": "choice"}, {"ASPEN_TIME_CHOICES": "off"}], ids=str
+)
 def test_the_page_runs_as_readers_run_it_and_in_tiles(folder, variables):
     said = run_apart(PAGE, environment(**variables))
     if "ASPEN_TIME_CHOICES" in variables:
@@ -106,7 +109,8 @@ np.save("x.npy", x[:, :32]), np.save("codebook.npy", codebook)
 np.save("expected.npy", aspen(nearest)(x[:, :32], codebook))
 from aspen_jax.cache.shared_library import shared_library
 import shutil
-shutil.copy(shared_library(pathlib.Path("nearest.cc")), "nearest.so")
+with shared_library(pathlib.Path("nearest.cc"), "-O3", "-march=native") as library:
+    shutil.copy(library, "nearest.so")
 """,
         ASPEN_DISABLE_PASSES="choice",
     )
@@ -143,7 +147,7 @@ CC = '#include "aspen_jax/engine/kernel_library.h"\n'
         ("int x;", MINE, "it shows none; end its source with ASPEN_KERNELS"),
         ("int x = y;", MINE, "error"),
         (
-            CC + 'ASPEN_KERNELS({"sort", nullptr});',
+            CC + 'ASPEN_KERNELS({"sort", [](const aspen::OpSpec&) { return aspen::PreparedOp{}; }});',
             MINE,
             "there is a kernel named 'sort' already",
         ),
@@ -165,6 +169,9 @@ CC = '#include "aspen_jax/engine/kernel_library.h"\n'
             "no pass 'rows' comes before",
         ),
         ("", "extend.register_pass(extend.Pass('mine', print, ''), before='fuse', target='tpu')", "device='tpu' is unknown"),
+        ("", "extend.register_pass(extend.Pass('mine', print, ''), before='fuse', target='auto')", "once for each"),
+        ("", "extend.converts('mine', 'add')(print)", "the primitive 'add' becomes an op already"),
+        (CC + 'ASPEN_KERNELS({"mine", nullptr});', MINE, "no `prepare`; write both"),
         (
             "",
             "extend.register_target(CpuTarget)",
@@ -187,6 +194,39 @@ def test_a_folder_that_cannot_be_written_is_named(folder, monkeypatch):
     (folder / "mine.cc").write_text("int x;")
     with pytest.raises(AspenError, match=re.escape("cannot be kept in /proc/none/libraries") + ".*set ASPEN_CACHE_DIR"):
         extend.register_kernels("mine.cc")
+
+
+def test_a_pass_for_gpus_may_be_named_as_jax_names_them(folder):
+    program = """
+extend.register_pass(extend.Pass("mine", lambda program: program, "It does nothing."), before="outputs", target="gpu")
+from aspen_jax.passes import stages_of
+from aspen_jax.targets import registry
+assert any(item.name == "mine" for _, stage in stages_of(registry.named("cuda")) for item in stage)
+"""
+    run(folder, program)
+
+
+def test_times_of_another_version_of_a_kernel_do_not_count(folder, monkeypatch):
+    """What was slow when it was timed runs once it is mended."""
+    monkeypatch.setenv("ASPEN_CACHE_DIR", str(folder / "cache"))
+    program = 'print(len(encode.explain(x, w, codebook).parts), end="")'
+    text = PAGE.read_text()
+    header, state = '#include "aspen_jax/engine/words.h"', "  const auto& op = static_cast"
+    slow = text.replace(header, f"#include <chrono>\n#include <thread>\n{header}")
+    slow = slow.replace(state, f"  std::this_thread::sleep_for(std::chrono::milliseconds(20));\n{state}")
+    (folder / "slow.md").write_text(slow)
+    assert run(folder, program, page=folder / "slow.md", ASPEN_TIME_CHOICES="on") == "0"
+    assert run(folder, program, ASPEN_TIME_CHOICES="on") == "1"
+
+
+def test_a_change_of_kernel_h_changes_the_version():
+    """A library lays out what is in that header, so one that was compiled before a change must be refused."""
+    text = re.sub(r"//[^\n]*|\s", "", (ROOT / "aspen_jax/engine/kernel.h").read_text())
+    version = re.search(r"kVersion = (\d+)", (ROOT / "aspen_jax/engine/kernel_library.h").read_text())
+    assert version is not None
+    known = {1: "801ba6784b3a8c35"}
+    told = "count kVersion up in engine/kernel_library.h, and write the new hash here"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == known[int(version[1])], told
 
 
 def test_a_converter_that_gives_another_shape_is_named(folder):

@@ -142,3 +142,18 @@ def test_any_changed_word_is_refused_or_right(tmp_path):
         assert one.tobytes() == other.tobytes()
     assert dataclasses.replace(graph) == graph
     most_are_refused(graph, TRANSPOSED, arguments)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_an_outer_product_is_written_as_the_caller_wants_it(dtype):
+    """JAX asks for the gradient of a weight transposed."""
+    x, w = normal(1, 65).astype(dtype), normal(65, 48).astype(dtype)
+
+    def gradient(x, w):
+        return jax.grad(lambda w: jnp.tanh(x @ w).astype(np.float32).sum())(w)
+
+    (ours,), (apart,) = (run_tiled(gradient, [x, w], disabled, machine=SIZED) for disabled in ((), ("last_op",)))
+    np.testing.assert_array_equal(ours, apart)
+    (part,) = frontend.trace(jax.make_jaxpr(gradient)(x, w)).parts
+    with_it, without = (run_passes(part, disabled).ops for disabled in ((), ("last_op",)))
+    assert len(with_it) == len(without) - 1

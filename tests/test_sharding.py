@@ -228,6 +228,17 @@ def test_a_program_for_more_devices_than_there_are_is_xlas(caplog):
         lowered(aspen(lambda x: jnp.tanh(x @ x), strict=True))
 
 
+def test_a_program_for_gpus_is_lowered_where_there_are_none(monkeypatch):
+    """XLA runs it over a mesh: nobody asks for devices of a platform that is elsewhere."""
+    monkeypatch.setenv("ASPEN_CUDA_ARCH", "sm_80")
+    mesh = NamedSharding(AbstractMesh((2,), ("x",)), P("x"))
+    argument = jax.ShapeDtypeStruct((8, 16), np.float32, sharding=mesh)
+    function = jax.jit(aspen(lambda x: jnp.tanh(x) * 2, device="cuda"))
+    assert "tanh" in function.trace(argument).lower(lowering_platforms=("cuda",)).as_text()
+    exported = jax.export.export(function, platforms=["cuda"])(argument)
+    assert exported.platforms == ("cuda",)
+
+
 @pytest.mark.parametrize("mode", ["forced", "default"])
 def test_one_program_may_have_two_meshes(mode, request):
     if mode == "default":

@@ -14,6 +14,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ _OF_PROCESS = 50
 # Seconds that a function may take beside other work.
 _PATIENCE = 1800
 
-Mode = Literal["forced", "default", "undecorated"]
+Mode = Literal["forced", "default"]
 
 
 @dataclasses.dataclass
@@ -70,8 +71,7 @@ def main(
     Args:
         count: how many.
         seed: the first seed; by default it follows from the content of the checkout.
-        mode: "forced" tiles what tiles can compute; "default" leaves to XLA what XLA does as fast, and draws larger arrays;
-            "undecorated" only runs them as they are.
+        mode: "forced" tiles what tiles can compute; "default" leaves to XLA what XLA does as fast, and draws larger arrays.
         steps: how many steps each function has.
         seconds: begin no other functions after so long.
         jobs: how many processes run at once.
@@ -109,9 +109,7 @@ def _several(first: int, behind: int, mode: Mode, steps: int) -> Found:
             else:
                 print(line, flush=True)
         if first < behind:  # the process ended in this one
-            is_of_xla = mode != "undecorated" and not any(
-                line.startswith("TRIED ") for line in _lines(first, first + 1, "undecorated", steps)
-            )
+            is_of_xla = not any(line.startswith("TRIED ") for line in _lines(first, first + 1, mode, steps, undecorated=True))
             if not is_of_xla:
                 print(f"seed {first}: it ended its process", flush=True)
             found += Found(1, not is_of_xla, [first] if is_of_xla else [])
@@ -119,23 +117,35 @@ def _several(first: int, behind: int, mode: Mode, steps: int) -> Found:
     return found
 
 
-def _lines(first: int, behind: int, mode: Mode, steps: int) -> Iterator[str]:
-    """What a process says of some functions: a line of each fault, then TRIED, its seed and counts."""
+def _lines(first: int, behind: int, mode: Mode, steps: int, *, undecorated: bool = False) -> Iterator[str]:
+    """What a process says of some functions: a line of each fault, then TRIED, its seed and counts.
+
+    Raises:
+        RuntimeError: the process ended before its first function.
+    """
     environment = {**os.environ, "XLA_FLAGS": f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"}
     environment.pop("ASPEN_DISABLE_PASSES", None)
     if mode == "forced":
         environment["ASPEN_DISABLE_PASSES"] = "choice"
-    command = [sys.executable, *_OPTIONS, __file__, "--process", *map(str, (first, behind, steps)), mode]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command = [sys.executable, *_OPTIONS, __file__, "--process", *map(str, (first, behind, steps, int(undecorated))), mode]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
         assert process.stdout is not None
+        if process.stdout.readline() != _BEGUN:
+            process.wait()
+            errors.seek(0)
+            raise RuntimeError(f"no function was tried:\n{errors.read()[-3000:]}")
         yield from (line.rstrip("\n") for line in process.stdout)
 
 
+_BEGUN = "BEGUN\n"
 # As this process was started.
 _OPTIONS = ["-P"] if sys.flags.safe_path else []
 
 
-def _process(first: int, behind: int, steps: int, mode: Mode) -> None:
+def _process(first: int, behind: int, steps: int, undecorated: int, mode: Mode) -> None:
     """Tries functions in this process."""
     import signal
 
@@ -143,13 +153,15 @@ def _process(first: int, behind: int, steps: int, mode: Mode) -> None:
 
     from tests import random_checks
 
+    jax.devices()
+    print(_BEGUN, end="", flush=True)
     for seed in range(first, behind):
         signal.alarm(_PATIENCE)
         tally = random_checks.Tally()
         found: list[object] = []
         try:
-            if mode == "undecorated":
-                random_checks.run_undecorated(seed, steps)
+            if undecorated:
+                random_checks.run_undecorated(seed, steps, is_forced=mode == "forced")
             else:
                 found += random_checks.faults(seed, steps, is_forced=mode == "forced", tally=tally)
         except Exception:
@@ -165,6 +177,6 @@ def _process(first: int, behind: int, steps: int, mode: Mode) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--process"]:
-        _process(*map(int, sys.argv[2:5]), sys.argv[5])  # type: ignore[arg-type]
+        _process(*map(int, sys.argv[2:6]), sys.argv[6])  # type: ignore[arg-type]
     else:
         sys.exit(tyro.cli(main))

@@ -24,14 +24,36 @@ class Read(NamedTuple):
     boxes: np.ndarray
 
 
-def reads_of(op: Op, tiles: np.ndarray, boxes: np.ndarray) -> list[Read]:
-    """What each tile of an op reads, an entry an input."""
-    reads = []
+class Region(NamedTuple):
+    """What tiles read of an input.
+
+    Attributes:
+        used: bool array, the tiles that read anything.
+        boxes: int array [n, rank, 2] of those, in the value's coordinates.
+    """
+
+    used: np.ndarray
+    boxes: np.ndarray
+
+
+def regions_of(op: Op, boxes: np.ndarray) -> list[Region]:
+    """What tiles that write these boxes read, an entry an input."""
+    regions = []
     for index, operand in enumerate(op.inputs):
         region = op.family.region(op, index, boxes)
         used = (region[:, :, 1] > region[:, :, 0]).all(axis=1)
-        reads.append(Read(operand.value, tiles[used], operand.view.region(operand.value.shape, region[used])))
-    return reads
+        regions.append(Region(used, operand.view.region(operand.value.shape, region[used])))
+    return regions
+
+
+def reads_of(op: Op, tiles: np.ndarray, boxes: np.ndarray) -> list[Read]:
+    """What each tile of an op reads, an entry an input; `boxes` are those that the tiles write."""
+    return reads_in(op, tiles, regions_of(op, boxes))
+
+
+def reads_in(op: Op, tiles: np.ndarray, regions: list[Region]) -> list[Read]:
+    """What each tile of an op reads, an entry an input, where the regions are known."""
+    return [Read(item.value, tiles[region.used], region.boxes) for item, region in zip(op.inputs, regions, strict=True)]
 
 
 def data_edges(reads: list[Read], grids: dict[Value, Grid]) -> tuple[np.ndarray, np.ndarray]:

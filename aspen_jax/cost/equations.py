@@ -166,7 +166,8 @@ def _size(aval: Any) -> float:
 
 
 def _product(extents: Iterable[Any]) -> float:
-    return math.prod(extent if isinstance(extent, int) else math.nan for extent in extents)
+    product = math.prod(extents)
+    return product if isinstance(product, int) else math.nan
 
 
 def _nbytes(aval: Any) -> float:

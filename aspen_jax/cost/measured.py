@@ -17,6 +17,7 @@ import aspen_jax
 from aspen_jax import forks
 from aspen_jax.cache.measurement_file import MeasurementFile
 from aspen_jax.ir.program import Op
+from aspen_jax.ops.family import version_of
 
 _VERSION = 1
 _MOST_PARTS = 2**31 - 1  # as many as the engine can count
@@ -54,7 +55,8 @@ def key(op: Op) -> str:
     """A key that is equal for ops that are the same work for a kernel."""
     inputs = [(str(item.dtype), item.shape, item.view.strides(), item.view.offset()) for item in op.inputs]
     dtypes = " ".join(str(value.dtype) for value in op.outputs)
-    text = repr((op.family.kernel, op.family.params(op), inputs, op.output.shape, dtypes, op.exact))
+    kernel = op.family.kernel + version_of(op.family)
+    text = repr((kernel, op.family.params(op), inputs, op.output.shape, dtypes, op.exact))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

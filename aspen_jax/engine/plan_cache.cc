@@ -21,13 +21,14 @@ namespace {
 ForkSafeMutex kernels_mutex;
 
 // Of this machine and of users' libraries. What is here is not changed, but replaced under the lock: a plan may be looking.
-// Called with the lock.
+// Called with the lock. Never destroyed: a thread may parse while the process exits.
 std::shared_ptr<const KernelRegistry>& known_kernels() {
-  static std::shared_ptr<const KernelRegistry> registry = [] {
+  static std::shared_ptr<const KernelRegistry>& registry = []() -> std::shared_ptr<const KernelRegistry>& {
     KernelRegistry kernels;
     kernels.add(cpu::kernels(cpu::chosen_target()));
     cpu::l2_cache_bytes();
-    return std::make_shared<const KernelRegistry>(std::move(kernels));
+    auto made = std::make_shared<const KernelRegistry>(std::move(kernels));
+    return *std::make_unique<std::shared_ptr<const KernelRegistry>>(std::move(made)).release();
   }();
   return registry;
 }

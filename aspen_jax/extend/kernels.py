@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 from aspen_jax import _engine
 from aspen_jax.cache.shared_library import shared_library
+from aspen_jax.files import read_file
+from aspen_jax.ops.family import set_version
+
+# For this processor alone: the library never leaves it.
+_OPTIONS = ("-O3", "-march=native")
 
 
 def register_kernels(path: str | os.PathLike[str]) -> list[str]:
@@ -27,4 +34,9 @@ def register_kernels(path: str | os.PathLike[str]) -> list[str]:
         OSError: the file cannot be read.
     """
     source = Path(path)
-    return _engine.register_kernels(str(source if source.suffix == ".so" else shared_library(source)))
+    with contextlib.nullcontext(source) if source.suffix == ".so" else shared_library(source, *_OPTIONS) as library:
+        version = hashlib.sha256(read_file(library)).hexdigest()
+        names = _engine.register_kernels(str(library))
+    for name in names:
+        set_version(name, version)
+    return names

@@ -128,6 +128,15 @@ class Op:
         extents = zip(self.output.shape, output.shape, strict=True)
         return tuple(whole // extent if extent else 1 for whole, extent in extents)
 
+    @property
+    def likeness(self) -> tuple[Any, ...]:
+        """A key that is equal for ops that do the same work, as those of equal layers do: names and values do not count."""
+        numbers: dict[Value, int] = {}
+        inputs = tuple((numbers.setdefault(i.value, len(numbers)), i.value.shape, i.dtype, i.view) for i in self.inputs)
+        outputs = tuple((value.shape, value.dtype) for value in self.outputs)
+        flags = self.exact, self.in_place, self.slices, self.rounded, self.plan
+        return self.family, self.attrs, self.program, inputs, outputs, flags
+
     def replace(self, **changes: Any) -> Op:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)

@@ -113,6 +113,10 @@ class View:
         """Dimension i of the result is dimension perm[i] of this view."""
         if sorted(perm) != list(range(self.rank)):
             raise ValueError(f"{tuple(perm)} is not a permutation of the {self.rank} dimensions of {self.shape}")
+        return self._transposed(tuple(perm))
+
+    @functools.lru_cache(maxsize=1 << 14)  # noqa: B019 - as `compose`
+    def _transposed(self, perm: tuple[int, ...]) -> View:
         return dataclasses.replace(self, dims=tuple(self.dims[axis] for axis in perm))._canonical()
 
     def slice(self, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None) -> View:

@@ -53,11 +53,10 @@ def _lower_compiled(
     operands: Sequence[Any],
     choices: Choices,
 ) -> Any:
-    with_devices = sharding.with_devices(ctx, platform)
-    reason = None
+    reason = with_devices = None
     if compiled.parts and _is_exported_for_several(ctx):
         reason = "is exported for several devices, where XLA cannot cut a custom call along the batch"
-    elif compiled.parts and with_devices is None:
+    elif compiled.parts and (with_devices := sharding.with_devices(ctx, platform)) is None:
         reason = "is for more devices than this process knows, so XLA cannot cut a custom call along the batch"
     if reason is not None:
         if choices.strict:

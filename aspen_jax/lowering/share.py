@@ -47,11 +47,12 @@ class Share:
     def of(cls, jaxpr: core.Jaxpr, compiled: Compiled, turns: float = 1) -> Share:
         """Find where a function's work is done, or the work of a body that runs `turns` times."""
         # What is computed when tracing, or by nobody, is in neither.
-        rest = cost.executed(jaxpr.eqns) - sum(cost.executed([fallback.equation]) for fallback in compiled.fallbacks)
+        works = [cost.executed([fallback.equation]) for fallback in compiled.fallbacks]
+        rest = cost.executed(jaxpr.eqns) - sum(works)
         tiled = turns * max(0.0, min(rest, sum(_work(op) for part in compiled.parts for op in part.traced.ops)))
         left = []
-        for fallback in compiled.fallbacks:
-            work = turns * cost.executed([fallback.equation])
+        for fallback, of_fallback in zip(compiled.fallbacks, works, strict=True):
+            work = turns * of_fallback
             if is_control_flow(fallback.equation):
                 again = turns * fallback.equation.params.get("length", 1)
                 for body, of_body in compiled.bodies_of(fallback):
@@ -82,7 +83,7 @@ def warn_of_fallbacks(jaxpr: core.Jaxpr, compiled: Compiled) -> None:
     What runs in XLA because tiles would not be faster does not count.
     """
     function = compiled.options.choices.function
-    if not warning.is_quiet(function) or not compiled.fallbacks:
+    if not warning.is_quiet(function) or all(fallback.is_tileable for fallback in compiled.fallbacks):
         return
     share = Share.of(jaxpr, compiled)
     left: dict[str, float] = {}

@@ -65,7 +65,7 @@ def converts(*primitives: str) -> Callable[[Converter], Converter]:
         for primitive in primitives:
             if primitive in CONVERTERS:
                 raise InputError(f"the primitive {primitive!r} becomes an op already; convert one of another name")
-            CONVERTERS[primitive] = converter
+        CONVERTERS.update(dict.fromkeys(primitives, converter))
         return converter
 
     return register

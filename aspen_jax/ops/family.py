@@ -213,6 +213,8 @@ def may_lie_in(op: Op, operand: Operand) -> bool:
 # All families, by their kernels' names.
 FAMILIES: dict[str, OpFamily] = {}
 _registered: set[OpFamily] = set()
+# What tells versions of users' kernels apart, by name.
+_versions: dict[str, str] = {}
 
 
 def register(family: OpFamily) -> None:
@@ -227,6 +229,16 @@ def register(family: OpFamily) -> None:
         raise InputError(f"there is an op with a kernel {family.kernel!r} already; give yours another name")
     FAMILIES[family.kernel] = family
     _registered.add(family)
+
+
+def set_version(kernel: str, version: str) -> None:
+    """Say which version of a user's kernel this process has: what was measured with another one does not count."""
+    _versions[kernel] = version
+
+
+def version_of(family: OpFamily) -> str:
+    """The version of a family's kernel; "" of one that comes with the package, or was registered without Python."""
+    return _versions.get(family.kernel, "")
 
 
 def is_registered(family: OpFamily) -> bool:

@@ -234,12 +234,16 @@ def register(item: Pass, *, before: str, target: str = "cpu") -> None:
     Args:
         item: the pass.
         before: the name of the pass that comes next.
-        target: the name of the target.
+        target: the name of the target; not "auto".
 
     Raises:
-        InputError: the target has no pass `before`, has one of this name already, or has one of `item.after` only later.
+        InputError: there is no such target; it has no pass `before`, has one of this name already, or has one of `item.after`
+            only later.
     """
-    names = [own.name for _, stage in stages_of(registry.named(registry.checked(target))) for own in stage]
+    target = registry.checked(target)
+    if target == registry.AUTO:
+        raise InputError("target='auto' is no device; register the pass once for each that is to take it")
+    names = [own.name for _, stage in stages_of(registry.named(target)) for own in stage]
     if item.name in (*names, CHOICE):
         raise InputError(f"there is a pass {item.name!r} already; give yours another name")
     if before not in names:

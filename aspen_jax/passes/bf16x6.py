@@ -6,7 +6,7 @@ Constant weights are stored in parts once; others are parted by an op of its own
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +29,7 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
     constants = storage.Constants(program)
     copied = storage.copies(program)
     parted: dict[Operand, Op] = {}
+    gains: dict[tuple[Any, ...], bool] = {}  # layers repeat
     ops: list[Op] = []
     for op in program.ops:
         found = _rewritten(op)
@@ -41,7 +42,10 @@ def run(program: Program, machine: Machine = Machine()) -> Program:  # noqa: B00
             ops.append(op)
             continue
         new = [] if parting is None or parting.inputs[0] in parted else [parting]
-        if not machine.are_cheaper([*new, found.op], [op]):
+        case = op.likeness, bool(new)
+        if case not in gains:
+            gains[case] = machine.are_cheaper([*new, found.op], [op])
+        if not gains[case]:
             ops.append(op)
             continue
         if parting is not None:

@@ -1,5 +1,7 @@
 """Lets the last convolution of an NCHW network write its result as the caller wants it (Bolt, section 3.2.3).
 
+So does an outer product, such as the gradient of a weight for a batch of one, which JAX transposes.
+
 A convolution computes NHWC. Without this pass a copy of its own transposes what it has written, from memory to memory. Values in
 the middle of a network have no such copies: ops around them take the order in which they lie (`layout`).
 """

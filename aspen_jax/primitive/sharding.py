@@ -158,7 +158,10 @@ def with_devices(ctx: Any, platform: str) -> Any:
     count = num_devices(ctx)
     if count == 1 or context.device_assignment is not None:
         return ctx
-    devices = tuple(jax.devices(platform)[:count])
+    try:
+        devices = tuple(jax.devices(platform)[:count])
+    except RuntimeError:  # it is lowered here for a platform that is elsewhere
+        return None
     if len(devices) < count:
         return None
     named = dataclasses.replace(context, device_assignment=devices)

@@ -15,7 +15,7 @@ from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr, run_fallback
-from aspen_jax.ops.family import is_registered
+from aspen_jax.ops.family import is_registered, version_of
 from aspen_jax.passes import STAGES, Stage, stacks
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cpu import choice, trial, tuning
@@ -142,6 +142,7 @@ def _case(step: Tileable, part: Part, evidence: Evidence) -> trial.Case:
             run_fallback(item, environment, masks=())
         return [environment[value] for value in part.outputs]
 
+    families = {op.family for op in part.traced.ops}
     return trial.Case(
         items=step.items,
         graph_bytes=part.graph_bytes.tobytes(),
@@ -150,5 +151,5 @@ def _case(step: Tileable, part: Part, evidence: Evidence) -> trial.Case:
         tiles=lambda *operands: part.call(*operands[: len(part.inputs)]),
         predicted=evidence.nanoseconds(choice.rates()),
         is_body=part.options.choices.is_body,
-        is_unknown=any(is_registered(op.family) for op in part.traced.ops),
+        users_kernels=tuple(sorted((family.kernel, version_of(family)) for family in families if is_registered(family))),
     )

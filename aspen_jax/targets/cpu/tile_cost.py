@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,9 +55,13 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
     found["levels"] = graph.max_depth + 1
     found["tiles"] = float(tiles.sum()) / num_workers
     found["edges"] = float(len(graph.children)) / num_workers
+    known: dict[tuple[Any, int], Amounts] = {}  # layers repeat
     for op, count in zip(program.ops, tiles, strict=True):
         share = 1.0 / max(1, min(num_workers, int(count)))
-        for name, amount in _of_op(op, int(count)).items():
+        case = op.likeness, int(count)
+        if case not in known:
+            known[case] = _of_op(op, int(count))
+        for name, amount in known[case].items():
             found[name] += amount * share
     made = {value for op in program.ops for value in op.outputs}
     read: dict[Value, int] = {}

@@ -125,7 +125,7 @@ class Case:
         tiles: its custom call likewise.
         predicted: nanoseconds in XLA and in tiles.
         is_body: whether it is the body of a loop or a branch.
-        is_unknown: whether the predictions count for nothing, since it has an op whose kernel was never timed.
+        users_kernels: names and versions of kernels that users have registered, whose times nobody can predict.
     """
 
     items: Sequence[Converted]
@@ -135,7 +135,12 @@ class Case:
     tiles: Callable[..., list[Any]]
     predicted: tuple[float, float]
     is_body: bool
-    is_unknown: bool = False
+    users_kernels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the predictions count for nothing."""
+        return bool(self.users_kernels)
 
     @property
     def is_close(self) -> bool:
@@ -147,6 +152,8 @@ class Case:
     def key(self) -> str:
         """A key that is equal for parts that are the same work on both sides."""
         digest = hashlib.sha256(self.graph_bytes)
+        if self.users_kernels:
+            digest.update(repr(self.users_kernels).encode())
         for item in self.items:
             shapes = [atom.aval.str_short() for atom in (*item.equation.invars, *item.equation.outvars)]
             digest.update(repr((item.equation.primitive.name, shapes, self.is_body)).encode())
@@ -173,7 +180,7 @@ def settled(case: Case, num_workers: int, trials: Trials, budget: Budget | None)
     try:
         with budget.spent():
             # Each side runs once more to be compiled.
-            is_affordable = (_LEAST_ROUNDS + 1) * sum(case.predicted) < budget.left * 1e9
+            is_affordable = case.is_unknown or (_LEAST_ROUNDS + 1) * sum(case.predicted) < budget.left * 1e9
             found = _timed(case, budget.left) if is_affordable else None
         return _remember(num_workers, name, found)
     except Exception as error:  # the predictions are there, whatever JAX's settings forbid
@@ -198,8 +205,18 @@ def _timed(case: Case, seconds: float) -> Times:
         jitted = [jax.jit(_in_branch(side) if case.is_body else _whole(side)) for side in (case.xla, case.tiles)]
         compiled = [side.lower(*operands).compile() for side in jitted]
         calls = [functools.partial(_run, side, operands) for side in compiled]
+        if case.is_unknown:
+            once = [_seconds(call) for call in calls]
+            if _LEAST_ROUNDS * sum(once) > end - time.perf_counter():
+                return Times(*(float(round(seconds * 1e9)) for seconds in once))
         found = fastest(calls, min(_RUNNING_S, end - time.perf_counter()), _LEAST_ROUNDS)
     return Times(*(float(round(least * 1e9)) for least in found))
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def _run(side: Callable[..., list[Any]], operands: Sequence[Any]) -> None:
