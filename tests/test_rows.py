@@ -260,3 +260,14 @@ def test_layers_of_equinox_are_one_row_program():
         parameters, static = eqx.partition(layer, eqx.is_array)
         function = lambda parameters, x, static=static: jax.vmap(eqx.combine(parameters, static))(x)  # noqa: E731
         assert kernels_of(function, parameters, jnp.asarray(normal(20, 32))) == ["rows"]
+
+
+def test_a_reader_of_rows_that_also_reads_across_them_stays_apart():
+    """Found by a random program: it was the last op of a row program, in which no view could say what it read."""
+    x, a, b = normal(2, 8, 2), normal(2, 2, 8, seed=1), normal(2, 2, 8, seed=2)
+
+    def function(x, a, b):
+        y = jnp.tanh(x)
+        return y.transpose(0, 2, 1) * jnp.square(y).mean((1, 2))[:, None, None] + a * b
+
+    check(function, x, a, b)

@@ -102,7 +102,7 @@ class _Search:
 
     def rewrite(self) -> bool:
         """Makes one op of the largest cluster around the seed; returns whether there is one."""
-        for last in sorted(self._followers(), key=lambda op: -self.edited.places[op.output]):
+        for last in sorted(filter(self._fits, self._followers()), key=lambda op: -self.edited.places[op.output]):
             cluster = self._cluster(last)
             if not self.needed <= cluster.keys() or not self._pays(cluster):
                 continue
