@@ -135,8 +135,8 @@ def faults_of_whole(
 ) -> Iterator[Fault]:
     """What a decorated function gave, beside the function undecorated. XLA is asked only where float64 says something else.
 
-    With `has_padding` it is the gradient of a convolution: XLA multiplies padding by a NaN that comes back, or does not, and tiles
-    do not (docs/reference/special_values.md). So nothing is said of a NaN that only one side has.
+    With `has_padding` it is the gradient of a convolution. XLA multiplies padding by a NaN that comes back, or does not. Tiles do
+    not (docs/reference/special_values.md). So nothing is said of a NaN that only one side has.
 
     With `is_by_operation`, JAX ran part of it operation by operation. There a product with a mask multiplies, as it does
     undecorated, so what JAX gives without `jax.jit` is right too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -114,7 +115,8 @@ with shared_library(pathlib.Path("nearest.cc"), "-O3", "-march=native") as libra
 """,
         ASPEN_DISABLE_PASSES="choice",
     )
-    assert "register it (aspen_jax.extend)" in failing(folder, "from aspen_jax import TileGraph\nTileGraph.load('nearest.aspen')")
+    loading = "from aspen_jax import TileGraph\nTileGraph.load('nearest.aspen')"
+    assert "register kernel and op (aspen_jax.extend)" in failing(folder, loading)
     inputs = ["--input", "x=x.npy", "--input", "codebook=codebook.npy", "--output", "results", "--runs", "1"]
     run_graph = ["aspen-run", "nearest.aspen", *inputs]
     refused = subprocess.run(run_graph, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
@@ -170,6 +172,10 @@ CC = '#include "aspen_jax/engine/kernel_library.h"\n'
         ),
         ("", "extend.register_pass(extend.Pass('mine', print, ''), before='fuse', target='tpu')", "device='tpu' is unknown"),
         ("", "extend.register_pass(extend.Pass('mine', print, ''), before='fuse', target='auto')", "once for each"),
+        ("", "extend.converts(print)", "takes names of primitives"),
+        ("", "extend.converts()", "takes names of primitives"),
+        ("", "extend.register_target(extend.Target)", "the target Target lacks call, here"),
+        ("", "extend.register_target('mine')", "register a class that derives from Target"),
         ("", "extend.converts('mine', 'add')(print)", "the primitive 'add' becomes an op already"),
         (CC + 'ASPEN_KERNELS({"mine", nullptr});', MINE, "no `prepare`; write both"),
         (
@@ -204,6 +210,58 @@ from aspen_jax.targets import registry
 assert any(item.name == "mine" for _, stage in stages_of(registry.named("cuda")) for item in stage)
 """
     run(folder, program)
+
+
+def test_what_a_users_kernel_throws_is_told_with_its_op(folder):
+    program = """
+pathlib.Path("mine.cc").write_text('''
+#include "aspen_jax/engine/kernel_library.h"
+ASPEN_KERNELS({"one", [](const aspen::OpSpec&) -> aspen::PreparedOp { throw std::logic_error("prepare says no"); }},
+              {"two", [](const aspen::OpSpec&) -> aspen::PreparedOp { throw 42; }});
+''')
+extend.register_kernels("mine.cc")
+from aspen_jax import GraphFormatError
+for kernel, message in [("one", "prepare says no"), ("two", "no std::exception")]:
+    Nearest.kernel = kernel
+    try:
+        aspen(lambda x, c: nearest(x, c)).graph(x[:, :32], codebook).run(x[:, :32], codebook)
+    except GraphFormatError as error:
+        assert message in str(error) and f"op 'nearest (512 codes)' ({kernel})" in str(error), error
+    else:
+        raise SystemExit("nothing was said")
+"""
+    run(folder, program, ASPEN_DISABLE_PASSES="choice")
+
+
+@pytest.mark.parametrize("wrong", ["None", "program.replace(outputs=())"])
+def test_a_pass_that_loses_the_program_is_named(folder, wrong):
+    program = f"""
+extend.register_pass(extend.Pass("mine", lambda program: {wrong}, "It is wrong."), before="outputs")
+from aspen_jax import AspenError
+try:
+    aspen(lambda x: jnp.tanh(x)).graph(x)
+except AspenError as error:
+    assert "the pass 'mine' gave no program" in str(error), error
+else:
+    raise SystemExit("nothing was said")
+"""
+    run(folder, program)
+
+
+def test_attributes_are_what_their_words_mean():
+    @dataclasses.dataclass(frozen=True)
+    class Given(extend.Attrs):
+        fill: float
+        axis: int
+        flip: bool
+        window: tuple[int, ...]
+
+    made = Given(2, np.int64(1), np.bool_(True), [np.int32(3), 4])
+    assert made == Given(2.0, 1, True, (3, 4))
+    assert made.to_words() == Given(2.0, 1, True, (3, 4)).to_words()
+    for wrong in [("2", 1, True, ()), (2.0, 0.9, True, ()), (2.0, 1, True, (1.7,)), (2.0, 1, True, 3)]:
+        with pytest.raises(AspenError, match=r"Given\.\w+ is .*; it must be"):
+            Given(*wrong)
 
 
 def test_times_of_another_version_of_a_kernel_do_not_count(folder, monkeypatch):

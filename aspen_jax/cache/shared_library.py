@@ -57,7 +57,7 @@ def _compiled(source: Path, options: tuple[str, ...], folder: Path) -> bytes:
             raise InputError(f"{source} does not compile:\n{found.stderr.strip()}")
         return found.stdout
 
-    text = run("-E", f"-I{Path(aspen_jax.__path__[0]).parent}", str(source))
+    text = run("-E", f"-I{Path(aspen_jax.__path__[0]).parent}", str(source.absolute()))
     # Lines that begin with # only say where the others come from.
     said = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))
     processor = run("-dM", "-E", "-x", "c++", os.devnull)

@@ -29,6 +29,7 @@ std::span<const Kernel> load_kernels(const std::string& path) {
                      " of kernel_library.h, and this aspen_jax has version " + std::to_string(KernelLibrary::kVersion) +
                      "; compile it again");
   }
+  if (shown->kernels == nullptr && shown->count > 0) refuse(path, "its list of kernels is null; make it by ASPEN_KERNELS");
   const std::span kernels(shown->kernels, shown->count);
   for (const Kernel& kernel : kernels) {
     if (kernel.name == nullptr || kernel.prepare == nullptr) refuse(path, "a kernel has no name or no `prepare`; write both");

@@ -1,6 +1,8 @@
 #include "plan.h"
 
+#include <exception>
 #include <limits>
+#include <new>
 
 #include "run_state.h"
 
@@ -29,8 +31,12 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
     if (!further.empty() && !kernels[op.kernel]->has_further) throw GraphError(where + "its kernel writes one output alone");
     try {
       prepared_.push_back(kernels[op.kernel]->prepare({views, graph_.values[op.output].dense, graph_.params_of(op), further}));
-    } catch (const GraphError& error) {
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {  // a user's kernel may throw anything
       throw GraphError(where + error.what());
+    } catch (...) {
+      throw GraphError(where + "its kernel threw what is no std::exception; throw GraphError");
     }
     if (prepared_.back().run == nullptr) throw GraphError(where + "its kernel prepared nothing to run");
     scratch_bytes_ = std::max(scratch_bytes_, prepared_.back().scratch_bytes);

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aspen_jax import _engine
 from aspen_jax.cache.shared_library import shared_library
+from aspen_jax.errors import InputError
 from aspen_jax.files import read_file
 from aspen_jax.ops.family import set_version
 
@@ -19,7 +20,7 @@ _OPTIONS = ("-O3", "-march=native")
 def register_kernels(path: str | os.PathLike[str]) -> list[str]:
     """Let ops name the kernels of a C++ file, or of a shared library, as their `kernel`. It is code, and is trusted as such.
 
-    A file that does not end in `.so` is compiled for this processor by this machine's compiler. What was compiled is kept on
+    A file that is no `.so` is compiled for this processor by this machine's compiler. What was compiled is kept on
     disk, by the contents of the file and of all that it includes.
 
     Args:
@@ -34,9 +35,12 @@ def register_kernels(path: str | os.PathLike[str]) -> list[str]:
         OSError: the file cannot be read.
     """
     source = Path(path)
-    with contextlib.nullcontext(source) if source.suffix == ".so" else shared_library(source, *_OPTIONS) as library:
+    with contextlib.nullcontext(source) if ".so" in source.suffixes else shared_library(source, *_OPTIONS) as library:
         version = hashlib.sha256(read_file(library)).hexdigest()
-        names = _engine.register_kernels(str(library))
+        try:
+            names = _engine.register_kernels(str(library))
+        except InputError as error:
+            raise InputError(str(error).replace(str(library), str(source))) from None
     for name in names:
         set_version(name, version)
     return names

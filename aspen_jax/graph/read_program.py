@@ -56,7 +56,7 @@ def _ops(graph: TileGraph, values: list[Value], families: Mapping[str, OpFamily]
         if family is None:
             refuse(
                 f"op {number} ({graph.op_names[number]}) needs kernel {graph.kernels[kernel]!r}, which this aspen_jax does not "
-                f"have; it has {', '.join(sorted(families))}. If it is yours, register it (aspen_jax.extend)"
+                f"have; it has {', '.join(sorted(families))}. If it is yours, register kernel and op (aspen_jax.extend)"
             )
         outputs = graph.outputs_of(number)
         try:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import struct
-from collections.abc import Sequence
-from typing import Any, Self, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Any, Self, get_origin, get_type_hints
+
+import numpy as np
+
+from aspen_jax.errors import InputError
 
 
 class Words:
@@ -39,16 +45,42 @@ class Words:
         return self._next == len(self._words)
 
 
+_MAKE: dict[type, Callable[[Any], Any]] = {
+    bool: lambda value: bool(value) if isinstance(value, np.bool_) else bool(operator.index(value)),
+    int: operator.index,
+    float: float,
+    tuple: lambda value: tuple(map(operator.index, value)),
+}
+
+
+@functools.cache
+def _kinds(attrs: type) -> tuple[tuple[str, type], ...]:
+    """The fields of an attribute dataclass that are plain words, and their types."""
+    kinds = ((name, get_origin(hint) or hint) for name, hint in get_type_hints(attrs).items())
+    names = {field.name for field in dataclasses.fields(attrs)}
+    return tuple((name, kind) for name, kind in kinds if name in names and kind in _MAKE)
+
+
 @dataclasses.dataclass(frozen=True)
 class Attrs:
-    """Base of attribute dataclasses; fields are int, bool, float or tuple[int, ...]."""
+    """Base of attribute dataclasses; fields are int, bool, float or tuple[int, ...].
+
+    Raises:
+        InputError: a value is of another kind: a float where an integer belongs.
+    """
 
     def __post_init__(self) -> None:
-        # Models hand in numpy integers; equal attributes must compare, hash and print alike.
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple):
-                object.__setattr__(self, field.name, tuple(map(int, value)))
+        # Models hand in numpy integers. Equal attributes must compare, hash and print alike, and a word means what C++ reads.
+        for name, kind in _kinds(type(self)):
+            value = getattr(self, name)
+            if type(value) is kind and kind is not tuple:
+                continue
+            try:
+                made = _MAKE[kind](value)
+            except TypeError:
+                wanted = "a tuple of integers" if kind is tuple else f"of type {kind.__name__}"
+                raise InputError(f"{type(self).__name__}.{name} is {value!r}; it must be {wanted}") from None
+            object.__setattr__(self, name, made)
 
     def to_words(self) -> list[int]:
         words: list[int] = []

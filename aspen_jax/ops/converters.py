@@ -58,8 +58,10 @@ def converts(*primitives: str) -> Callable[[Converter], Converter]:
     It gives an operand for each output, or raises `Unsupported` where XLA has to run the equation.
 
     Raises:
-        InputError: a primitive has a converter.
+        InputError: there are no names, or a primitive has a converter.
     """
+    if not primitives or not all(isinstance(primitive, str) for primitive in primitives):
+        raise InputError(f'converts takes names of primitives, such as @converts("sort"), not {primitives}')
 
     def register(converter: Converter) -> Converter:
         for primitive in primitives:

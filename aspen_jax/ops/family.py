@@ -225,6 +225,8 @@ def register(family: OpFamily) -> None:
     """
     if not isinstance(family, OpFamily):
         raise InputError(f"{family!r} is no op family; register an instance of a class that derives from OpFamily")
+    if not all(isinstance(getattr(family, name, None), str) for name in ("name", "kernel")):
+        raise InputError(f"{type(family).__name__} needs a `name` for reports and the `kernel` that computes it; write both")
     if family.kernel in FAMILIES:
         raise InputError(f"there is an op with a kernel {family.kernel!r} already; give yours another name")
     FAMILIES[family.kernel] = family

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aspen_jax.cost.machine import Machine
-from aspen_jax.errors import InputError
+from aspen_jax.errors import AspenError, InputError
 from aspen_jax.ir.program import Program
 from aspen_jax.passes import (
     affine,
@@ -309,7 +309,10 @@ def rewrites(
     for item in (item for _, stage in stages for item in stage):
         if item.name not in disabled:
             start = time.perf_counter()
-            after = (item.run(program, machine) if item.asks_machine and machine else item.run(program)).pruned()
+            made = item.run(program, machine) if item.asks_machine and machine else item.run(program)
+            if not isinstance(made, Program) or len(made.outputs) != len(program.outputs):
+                raise AspenError(f"the pass {item.name!r} gave no program with as many outputs as it got; mend the pass")
+            after = made.pruned()
             yield Rewrite(item.name, program, after, time.perf_counter() - start)
             program = after
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 import jax
 
 from aspen_jax.errors import InputError
-
-if TYPE_CHECKING:
-    from aspen_jax.targets.target import Target
+from aspen_jax.targets.target import Target
 
 AUTO = "auto"
 
@@ -82,8 +79,16 @@ def register(target: type[Target]) -> None:
     """Let `aspen(device=)` take the name of a device.
 
     Raises:
-        InputError: the name is taken.
+        InputError: it is no class that derives from `Target` with all methods, or its name is taken.
     """
+    if not (isinstance(target, type) and issubclass(target, Target)):
+        raise InputError(f"{target!r} is no target; register a class that derives from Target")
+    missing = sorted(getattr(target, "__abstractmethods__", ()))
+    missing += [name for name in ("name", "platform", "chooses", "runs_graphs", "arranges_weights") if not hasattr(target, name)]
+    if missing:
+        raise InputError(f"the target {target.__name__} lacks {', '.join(missing)}; write them")
+    if not target.name:
+        raise InputError(f"the target {target.__name__} has an empty name; give it one")
     if target.name in devices():
         raise InputError(f"there is a device {target.name!r} already; give yours another name")
     _loaded[target.name] = target
