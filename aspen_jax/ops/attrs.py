@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 import operator
 import struct
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class Words:
 _MAKE: dict[type, Callable[[Any], Any]] = {
     bool: lambda value: bool(value) if isinstance(value, np.bool_) else bool(operator.index(value)),
     int: operator.index,
-    float: float,
+    float: lambda value: float(value) if isinstance(value, numbers.Real) else operator.index(value),
     tuple: lambda value: tuple(map(operator.index, value)),
 }
 
