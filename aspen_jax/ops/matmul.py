@@ -18,7 +18,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops import masks, windows
 from aspen_jax.ops.attrs import Attrs
-from aspen_jax.ops.block import box_sizes, epilogue_work
+from aspen_jax.ops.block import BLOCK, box_sizes, epilogue_work
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
@@ -233,7 +233,7 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
         total = _masked_sum(build, equation, (lhs, rhs), orders, len(lhs_batch))
         if total is not None:
             return total
-    if math.prod(lhs.shape[d] for d in lhs_contract) == 1:
+    if math.prod(lhs.shape[d] for d in lhs_contract) == 1 and not _continues_chain(build, lhs, lhs_contract):
         a = transposed(build, lhs, (*lhs_batch, *lhs_free, *lhs_contract))
         b = transposed(build, rhs, (*rhs_batch, *rhs_free, *rhs_contract))
         return _outer(build, equation, (a, b), len(lhs_batch), (len(lhs_free), len(rhs_free)))
@@ -244,6 +244,14 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
     batch, rows, columns = range(len(lhs_batch)), range(len(lhs_batch), columns_from), range(columns_from, len(equation.shape))
     summed = [-1 - j for j in range(len(lhs_contract))]
     return build.op(MATMUL, MatmulAttrs((*batch, *rows, *summed), (*batch, *summed, *columns)), [a, b], dtype=equation.dtype)
+
+
+def _continues_chain(build: Builder, lhs: Operand, contracted: Sequence[int]) -> bool:
+    """Whether the rows of a product are those of another one, which passes may join to a chain (`passes/stacks.py`)."""
+    writer = build.writer(lhs.value) if tuple(contracted) == (len(lhs.shape) - 1,) else None
+    while writer is not None and writer.family is BLOCK and writer.inputs:
+        writer = build.writer(writer.inputs[0].value)
+    return writer is not None and writer.family is MATMUL
 
 
 def _outer(build: Builder, equation: Equation, operands: Sequence[Operand], num_batch: int, num_free: tuple[int, int]) -> Operand:
