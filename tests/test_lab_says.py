@@ -290,7 +290,7 @@ def test_an_edited_header_is_seen(graph, costs, tmp_path, monkeypatch):
     (tmp_path / "far").mkdir()
     (tmp_path / "mine.cc").write_text(SOURCE)
     (tmp_path / "where.h").write_text('#include "far/there.h"\n')
-    library = tmp_path / "cache" / "policies"
+    library = tmp_path / "cache" / "libraries"
     for number, kept in ((0, 1), (1, 2), (0, 2)):
         (tmp_path / "far" / "there.h").write_text(f"constexpr int kWhere = {number};\n")
         for found in outcomes(graph, costs, sched.NativePolicy(tmp_path / "mine.cc")):
