@@ -169,6 +169,17 @@ def compiled(folder: Path, *options: str) -> Path:
     return folder / "run_graph"
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_a_child_forked_at_any_moment_can_parse_run_and_end(tmp_path: Path) -> None:
+    flags = run(tmp_path, "--flags").stdout.split()
+    source = ROOT / "tests/cpp/capi_fork_test.cc"
+    command = ["c++", "-std=c++20", "-O1", "-pthread", "-I", str(ROOT), str(source), *flags, "-o", "forks"]
+    built = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([tmp_path / "forks"], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_flax_model_runs_in_a_program_in_c(folder: Path) -> None:
     program = compiled(folder, "-std=c11")
     ran = run(folder, "model.aspen", "model.safetensors", program=program)
