@@ -152,16 +152,12 @@ def faults_of_whole(
         return
     theirs = [np.asarray(item) for item in jax.tree.leaves(jax.jit(function)(*arguments))]
     moved = [wide(*_moved(arguments, seed)) for seed in range(3)]
-    stored = None
+    # Once it is stored, a float just below an integer may be that integer, and a mean of equal numbers another number.
+    stored = [compiled_in_float64(function, *arguments, ulps=ulps)(*arguments) for ulps in (-4, 0, 4)]
     for number in suspects:
         ours, right = np.asarray(results[number]), exact[number]
-        others = [theirs[number], *(item[number] for item in moved)]
-        if not _is_float(ours):
-            # A float just below an integer may be that integer once it is stored.
-            stored = stored or [compiled_in_float64(function, *arguments, ulps=ulps)(*arguments) for ulps in (-4, 0, 4)]
-            others += [item[number] for item in stored]
         size = _largest(right)
-        spread = max(_spread(item, right) for item in others)
+        spread = max(_spread(item[number], right) for item in (theirs, *moved, *stored))
         if spread > (1e-2 * size if _is_float(ours) else 0):
             continue  # nobody knows
         wrong = _wrong(ours, right, _ulps_of_whole(ours), size, _TIMES_SPREAD * spread)
