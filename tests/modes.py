@@ -1,6 +1,6 @@
 """The suite's two modes: `forced` tiles what tiles can compute, `default` is what users run.
 
-    ASPEN_TEST_MODE=default pytest tests/test_transformations.py
+    ASPEN_TEST_MODE=default pytest tests/primitive/test_transformations.py
 
 In the default mode the chooser decides and XLA optimises its code. One case in two runs, chosen by the content of the checkout
 (`rotation.py`). What is marked `one_mode` stays out. At the end each file says in how many of its cases the engine ran tiles.

@@ -19,7 +19,7 @@ from aspen_jax.cli import main
 from aspen_jax.cost.timing import Timing, duration, interleaved, speedup
 from aspen_jax.report import cores
 from aspen_jax.report.difference import largest_difference
-from tests.decoded_trace import Decoded
+from tests.report.decoded_trace import Decoded
 
 MODULE = """
 import functools

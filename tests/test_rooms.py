@@ -101,6 +101,12 @@ def test_few_files_stay_at_the_top_and_each_room_says_what_it_is():
         assert "Begin at" in text, f"{path.parent.name}/__init__.py does not say where to begin"
 
 
+def test_tests_lie_in_the_rooms_of_what_they_test():
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    others = {".", "benchmarks", "models", "tools"}
+    assert all((PACKAGE / folder).is_dir() for folder in folders - others), folders
+
+
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     """What each module imports when it is loaded."""

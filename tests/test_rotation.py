@@ -113,7 +113,7 @@ def test_nothing_is_drawn_by_date_or_without_a_seed():
         r"default_rng\(\)|= int\.from_bytes\(os\.urandom|= time\.time_ns|^\s*import datetime|^import random$"
         r"|RandomState\(\)|\bnp\.random\.(?!default_rng)[a-z]|std::random_devic[e]"
     )
-    sources = [path for kind in ("*.py", "cpp/*.cc", "cpp/*.h") for path in (ROOT / "tests").glob(kind)]
+    sources = [path for kind in ("*.py", "*.cc", "*.h") for path in (ROOT / "tests").rglob(kind)]
     sources.remove(ROOT / "tests/content.py")  # which seeds them
     for path in (*sources, ROOT / ".ci/run", ROOT / "tools/random_programs.py"):
         assert not re.search(unseeded, path.read_text(), re.MULTILINE), path.name

@@ -1,4 +1,4 @@
-// Graphs on the fake of CUDA's driver, from many threads at once. Python's tests/test_cuda_runtime.py has real kernels and
+// Graphs on the fake of CUDA's driver, from many threads at once. Python's tests/targets/cuda/test_cuda_runtime.py has real kernels and
 // faults.
 #include <algorithm>
 #include <cstdlib>

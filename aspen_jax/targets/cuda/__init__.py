@@ -13,7 +13,7 @@ To add or move a family:
    what a tile is, why so. It copies the shape to a local constant before it loops over axes (see elements.h).
 3. A function under `@writes("family")` gives `Kernel("Name", [...])`: input types, instructions, `constant(shape)`.
    `families/__init__.py` imports the module; `code/source.py` (`HEADERS`) names the header.
-4. `tests/test_cuda_shapes.py` lists the shape, which holds the fields to those of C++, and tests its decisions.
+4. `tests/targets/cuda/test_cuda_shapes.py` lists the shape, which holds the fields to those of C++, and tests its decisions.
 
 Only element-wise programs are generated: `finish`, `run`, what attention does to a score, the stages of rows. The headers also
 compile for the host: there kernels are tested.
