@@ -12,9 +12,7 @@ from benchmarks import (
     accuracy,
     beside_simgrid,
     build,
-    candidates,
     ends,
-    gpu_check,
     hybrid,
     kernels,
     lab,
@@ -40,6 +38,7 @@ from benchmarks.chains.command import chains
 from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
+from benchmarks.gpu import candidates, check
 from benchmarks.gpu.command import gpu
 from benchmarks.peers import command
 from benchmarks.split.command import split
@@ -81,7 +80,7 @@ COMMANDS = {
     "simgrid": beside_simgrid.simgrid,
     "gpu": gpu,
     "candidates": candidates.candidates,
-    "gpu-check": gpu_check.gpu_check,
+    "gpu-check": check.gpu_check,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 

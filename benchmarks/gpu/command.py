@@ -56,7 +56,7 @@ def gpu(
         tokens: length of texts; each model's own by default.
         compile_only: models and programs into the cache and no more, for which no GPU is needed.
         architecture: what code is compiled for, such as sm_90a; this machine's GPU by default, or sm_90a without one.
-        programs: a folder with `launches` and `copies`, built from benchmarks/cuda; by default nvcc builds them.
+        programs: a folder with `launches` and `copies`, built from benchmarks/gpu/*.cu; by default nvcc builds them.
         torch: whether PyTorch takes part, in eager mode in a CUDA graph and by torch.compile.
         rounds: of ten runs by the device's events; calls by the host's clock are twice as many.
         minutes: after so many nothing new is begun, and what runs is ended; 5 by default, and no end with --compile-only.

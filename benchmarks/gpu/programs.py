@@ -1,4 +1,4 @@
-"""Programs of benchmarks/cuda: what launches, copies and parts of a GPU cost. nvcc builds them, with or without a GPU."""
+"""Programs in CUDA, beside this file: what launches, copies and parts of a GPU cost. nvcc builds them, with or without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.gpu.lock import timing
 
 PROGRAMS = ("launches", "copies")
 
-_SOURCES = Path(__file__).parents[1] / "cuda"
+_SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++20", "-O3")
 _LARGEST_PROGRAM = 1 << 26
 _LONGEST_MESSAGE = 300
@@ -70,7 +70,7 @@ def check_folder(folder: Path) -> None:
     """
     missing = [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
     if missing:
-        raise InputError(f"there is no program {missing[0]!r} in {str(folder)!r}; build it from benchmarks/cuda/{missing[0]}.cu")
+        raise InputError(f"there is no program {missing[0]!r} in {str(folder)!r}; build it from benchmarks/gpu/{missing[0]}.cu")
 
 
 def figures(name: str, architecture: str, folder: Path | None, timeout: float | None) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def figures(name: str, architecture: str, folder: Path | None, timeout: float | 
     try:
         found: dict[str, Any] = {"figures": [json.loads(line) for line in done.stdout.splitlines()]}
     except ValueError as error:
-        raise AspenError(f"{name} does not print lines of JSON ({error}); build it from benchmarks/cuda/{name}.cu") from error
+        raise AspenError(f"{name} does not print lines of JSON ({error}); build it from benchmarks/gpu/{name}.cu") from error
     if done.returncode:
         found["error"] = f"{name} ended with status {done.returncode}: {_last(done.stderr)}"
     return found

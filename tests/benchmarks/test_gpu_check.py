@@ -15,7 +15,7 @@ from aspen_jax.errors import AspenError
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Program
 from aspen_jax.ops.block_program import BlockProgram, Instruction, single
-from benchmarks import gpu_check, gpu_peers, gpu_tables
+from benchmarks.gpu import check, kernel_table, peers
 from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import KernelCase
 from benchmarks.models import zoo
@@ -47,28 +47,28 @@ def test_the_check_for_gpus(tmp_path, monkeypatch):
         compiled.append(len(ops))
         return code_of(ops, architecture, graph)
 
-    monkeypatch.setattr(gpu_check, "compile_ops", compile_ops)
+    monkeypatch.setattr(check, "compile_ops", compile_ops)
     small = Model("small", lambda w, x: jax.nn.softmax(x @ w), random(0, 24, 40), (random(1, 6, 24),))
-    monkeypatch.setattr(gpu_check.zoo, "build", lambda name, size: small)
+    monkeypatch.setattr(check.zoo, "build", lambda name, size: small)
     options = {"models": ("small",), "json": tmp_path / "gpu.json", "minutes": 60, "rounds": 2, "dtypes": ("float32",)}
-    assert gpu_check.gpu_check(**options, only=("kernels", "executors")) == 0
+    assert check.gpu_check(**options, only=("kernels", "executors")) == 0
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results["kernels/small/1/float32"]["kernels"] == compiled[-1] == 2
     assert results["executors/small/1/float32"]["steady"]
     assert results["executors/small/1/float32"]["seconds"].keys() == {"stream", "graph"}
     done = len(compiled)
-    assert gpu_check.gpu_check(**options, only=("kernels", "executors")) == 0
+    assert check.gpu_check(**options, only=("kernels", "executors")) == 0
     assert len(compiled) == done  # what the file holds is not done again
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_every_kernel_against_float64(monkeypatch, dtype):
     fake_cuda.load()
-    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
+    monkeypatch.setattr(check, "compile_ops", code_of)
     shapes = (2, 20, 32), (2, 20, 32), (32, 32), (32,)
     ops = ops_of(small_block, [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)])
     assert {"matmul", "attention", "rows", "concatenate"} <= {op.family.name for op in ops}
-    found = gpu_check.ops_against_float64(ops)
+    found = check.ops_against_float64(ops)
     assert found["right"], found
     assert found["worst"] > 0
     assert 0 < found["of_allowed"] < 1
@@ -92,12 +92,12 @@ def test_a_further_output_that_is_wrong_is_reported(monkeypatch):
     (op,) = ops_of(function, [random(i, 20, 48) for i in range(2)])
     assert op.family.name == "block"
     assert op.further
-    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
-    assert gpu_check.ops_against_float64([op])["right"]
+    monkeypatch.setattr(check, "compile_ops", code_of)
+    assert check.ops_against_float64([op])["right"]
     assert op.program is not None
     exchanged = dataclasses.replace(op.program, result=op.program.further[0], further=(op.program.result,))
-    monkeypatch.setattr(gpu_check, "compile_ops", lambda ops, _: code_of([op.replace(program=exchanged)], None))
-    wrong = gpu_check.ops_against_float64([op])["wrong"]
+    monkeypatch.setattr(check, "compile_ops", lambda ops, _: code_of([op.replace(program=exchanged)], None))
+    wrong = check.ops_against_float64([op])["wrong"]
     assert [number for number in range(2) if f"output {number}" in wrong[number]] == [0, 1]
 
 
@@ -116,10 +116,10 @@ def test_a_kernel_that_is_wrong_is_reported(monkeypatch, function, dtype, fault)
     fake_cuda.load()
     shapes = (20, 48), (20, 48), (48, 24), (24,)
     (op,) = ops_of(exactly(function), [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)])
-    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
-    assert gpu_check.ops_against_float64([op])["right"]
-    monkeypatch.setattr(gpu_check, "compile_ops", lambda ops, _: code_of([fault(op)], None))
-    found = gpu_check.ops_against_float64([op])
+    monkeypatch.setattr(check, "compile_ops", code_of)
+    assert check.ops_against_float64([op])["right"]
+    monkeypatch.setattr(check, "compile_ops", lambda ops, _: code_of([fault(op)], None))
+    found = check.ops_against_float64([op])
     assert not found["right"]
     assert [text.split()[0] for text in found["wrong"]] == [op.family.name]
 
@@ -145,33 +145,33 @@ def test_in_float64():
 def test_kernels_beside_libraries(tmp_path, monkeypatch):
     """Without a GPU the peers are played or absent: what is done with their times is tested, no time."""
     fake_cuda.load()
-    monkeypatch.setattr(gpu_check, "compile_ops", code_of)
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda _: None)
+    monkeypatch.setattr(check, "compile_ops", code_of)
+    monkeypatch.setattr(check.shutil, "which", lambda _: None)
     case = KernelCase("small matmul", jnp.matmul, ((40, 24), (24, 72)), 2 * 40 * 24 * 72)
-    monkeypatch.setattr(gpu_check, "GPU_CASES", (case,))
+    monkeypatch.setattr(check, "GPU_CASES", (case,))
     measured = []
 
     def in_child(module, words, environment, timeout):
-        assert (module, environment["JAX_PLATFORMS"]) == ("benchmarks.gpu_peers", "cpu")
+        assert (module, environment["JAX_PLATFORMS"]) == ("benchmarks.gpu.peers", "cpu")
         measured.append(words[:2])
         if words[0] == "torch":
             return {case.name: 1e-4}
         raise AspenError("pip install something")
 
-    monkeypatch.setattr(gpu_check, "measure_in_child", in_child)
+    monkeypatch.setattr(check, "measure_in_child", in_child)
     file = tmp_path / "gpu.json"
     options = {"rounds": 2, "json": file}
-    assert gpu_check.gpu_check(**options, minutes=0, only=("table", "sanitizer")) == 1
+    assert check.gpu_check(**options, minutes=0, only=("table", "sanitizer")) == 1
     assert not measured
-    assert gpu_check.gpu_check(**options, minutes=60, only=("table", "sanitizer")) == 0
+    assert check.gpu_check(**options, minutes=60, only=("table", "sanitizer")) == 0
     results = json.loads(file.read_text())["results"]
     for absent in ("cupy/float32", "cupy/bfloat16", "sanitizer/memcheck"):
         assert results[absent]["absent"]
     # Ten runs between two events, which in the fake are a millisecond apart.
-    line = gpu_tables.kernels_table(results, (case,), ("float32", "bfloat16"))[1]
+    line = kernel_table.kernels_table(results, (case,), ("float32", "bfloat16"))[1]
     assert line.split() == ["small", "matmul", "float32", "100", "us", "100", "us", "-", "100%", "0.00138"]
     del measured[:]
-    assert gpu_check.gpu_check(**options, minutes=60, only=("table",)) == 0
+    assert check.gpu_check(**options, minutes=60, only=("table",)) == 0
     assert measured == [("cupy", "float32"), ("cupy", "bfloat16")]  # what was absent may be there now
 
 
@@ -179,7 +179,7 @@ def test_libraries_that_are_missing_say_what_to_install():
     for library, dtype in (("cupy", "bfloat16"), ("torch", "float32")):
         if library == "cupy" or importlib.util.find_spec("torch") is None:
             with pytest.raises(AspenError, match="absent: "):
-                gpu_peers.measure(library, dtype, "1")
+                peers.measure(library, dtype, "1")
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "bert-base", "gpt2-decode"])

@@ -28,7 +28,7 @@ from aspen_jax.targets.cuda.products.candidates import STREAMED_WARPGROUPS, Arch
 from aspen_jax.targets.cuda.products.kernel_choices import Choice, KernelChoices, Timed, candidate_for, considering
 from aspen_jax.targets.cuda.products.problem import Problem
 from aspen_jax.targets.cuda.target import CudaTarget
-from benchmarks.candidates import assembled, ways_of
+from benchmarks.gpu.candidates import assembled, ways_of
 from tests.targets.cuda import cuda_check, cuda_host, fake_cuda
 from tests.targets.cuda.cuda_check import ops_of, trace_of
 

@@ -38,10 +38,10 @@ from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from benchmarks.child import measure_in_child
+from benchmarks.gpu.kernel_table import kernels_table
 from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of, on_cpu
 from benchmarks.gpu.networks import error as error_of
 from benchmarks.gpu.row import DType
-from benchmarks.gpu_tables import kernels_table
 from benchmarks.in_float64 import all_in_float64, in_float64
 from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
@@ -238,7 +238,7 @@ def _library(library: str, dtype: str, rounds: int, timeout: float) -> dict[str,
     """Products, convolutions and attention by a vendor's library, in a process of its own; or why not."""
     words = (library, dtype, str(rounds))
     try:
-        return {"seconds": measure_in_child("benchmarks.gpu_peers", words, {"JAX_PLATFORMS": "cpu"}, timeout)}
+        return {"seconds": measure_in_child("benchmarks.gpu.peers", words, {"JAX_PLATFORMS": "cpu"}, timeout)}
     except AspenError as error:
         return {"absent": str(error)}
 
