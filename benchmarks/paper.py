@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 import time
@@ -15,14 +14,12 @@ from tqdm import tqdm
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
-from aspen_jax.report.machine import machine
-from aspen_jax.report.record import write_record
 from benchmarks.models import zoo
 from benchmarks.models.model import Size
 from benchmarks.options import Folder, Models, Names, Sizes
 from benchmarks.peers.case import read_case
-from benchmarks.peers.record import digest_of_code
 from benchmarks.peers.sides import SIDES
+from benchmarks.record import Record, of_this_build
 
 MODELS = ("vgg16", "resnet50", "yolov3", "bert-base", "bert-large", "gpt2")
 # Figure 6's. The paper's text names bert-base:S480B8 and gpt2:S1024B1; the others are our choice.
@@ -132,7 +129,7 @@ def paper(
     for name in cases:
         read_case(name, size)
     folder = output or Path(time.strftime("paper-%Y%m%d-%H%M%S"))
-    record = _Record(folder, {"size": dataclasses.asdict(size), "peers": peers, "rounds": rounds})
+    record = _Steps(folder, {"size": dataclasses.asdict(size), "peers": peers, "rounds": rounds})
     steps = list(_steps(experiments, models, cases))
     try:
         with tqdm([step for step in steps if not record.has(step)], unit="experiment", dynamic_ncols=True) as bar:
@@ -187,51 +184,30 @@ def _measure(step: Step, folder: Path, size: Size, peers: tuple[str, ...], round
     return child.returncode
 
 
-class _Record:
-    """paper.json: what has been measured, with which settings, code and machine."""
+class _Steps:
+    """paper.json: the exit status of each experiment by its key, with which settings, code and machine."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder
-        self._path = folder / "paper.json"
-        self._settings = json.loads(json.dumps({**settings, "code": digest_of_code(), "machine": machine()}))
-        self._statuses: dict[str, int] = {}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{str(folder)!r} cannot be made: {error.strerror}; name another folder") from error
-        if not self._path.exists():
-            return
-        try:
-            content = json.loads(self._path.read_text())
-            before, self._statuses = content["settings"], dict(content["statuses"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(self._path)!r} is no record of this benchmark ({error}); name another folder") from error
-        if before != self._settings:
-            raise InputError(
-                f"{str(self._path)!r} was measured with other options, other code or on another machine; "
-                "take the same, or name another folder"
-            )
+        self._record = Record(folder / "paper.json", "paper", {**settings, **of_this_build()})
 
     def has(self, step: Step) -> bool:
         """Whether it has been measured; what failed is tried again."""
-        return self._statuses.get(step.key) == 0
+        return self._record.results.get(step.key) == 0
 
     def add(self, step: Step, status: int) -> None:
         """Keep that it ended with this status, on disk."""
-        self._statuses[step.key] = status
-        unfinished = self._path.with_suffix(".part")
-        write_record(unfinished, {"benchmark": "paper", "settings": self._settings, "statuses": self._statuses})
-        unfinished.replace(self._path)  # whole or not at all, whenever the run is interrupted
+        self._record.add(step.key, status)
 
     def page(self, steps: list[Step]) -> str:
         """All tables and pictures, one below the other."""
-        lines = ["# ASPEN, section 4, on this machine", "", f"{self._settings['machine']['cpu']}."]
+        lines = ["# ASPEN, section 4, on this machine", "", f"{self._record.settings['machine']['cpu']}."]
         for step in steps:
             experiment, files = EXPERIMENTS[step.experiment], step.files(self._folder)
             title = experiment.title if step.model is None else f"{experiment.title}: {step.model}"
             lines += ["", f"## {title}", "", f"Section {experiment.section}.", ""]
             if not self.has(step):
-                status = self._statuses.get(step.key)
+                status = self._record.results.get(step.key)
                 lines += [f"Failed: `python -m benchmarks {experiment.command}` ended with status {status}.", ""]
             if files["md"].exists():
                 lines += [files["md"].read_text().strip(), ""]

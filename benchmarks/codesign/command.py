@@ -19,12 +19,12 @@ from aspen_jax.report.record import write_file, write_record
 from benchmarks.codesign.design import VARIANTS, Recipe
 from benchmarks.codesign.images import IMAGES, Images
 from benchmarks.codesign.page import accuracy_table, draw, speed_table
-from benchmarks.codesign.record import Trainings
 from benchmarks.codesign.speed import Speed, speeds
 from benchmarks.models import repvgg
 from benchmarks.models.model import Size
 from benchmarks.network.network import Network
 from benchmarks.options import Folder, Names
+from benchmarks.record import Record
 
 _LARGEST_DIFFERENCE = 1e-5  # that folding may make, as a share of the largest output: rounding alone makes a tenth of it
 
@@ -70,7 +70,7 @@ def codesign(
             f"{recipe.epochs} epochs of steps of {recipe.step_images} images are asked for; take 1 or more, and steps of up to "
             f"{found.trained} images"
         )
-    trainings = Trainings(folder / "trainings.json", {"images": images, **dataclasses.asdict(recipe)})
+    trainings = Record(folder / "trainings.json", "codesign", {"images": images, **dataclasses.asdict(recipe)})
     try:
         trained = _train(found, variants, seeds, recipe, trainings)
     except KeyboardInterrupt:
@@ -97,19 +97,22 @@ def _check(what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> None:
 
 
 def _train(
-    images: Images, variants: tuple[str, ...], seeds: int, recipe: Recipe, trainings: Trainings
+    images: Images, variants: tuple[str, ...], seeds: int, recipe: Recipe, trainings: Record
 ) -> dict[str, list[dict[str, Any]]]:
     """What each training gave, by variant: an interruption leaves some seeds of all variants."""
     try:
         from benchmarks.codesign.training import train
     except ImportError as error:
         raise InputError(f"training needs flax ({error}); run pip install flax") from error
-    left = [(name, seed) for seed in range(seeds) for name in variants if trainings.of(name, seed) is None]
+    left = [(name, seed) for seed in range(seeds) for name in variants if _key(name, seed) not in trainings.results]
     with tqdm(total=len(left) * recipe.epochs, unit="epoch", smoothing=0.05, dynamic_ncols=True, disable=not left) as bar:
         for name, seed in left:
-            trainings.add(name, seed, train(images, VARIANTS[name], recipe, seed, bar.update))
-    found = {name: [trainings.of(name, seed) for seed in range(seeds)] for name in variants}
-    return {name: [one for one in results if one is not None] for name, results in found.items()}
+            trainings.add(_key(name, seed), train(images, VARIANTS[name], recipe, seed, bar.update))
+    return {name: [trainings.results[_key(name, seed)] for seed in range(seeds)] for name in variants}
+
+
+def _key(variant: str, seed: int) -> str:
+    return f"{variant}, seed {seed}"
 
 
 def _describe(

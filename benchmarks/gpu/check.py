@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import apu
-from aspen_jax.errors import AspenError, InputError
+from aspen_jax.errors import AspenError
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.ops.attention import ATTENTION, parts_of
@@ -30,7 +30,6 @@ from aspen_jax.ops.attention_slices import ATTENTION_SLICES, attention_of
 from aspen_jax.ops.opcodes import narrowing
 from aspen_jax.ops.reference import evaluate, op_inputs, results_of
 from aspen_jax.ops.rows import RowsAttrs
-from aspen_jax.report.record import write_record
 from aspen_jax.targets.cuda.code.image import compile_ops, distinct
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
 from aspen_jax.targets.cuda.device import architecture
@@ -47,6 +46,7 @@ from benchmarks.kernel_cases import GPU_CASES, KernelCase
 from benchmarks.models import zoo
 from benchmarks.models.model import Model, Size
 from benchmarks.options import Models, Sizes
+from benchmarks.record import Record
 
 Check = Literal["kernels", "executors", "table", "sanitizer"]
 
@@ -119,13 +119,10 @@ class _Results:
     """Entries by name, on disk after each; nothing is begun after `end`."""
 
     def __init__(self, path: Path, end: float):
-        self._path = path
+        self._record = Record(path, "gpu-check", {"architecture": architecture()})
+        self.entries = self._record.results
         self._end = end
         self.skipped: list[str] = []
-        try:
-            self.entries: dict[str, dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else {}
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{str(path)!r} holds no results of this check ({error}); delete it or name another file") from error
 
     @property
     def seconds_left(self) -> float:
@@ -137,10 +134,10 @@ class _Results:
                 self.skipped.append(name)
                 return
             try:
-                self.entries[name] = do()
+                result = do()
             except (AspenError, UnsupportedOp) as error:
-                self.entries[name] = {"right": False, "error": str(error)}
-            write_record(self._path, {"architecture": architecture(), "results": self.entries})
+                result = {"right": False, "error": str(error)}
+            self._record.add(name, result)
         print(f"{name}: {json.dumps(self.entries[name])}", flush=True)
 
 

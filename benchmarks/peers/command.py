@@ -20,7 +20,7 @@ from benchmarks.peers.case import read_case
 from benchmarks.peers.match import Match
 from benchmarks.peers.picture import draw_speedups, draw_times
 from benchmarks.peers.prepared import Prepared
-from benchmarks.peers.record import DISAGREES, Record
+from benchmarks.peers.record import DISAGREES, Answers
 from benchmarks.peers.sides import ASPEN, SIDES
 
 
@@ -54,7 +54,7 @@ def peers(
     cases = [read_case(name, size) for name in models]  # what cannot be built is refused before anything is measured
     folder = output or Path(time.strftime("peers-%Y%m%d-%H%M%S"))
     settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds, "neighbour": neighbour}
-    record = Record(folder, settings)
+    record = Answers(folder, settings)
     # The sides take the first of the usable cores.
     shared = sorted(os.sched_getaffinity(0))[threads - 1] if neighbour else None
     left = [case for case in cases if case.name not in record.results]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aspen_jax
 from aspen_jax.cost.timing import Timing, duration, speedup
 from aspen_jax.errors import InputError
-from aspen_jax.report.machine import machine
-from aspen_jax.report.record import write_record
 from benchmarks.markdown import table
 from benchmarks.peers.sides import ASPEN, JIT, TENSORFLOW
+from benchmarks.record import Record, of_this_build
 
 TIMED, DISAGREES, FAILED, ABSENT = "timed", "disagrees", "failed", "absent"
 
@@ -91,7 +87,7 @@ class ModelResult:
         return cls(**{**content, "peak_flops": tuple(content["peak_flops"]), "sides": sides})
 
 
-class Record:
+class Answers:
     """A folder with peers.json, peers.md and two pictures."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -100,55 +96,19 @@ class Record:
         Raises:
             InputError: it cannot be written, or what is there was measured with other settings, code or machine.
         """
-        self._settings = json.loads(json.dumps({**settings, "code": digest_of_code(), "machine": machine()}))
-        self._folder = folder
-        self.results: dict[str, ModelResult] = {}
+        self._record = Record(folder / "peers.json", "peers", {**settings, **of_this_build()})
+        self.markdown, self.times, self.speedups = (folder / name for name in ("peers.md", "peers.png", "speedups.png"))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{str(folder)!r} cannot be made: {error.strerror}; name another folder") from error
-        if self.json.exists():
-            self._resume()
-
-    @property
-    def json(self) -> Path:
-        return self._folder / "peers.json"
-
-    @property
-    def markdown(self) -> Path:
-        return self._folder / "peers.md"
-
-    @property
-    def times(self) -> Path:
-        return self._folder / "peers.png"
-
-    @property
-    def speedups(self) -> Path:
-        return self._folder / "speedups.png"
+            self.results = {name: ModelResult.from_json(item) for name, item in self._record.results.items()}
+        except (KeyError, TypeError) as error:
+            message = f"{str(self._record.path)!r} is no record of this benchmark ({error}); name another folder"
+            raise InputError(message) from error
 
     def add(self, name: str, result: ModelResult) -> None:
         """Keep one more result, on disk, under a name."""
         self.results[name] = dataclasses.replace(result, name=name)
-        content = {"benchmark": "peers", "settings": self._settings, "results": [*map(dataclasses.asdict, self.results.values())]}
-        unfinished = self.json.with_suffix(".part")
-        write_record(unfinished, content)
-        unfinished.replace(self.json)  # whole or not at all, whenever the run is interrupted
-        self.markdown.write_text(to_markdown(list(self.results.values()), self._settings))
-
-    def _resume(self) -> None:
-        try:
-            content = json.loads(self.json.read_text())
-            before = content["settings"]
-            results = [ModelResult.from_json(item) for item in content["results"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(self.json)!r} is no record of this benchmark ({error}); name another folder") from error
-        other = sorted(key for key in {*before, *self._settings} if before.get(key) != self._settings.get(key))
-        if other:
-            raise InputError(
-                f"{str(self.json)!r} was measured with another {', '.join(other)}, and times of different runs cannot be "
-                "compared; take the same options on the same machine, or name another folder"
-            )
-        self.results = {result.name: result for result in results}
+        self._record.add(name, dataclasses.asdict(self.results[name]))
+        self.markdown.write_text(to_markdown(list(self.results.values()), self._record.settings))
 
 
 def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
@@ -230,12 +190,3 @@ def _mean(quotients: list[float]) -> str:
 
 def _times(quotient: float) -> str:
     return "" if math.isnan(quotient) else f"{quotient:.2f}"
-
-
-def digest_of_code() -> str:
-    """A digest of package and benchmarks as they are, extension module included: two builds' times are not those of one run."""
-    digest = hashlib.sha256()
-    for root in (Path(aspen_jax.__file__).parent, Path(__file__).parents[1]):
-        for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".so")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

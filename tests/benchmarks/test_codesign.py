@@ -84,7 +84,7 @@ def test_trainings_are_kept_and_gone_on_with(tmp_path, capsys, monkeypatch):
     assert "ReLU and 1x1" in (tmp_path / "codesign.md").read_text()
     assert (tmp_path / "codesign.png").stat().st_size > 0
     assert main([*arguments, "--epochs", "3"]) == 2
-    assert "trained by another recipe" in capsys.readouterr().err
+    assert "was measured with another epochs" in capsys.readouterr().err
     assert main([*arguments, "--step-images", "501"]) == 2
     assert "steps of up to 500 images" in capsys.readouterr().err
     (tmp_path / "trainings.json").write_text("{}")

@@ -54,13 +54,17 @@ def run(folder: Path, *options: str, rounds: int = 2) -> int:
     return main(["peers", *models, *size, "--peers", *peers, "--rounds", str(rounds), "--output", str(folder), *options])
 
 
+def only_result(folder: Path) -> ModelResult:
+    (result,) = json.loads((folder / "peers.json").read_text())["results"].values()
+    return ModelResult.from_json(result)
+
+
 @pytest.mark.sweep
 def test_sides_are_checked_timed_and_resumed_or_reported(tmp_path, installed, capsys):
     installed(openvino=_WRONG, tvm=_BROKEN)
     folder = tmp_path / "record"
     assert run(folder) == 1  # one of them is wrong
-    record = json.loads((folder / "peers.json").read_text())
-    result = ModelResult.from_json(record["results"][0])
+    result = only_result(folder)
     states = {name: side.state for name, side in result.sides.items()}
     assert states == {
         "aspen": "timed",
@@ -106,7 +110,7 @@ def test_what_is_not_installed_is_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("torch", "onnxscript", "tvm") else object())
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--threads", "1", "--rounds", "1"]
     assert main(["peers", *options, "--peers", "torch eager", "TVM", "--output", str(tmp_path)]) == 0
-    sides = ModelResult.from_json(json.loads((tmp_path / "peers.json").read_text())["results"][0]).sides
+    sides = only_result(tmp_path).sides
     assert (sides["TVM"].state, sides["TVM"].message) == ("absent", "pip install apache-tvm")
     assert (sides["torch eager"].state, sides["torch eager"].message) == ("absent", "pip install torch")
     assert sides["aspen"].state == "timed"
@@ -116,7 +120,7 @@ def test_tensorflow_runs_a_network_as_a_graph_and_by_xla(tmp_path):
     pytest.importorskip("tensorflow", reason="TensorFlow is a peer, and optional")
     sides = ("TensorFlow", "TensorFlow XLA")
     assert run(tmp_path, "--peers", *sides) == 0
-    result = ModelResult.from_json(json.loads((tmp_path / "peers.json").read_text())["results"][0])
+    result = only_result(tmp_path)
     for name in sides:
         assert (result.sides[name].state, len(result.sides[name].samples_s)) == ("timed", 2)
         assert result.sides[name].version.startswith("2.")
@@ -127,7 +131,7 @@ def test_tensorflow_runs_a_network_as_a_graph_and_by_xla(tmp_path):
 def test_a_name_may_end_in_a_size(tmp_path):
     options = ["--image-size", "32", "--threads", "1", "--rounds", "1", "--peers", "jax.jit", "--output", str(tmp_path)]
     assert main(["peers", "--models", "squeezenet1_1:B2", "squeezenet1_1", *options]) == 0
-    two, one = map(ModelResult.from_json, json.loads((tmp_path / "peers.json").read_text())["results"])
+    two, one = map(ModelResult.from_json, json.loads((tmp_path / "peers.json").read_text())["results"].values())
     assert (two.name, one.name) == ("squeezenet1_1:B2", "squeezenet1_1")
     assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
     assert read_case("bert-base:S480B8", Size(image_size=64)).size == Size(batch=8, image_size=64, tokens=480)
