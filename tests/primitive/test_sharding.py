@@ -137,6 +137,28 @@ def test_sums_that_devices_add_up_later_may_come_in_between(mode, request):
                     )
 
 
+@pytest.mark.one_mode("both modes are its cases")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_what_stays_with_xla_may_be_where_axes_are_auto(mode, request):
+    """Tiles compute what it reads outside of there, where axes are explicit."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    along = NamedSharding(mesh, P("x"))
+
+    def function(key, x):
+        total = jnp.cumsum(jnp.tanh(x), axis=1)
+        return jax.random.t(key, 3.0 + jnp.exp(total[0] / 40_000), (40_000,), out_sharding=along)
+
+    key, x = jax.random.key(3), np.random.default_rng(3).normal(size=(2, 40_000)).astype(np.float32)
+    with jax.set_mesh(mesh):
+        on_both = jax.device_put(x, P())
+        want, got = jax.jit(function)(key, on_both), aspen(function)(key, on_both)
+        assert jax.typeof(got) == jax.typeof(want)
+        assert CUSTOM_CALL_TARGET in jax.jit(aspen(function)).lower(key, on_both).as_text()
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-3, atol=1e-3)
+
+
 @pytest.fixture
 def checking():
     """JAX checks the types of what it traces, as its own tests do."""
