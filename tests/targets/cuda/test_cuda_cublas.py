@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import subprocess
 import sys
@@ -15,10 +14,7 @@ import pytest
 
 from aspen_jax import apu
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
-from aspen_jax.errors import EngineError
 from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
-from aspen_jax.targets.cuda.device_run import DeviceRun
-from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.library import cublas
 from aspen_jax.targets.cuda.library.cublas import LibraryMatrix, LibraryProduct
 from aspen_jax.targets.cuda.library.library import by_library
@@ -29,9 +25,9 @@ from aspen_jax.targets.cuda.products import kernel_choices
 from aspen_jax.targets.cuda.products.blocks import block
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
-from tests.targets.cuda import cuda_host, fake_cublas, fake_cuda
+from tests.targets.cuda import cuda_host, fake_cuda
 from tests.targets.cuda.cuda_check import ops_of, prepared, random, trace_of
-from tests.targets.cuda.cuda_library import check_runs
+from tests.targets.cuda.fake_libraries import CUBLAS, check_failures, check_runs
 from tests.targets.cuda.test_cuda_runtime import EXECUTORS
 
 pytestmark = [
@@ -200,37 +196,12 @@ def example():
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_products_by_the_library(example, executor, captured, dtype):
-    fake = fake_cublas.load()
-    check_runs(example(dtype), executor, captured, fake.fake_cublas_live, fake.fake_cublas_products)
+    check_runs(example(dtype), executor, captured, CUBLAS)
 
 
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_a_failure_is_told_and_leaves_nothing(example, executor, captured):
-    driver, cublas = fake_cuda.load(), fake_cublas.load()
-    graph, code, arguments, operands, is_right = example(jnp.bfloat16)
-    live, made, given = driver.fake_cuda_live(), cublas.fake_cublas_live(), arguments(3)
-    run = DeviceRun(graph, code, executor)
-    cublas.fake_cublas_fail(14)
-    with pytest.raises(EngineError, match="cublasLtMatmul failed with status 14 of cuBLAS; tune again"):
-        run.run(*operands(given), captured=captured)
-    cublas.fake_cublas_fail(0)
-
-    def run_often(run):
-        for seed in range(3):  # memory moves
-            run.run(*operands(arguments(seed)), captured=captured)
-
-    # Calls that executors make for a product; a stream makes none of them.
-    calls = [b"cuStreamBeginCapture", b"cuGraphAddChildGraphNode", b"cuGraphExecChildGraphNodeSetParams"]
-    for call in calls[1:] if executor == Executor.GRAPH else calls[:2] if captured else []:
-        if call != calls[2]:  # a new graph
-            run = DeviceRun(graph, code, executor)
-        driver.fake_cuda_fail(call, 1, 719)
-        with pytest.raises(EngineError, match=call.decode()):
-            run_often(run)
-    assert is_right(run.run(*operands(given), captured=captured), given)
-    del run
-    gc.collect()
-    assert (driver.fake_cuda_live(), cublas.fake_cublas_live(), driver.fake_cuda_current()) == (live, made, 0)
+    check_failures(example(jnp.bfloat16), executor, captured, CUBLAS)
 
 
 class _Timer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +27,9 @@ from aspen_jax.targets.cuda.product_tuning import Sample, tune_kernels
 from aspen_jax.targets.cuda.products import kernel_choices
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
-from tests.targets.cuda import cuda_host, fake_cuda, fake_cudnn
+from tests.targets.cuda import cuda_host, fake_cuda
 from tests.targets.cuda.cuda_check import ops_of, prepared, random, trace_of
-from tests.targets.cuda.cuda_library import check_runs
+from tests.targets.cuda.fake_libraries import CUDNN, check_failures, check_runs
 from tests.targets.cuda.test_cuda_runtime import EXECUTORS
 
 pytestmark = [
@@ -181,24 +180,12 @@ def example():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_convolutions_by_the_library(example, executor, captured, dtype):
-    fake = fake_cudnn.load()
-    check_runs(example(dtype), executor, captured, fake.fake_cudnn_live, fake.fake_cudnn_convolutions)
+    check_runs(example(dtype), executor, captured, CUDNN)
 
 
 @pytest.mark.parametrize(("executor", "captured"), EXECUTORS)
 def test_a_failure_is_told_and_leaves_nothing(example, executor, captured):
-    driver, fake = fake_cuda.load(), fake_cudnn.load()
-    graph, code, arguments, operands, is_right = example(jnp.bfloat16)
-    live, made, given = driver.fake_cuda_live(), fake.fake_cudnn_live(), arguments(3)
-    run = DeviceRun(graph, code, executor)
-    fake.fake_cudnn_fail(5000)
-    with pytest.raises(EngineError, match="cudnnBackendExecute failed with status 5000 of cuDNN; tune again"):
-        run.run(*operands(given), captured=captured)
-    fake.fake_cudnn_fail(0)
-    assert is_right(run.run(*operands(given), captured=captured), given)
-    del run
-    gc.collect()
-    assert (driver.fake_cuda_live(), fake.fake_cudnn_live(), driver.fake_cuda_current()) == (live, made, 0)
+    check_failures(example(jnp.bfloat16), executor, captured, CUDNN)
 
 
 def altered(program, old, new):
@@ -222,7 +209,7 @@ def altered(program, old, new):
     ],
 )
 def test_code_that_is_of_another_build_is_refused(old, new, message):
-    fake_cudnn.load()
+    CUDNN.load()
     w = random(0, 3, 3, 8, 16).astype(jnp.bfloat16)
     (part,) = trace_of(lambda x, b: convolution(x, w) + b, shaped((1, 8, 8, 8), (16,))).parts
     with considering(chosen(prepared(part, GPU).ops)):
@@ -235,14 +222,13 @@ def test_code_that_is_of_another_build_is_refused(old, new, message):
 
 
 def test_where_the_library_has_no_way_the_error_says_what_to_do(example):
-    fake = fake_cudnn.load()
     graph, code, arguments, operands, _ = example(jnp.bfloat16)
-    fake.fake_cudnn_offer(3)  # but not the one that is good
+    CUDNN.ask("offer", 3)  # but not the one that is good
     try:
         with pytest.raises(EngineError, match="cuDNN has no way to compute this convolution without a workspace; tune again"):
             DeviceRun(graph, code, Executor.STREAM).run(*operands(arguments(0)))
     finally:
-        fake.fake_cudnn_offer(4)
+        CUDNN.ask("offer", 4)
 
 
 class _Timer:
@@ -339,10 +325,10 @@ def test_a_timer_gives_both_ways_the_same_weights(monkeypatch):
     """By the fakes: what cuDNN gives is what our kernels give."""
     from aspen_jax.targets.cuda.product_tuning import DeviceTimer
 
-    before = fake_cudnn.load().fake_cudnn_convolutions()
+    before = CUDNN.ask("convolutions")
     monkeypatch.setattr(kernel_choices, "_card", lambda: "a card")
     w = random(0, 3, 3, 8, 16).astype(jnp.bfloat16)
     (part,) = trace_of(lambda x: jax.nn.relu(convolution(x, w)), [jax.ShapeDtypeStruct((1, 8, 8, 8), jnp.bfloat16)]).parts
     found = tune_kernels([part], frozenset(), DeviceTimer(lambda program: fake_cuda.code_of(program, warpgroups=True)))
     assert not [reason for reason in found.refused if "cuDNN" in reason]
-    assert fake_cudnn.load().fake_cudnn_convolutions() > before
+    assert CUDNN.ask("convolutions") > before
