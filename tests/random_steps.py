@@ -459,7 +459,9 @@ def _sort(author: _Author) -> None:
         author.add(f"sort by key of {axis}", lambda a, b: lax.sort((a, b), dimension=axis, num_keys=1)[1], x, y)
     elif aval.dtype != BOOL and aval.shape[-1]:
         count = author.integer(1, min(5, aval.shape[-1]))
-        author.add(f"top {count}", lambda a: lax.top_k(a, count)[0], x)
+        # It takes NaN first or last, as its sign is. Which sign a NaN has is nobody's promise.
+        is_float = jnp.issubdtype(aval.dtype, np.floating)
+        author.add(f"top {count}", lambda a: lax.top_k(jnp.where(jnp.isnan(a), jnp.nan, a) if is_float else a, count)[0], x)
 
 
 _MOVES = ("transpose", "reshape", "reverse", "slice", "pad", "broadcast", "roll", "expand", "tile", "concatenate")

@@ -247,7 +247,10 @@ def _convert_dot(build: Builder, equation: Equation, lhs: Operand, rhs: Operand)
 
 
 def _continues_chain(build: Builder, lhs: Operand, contracted: Sequence[int]) -> bool:
-    """Whether the rows of a product are those of another one, which passes may join to a chain (`passes/stacks.py`)."""
+    """Whether the rows of a product are those of another one, which passes may join to a chain (`passes/stacks.py`).
+
+    Such a product stays a sum, even of one summand. It begins at +0, so a product of zeros loses its sign there.
+    """
     writer = build.writer(lhs.value) if tuple(contracted) == (len(lhs.shape) - 1,) else None
     while writer is not None and writer.family is BLOCK and writer.inputs:
         writer = build.writer(writer.inputs[0].value)
