@@ -325,10 +325,14 @@ def _binary(author: _Author) -> None:
     is_coarse = not author.is_smooth and author.integer(0, 4) == 0
     table = _INT_BINARY if dtype in INTS else _FLOAT_COARSE_BINARY if is_coarse else _FLOAT_BINARY
     name = author.choose(list(table))
-    if x == y and name in _INT_DIVISIONS and dtype in INTS:
-        name = "xor"  # XLA takes x // x for 1 (docs/reference/special_values.md)
+    compute = _not_of_zeros(table[name]) if name in _INT_DIVISIONS and dtype in INTS else table[name]
     pair = (x, y) if author.integer(0, 1) else (y, x)
-    author.add(name, table[name], *pair, is_sum=name in ("add", "sub", "hypot", "logaddexp") and dtype in FLOATS)
+    author.add(name, compute, *pair, is_sum=name in ("add", "sub", "hypot", "logaddexp") and dtype in FLOATS)
+
+
+def _not_of_zeros(divide: Compute) -> Compute:
+    """A division without 0 by 0: XLA takes x // x for 1, also where x is 0 (docs/reference/special_values.md)."""
+    return lambda a, b: divide(a, jnp.where((a == 0) & (b == 0), 1, b).astype(b.dtype))
 
 
 def _with_scalar(author: _Author) -> None:
