@@ -9,7 +9,7 @@ namespace aspen {
 // guard is whole; then parent and child let them go. Of a std::mutex the child may get a copy that a thread of its parent holds,
 // and nobody there would ever let it go.
 //
-// Whatever guards state that outlives a call is such a lock (tests/engine/test_forks.py). A static variable inside a function has a lock
+// What guards state beyond a call is such a lock (tests/engine/test_forks.py). A static variable inside a function has a lock
 // too, which the compiler makes: it is made when the library is loaded, or under one of these, or is a MadeOnce.
 class ForkSafeMutex {
  public:

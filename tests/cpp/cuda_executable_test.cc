@@ -1,5 +1,5 @@
-// Graphs on the fake of CUDA's driver, from many threads at once. Python's tests/targets/cuda/test_cuda_runtime.py has real kernels and
-// faults.
+// Graphs on the fake of CUDA's driver, by many threads at once. In Python, tests/targets/cuda/test_cuda_runtime.py has real
+// kernels and faults.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
