@@ -328,6 +328,9 @@ def _evaluated(equation: core.JaxprEqn, inputs: Sequence[_Known], limit: int) ->
     # Constants are the program's own, so moving them is no transfer of the user's.
     own = (jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"))
     with equation.ctx.manager, jax.ensure_compile_time_eval(), own[0], own[1], own[2]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if 0 < len(mesh.manual_axes) < len(mesh.axis_names):
+            return None  # outside of its `jax.shard_map`, JAX cannot run what is manual along some axes alone
         results = equation.primitive.bind(*arrays, **equation.params)
     whole = [_whole_array(item) for item in (results if equation.primitive.multiple_results else [results])]
     if equation.primitive.name in _OF_MASKS:

@@ -183,24 +183,25 @@ def run_fallback(fallback: Fallback, environment: dict[Value, Any], masks: Colle
     if masks:
         is_mask = [isinstance(item, Value) and item in masks for item in variables.values()]
         arguments = [as_mask(item) if shown else item for item, shown in zip(arguments, is_mask, strict=True)]
-    with equation.ctx.manager:
-        arguments = [_typed_as(item, var.aval) for var, item in zip(variables, arguments, strict=True)]
+    arguments = [_typed_as(item, var.aval) for var, item in zip(variables, arguments, strict=True)]
     results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
     environment.update(zip(fallback.outputs, results, strict=True))
 
 
 def _typed_as(item: Any, aval: Any) -> Any:
-    """An array of the type that an equation takes: the mesh axes over which it varies, and the kinds of the axes.
+    """An array of the type that an equation takes: the mesh axes over which it varies, and how it is cut along explicit ones.
 
-    Inside `jax.shard_map` and `jax.sharding.auto_axes` JAX checks these again. Constants, and what tiles compute, have lost them.
+    JAX goes by these again here. Constants, and what tiles compute, have lost them.
     """
     own = jax.typeof(item)
     missing = aval.manual_axis_type.varying - own.manual_axis_type.varying
     if missing:
-        return jax.lax.pcast(item, tuple(sorted(missing)), to="varying")
+        item = jax.lax.pcast(item, tuple(sorted(missing)), to="varying")
     wanted, found = aval.sharding, own.sharding
-    is_of_other_kinds = wanted.mesh != found.mesh and not (wanted.mesh.empty or found.mesh.empty or wanted.mesh.manual_axes)
-    return jax.sharding.reshard(item, wanted.spec) if is_of_other_kinds else item
+    if wanted.mesh.empty or found.mesh.empty or (wanted.mesh, wanted.spec) == (found.mesh, found.spec):
+        return item
+    with jax.sharding.use_abstract_mesh(wanted.mesh):
+        return jax.sharding.reshard(item, wanted.spec)
 
 
 _compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
