@@ -193,15 +193,14 @@ def _typed_as(item: Any, aval: Any) -> Any:
 
     JAX goes by these again here. Constants, and what tiles compute, have lost them.
     """
-    own = jax.typeof(item)
-    missing = aval.manual_axis_type.varying - own.manual_axis_type.varying
-    if missing:
-        item = jax.lax.pcast(item, tuple(sorted(missing)), to="varying")
-    wanted, found = aval.sharding, own.sharding
-    if wanted.mesh.empty or found.mesh.empty or (wanted.mesh, wanted.spec) == (found.mesh, found.spec):
+    wanted, found = aval.sharding, jax.typeof(item).sharding
+    missing = aval.manual_axis_type.varying - jax.typeof(item).manual_axis_type.varying
+    is_cut_otherwise = (wanted.mesh, wanted.spec) != (found.mesh, found.spec) and not (wanted.mesh.empty or found.mesh.empty)
+    if not (missing or is_cut_otherwise):
         return item
     with jax.sharding.use_abstract_mesh(wanted.mesh):
-        return jax.sharding.reshard(item, wanted.spec)
+        item = jax.sharding.reshard(item, wanted.spec) if is_cut_otherwise else item
+        return jax.lax.pcast(item, tuple(sorted(missing)), to="varying") if missing else item
 
 
 _compiled: weakref.WeakKeyDictionary[core.Jaxpr, dict[Options, Compiled]] = weakref.WeakKeyDictionary()
