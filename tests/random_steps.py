@@ -649,11 +649,13 @@ def _normalise(author: _Author) -> None:
     else:
 
         def normalise(a: Array) -> Array:
-            a = jnp.clip(a, -100, 100)
             mean = a.mean(axis, keepdims=True)
             return (a - mean) * lax.rsqrt(jnp.square(a - mean).mean(axis, keepdims=True) + 0.05)
 
-        author.add(f"normalise {axis}", normalise, x)
+        author.add("clip", lambda a: jnp.clip(a, -100, 100), x)
+        clipped = len(author.avals) - 1
+        # A sum: a mean of equal numbers may be another number, which is then all that is left of a - mean.
+        author.add(f"normalise {axis}", normalise, clipped, is_sum=True)
 
 
 def _control(author: _Author) -> None:
