@@ -20,6 +20,7 @@ PreparedOp prepare_conv2d(const OpSpec& spec);
 PreparedOp prepare_conv2d_panels(const OpSpec& spec);
 PreparedOp prepare_cumulative(const OpSpec& spec);
 PreparedOp prepare_gather(const OpSpec& spec);
+PreparedOp prepare_loop(const OpSpec& spec);
 PreparedOp prepare_matmul(const OpSpec& spec);
 PreparedOp prepare_matmul_panels(const OpSpec& spec);
 PreparedOp prepare_pad(const OpSpec& spec);
@@ -53,6 +54,7 @@ std::span<const Kernel> kernels() {
       {"conv2d_panels", prepare_conv2d_panels},
       {"cumulative", prepare_cumulative},
       {"gather", prepare_gather},
+      {"loop", prepare_loop, true},
       {"matmul", prepare_matmul},
       {"matmul_panels", prepare_matmul_panels},
       {"pad", prepare_pad},
@@ -83,7 +85,7 @@ const Kernel& part_kernel(std::span<const int64_t> letters) {
   }
   const auto all = kernels();
   const auto found = std::ranges::find(all, std::string_view(name), &Kernel::name);
-  if (found == all.end() || name == "stack" || name == "transposed")
+  if (found == all.end() || name == "loop" || name == "stack" || name == "transposed")
     throw GraphError("no kernel '" + name + "' can be a part of an op");
   return *found;
 }

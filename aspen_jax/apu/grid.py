@@ -15,7 +15,13 @@ from aspen_jax.ir.program import Op, Value
 
 def boxes_of(op: Op, output: Value, boxes: np.ndarray) -> np.ndarray:
     """The boxes that tiles write of one of an op's outputs, where `boxes` [n, rank, 2] are those of the first."""
-    return boxes if output is op.output else boxes // np.array(op.unit_of(output), np.int64)[:, None]
+    if output is op.output:
+        return boxes
+    unit = op.unit_of(output)
+    if unit is None:
+        whole = np.array([(0, extent) for extent in output.shape], np.int64).reshape(-1, 2)
+        return np.broadcast_to(whole, (len(boxes), len(output.shape), 2))
+    return boxes // np.array(unit, np.int64)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,8 +43,12 @@ class Grid:
 
     def of_output(self, op: Op, output: Value) -> Grid:
         """The same tiles on one of the op's outputs, where this is the grid of the first."""
-        cuts = (cut // size for cut, size in zip(self.cuts, op.unit_of(output), strict=True))
-        return self if output is op.output else Grid(tuple(cuts), self.tiles)
+        if output is op.output:
+            return self
+        unit = op.unit_of(output)
+        if unit is None:
+            return Grid(tuple(np.array([0, extent]) for extent in output.shape), self.tiles)
+        return Grid(tuple(cut // size for cut, size in zip(self.cuts, unit, strict=True)), self.tiles)
 
     @forks.cached_property
     def boxes(self) -> np.ndarray:

@@ -77,7 +77,10 @@ def _data_edges(
     for number, op in enumerate(program.ops):
         where, (own, boxes) = f"op {number} ({op.name})", tiles[number]
         for output in op.outputs:
-            cut = np.flatnonzero((boxes % np.array(op.unit_of(output), np.int64)[:, None]).any(axis=(1, 2)))
+            unit = op.unit_of(output)
+            if unit is None and len(own) != 1:
+                refuse(f"{len(own)} tiles of {where} write an output of shape {list(output.shape)}, which one must write whole")
+            cut = np.flatnonzero((boxes % np.array(unit, np.int64)[:, None]).any(axis=(1, 2))) if unit else np.zeros(0, int)
             if cut.size:
                 refuse(f"tile {own[cut[0]]} of {where} writes a part of an element of shape {list(output.shape)}")
             grids[output] = tile_grid(where, output, own, boxes_of(op, output, boxes))

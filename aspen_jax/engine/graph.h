@@ -1,6 +1,7 @@
 // The dataflow graph of tiles as plain arrays, after every byte of it has been checked (docs/graph_format.md).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,7 +35,7 @@ struct Op {
   uint32_t first_param = 0;
   uint32_t num_params = 0;
   int32_t depth = 0;
-  uint32_t first_further = 0;  // outputs beside the first, of its shape or of whole parts of its extents
+  uint32_t first_further = 0;  // outputs beside the first: of whole parts of its extents, or written by one tile
   uint32_t num_further = 0;
 };
 
@@ -84,6 +85,12 @@ struct Graph {
     return std::span(children).subspan(first_child[tile], first_child[tile + 1] - first_child[tile]);
   }
 };
+
+// Whether an op's further output has whole parts of the extents of its first, so that a tile writes the same parts of its box.
+inline bool is_whole_part(const TensorView& further, const TensorView& first) {
+  const auto is_part = [](int64_t extent, int64_t of) { return extent > 0 ? of > 0 && of % extent == 0 : of == extent; };
+  return std::ranges::equal(std::span(further.shape, further.rank), std::span(first.shape, first.rank), is_part);
+}
 
 // Reads and checks a graph. Throws GraphError with what is wrong and where; std::bad_alloc only where the bytes given justify
 // the memory asked for.

@@ -428,7 +428,7 @@ class GraphReader {
   }
 
   // Rows (op, value) in the order of the ops: outputs beside the first. Their extents are those of the first or whole parts of
-  // them, and a tile's box of them is that of the first by the same parts.
+  // them, and a tile's box of them is that of the first by the same parts. Others have shapes of their own: one tile writes them.
   void read_further() {
     const auto numbers = wire_.array<int64_t>("further outputs", 0);
     Cursor row(numbers);
@@ -442,10 +442,11 @@ class GraphReader {
       move_to_result(graph_.further.back());
       const TensorView& first = graph_.values[op.output].dense;
       const TensorView& view = graph_.values[graph_.further.back()].dense;
-      const auto is_part = [](int64_t extent, int64_t of) { return extent > 0 ? of > 0 && of % extent == 0 : of == extent; };
-      if (!std::ranges::equal(std::span(view.shape, view.rank), std::span(first.shape, first.rank), is_part)) {
+      if (!is_whole_part(view, first) &&
+          std::ranges::count(graph_.tile_ops, static_cast<int32_t>(last)) != 1) {
         throw GraphError(where + ", of " + op_name(static_cast<size_t>(last)) +
-                         ", has a shape that is no whole part of that of the op's first output");
+                         ", has a shape that is no whole part of that of the op's first output, which more or less than one tile "
+                         "writes");
       }
     }
   }

@@ -69,7 +69,7 @@ struct OpSpec {
   std::span<const TensorView> inputs;
   const TensorView& output;
   std::span<const int64_t> params;
-  std::span<const TensorView> further = {};  // outputs beside the first, of its shape or of whole parts of its extents
+  std::span<const TensorView> further = {};  // outputs beside the first: of whole parts of its extents, or written by one tile
 };
 
 // What `prepare` derives from an OpSpec; immutable and shared by all workers and runs.

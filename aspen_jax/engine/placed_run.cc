@@ -326,10 +326,13 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
     const TensorView& first = graph.values[graph.ops[planned.op].output].dense;
     const auto copy_output = [&](int32_t value, void* source, void* target) {
       const TensorView& view = graph.values[value].dense;
+      const bool is_part = is_whole_part(view, first);
       int32_t box[2 * kMaxRank];
       for (int i = 0; i < 2 * view.rank; ++i) {
         const int d = i % view.rank;
-        box[i] = view.shape[d] == 0 ? 0 : static_cast<int32_t>(planned.box[i] / (first.shape[d] / view.shape[d]));
+        // What is no part of the first output has one tile.
+        if (!is_part) box[i] = i < view.rank ? 0 : static_cast<int32_t>(view.shape[d]);
+        else box[i] = view.shape[d] == 0 ? 0 : static_cast<int32_t>(planned.box[i] / (first.shape[d] / view.shape[d]));
       }
       copy_box(view, box, static_cast<std::byte*>(source), static_cast<std::byte*>(target));
     };

@@ -38,7 +38,11 @@ class Fallback:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Converted:
-    """An equation that became ops; an output may be an input or the output of one of the ops. For the rest see Fallback."""
+    """An equation that became ops; an output may be an input or the output of one of the ops. For the rest see Fallback.
+
+    Attributes:
+        body: of a loop, the equations of a turn, whose program no pass has rewritten; None for others.
+    """
 
     equation: core.JaxprEqn
     inputs: tuple[Value | np.ndarray, ...]
@@ -46,6 +50,7 @@ class Converted:
     ops: tuple[Op, ...]
     name: str
     source: str
+    body: Tileable | None = None
 
     def left_to_xla(self, reason: str) -> Fallback:
         """The equation as one that XLA runs, though a kernel could."""
@@ -101,7 +106,8 @@ def partition(
         converted = [item for item in members if isinstance(item, Converted)]
         ops = [op for item in converted for op in item.ops]
         yield from (item for item in members if isinstance(item, Fallback))
-        leaving = [op.output for op in ops if op.output in wanted or reading.get(op.output, set()) - {level}]
+        made = (value for op in ops for value in op.outputs)
+        leaving = [value for value in made if value in wanted or reading.get(value, set()) - {level}]
         part = _part(constants, ops, leaving)
         if part.ops:
             yield Tileable(part, tuple(converted))
@@ -124,7 +130,7 @@ def _levels(items: Sequence[Item]) -> list[int]:
     for item in items:
         level = max((level_of.get(value, -1) for value in _read(item)), default=-1)
         level += (level % 2 == 1) == isinstance(item, Converted)
-        produced = item.outputs if isinstance(item, Fallback) else (op.output for op in item.ops)
+        produced = item.outputs if isinstance(item, Fallback) else (value for op in item.ops for value in op.outputs)
         level_of.update((value, level) for value in produced)
         levels.append(level)
     return levels
@@ -145,7 +151,7 @@ def _too_small(items: Sequence[Item], levels: Sequence[int]) -> set[Converted]:
             awaited.setdefault(level - 1, set()).update(_read(item))
             continue
         whole.setdefault(level, []).append(item)
-        if any(op.output in awaited.get(level, ()) for op in item.ops):
+        if any(value in awaited.get(level, ()) for op in item.ops for value in op.outputs):
             awaited[level].update(_read(item))
             waiting.setdefault(level, []).append(item)
     for level in sorted(whole):
@@ -160,6 +166,6 @@ def _too_small(items: Sequence[Item], levels: Sequence[int]) -> set[Converted]:
 def _part(constants: Sequence[tuple[Value, np.ndarray]], ops: Sequence[Op], outputs: Sequence[Value]) -> Program:
     """The ops that the outputs need, as a Program whose inputs are the values that they read from outside."""
     part = Program((), tuple(constants), tuple(ops), tuple(map(Operand.whole, outputs))).pruned()
-    inside = {op.output for op in part.ops} | {value for value, _ in part.constants}
+    inside = {value for op in part.ops for value in op.outputs} | {value for value, _ in part.constants}
     read = dict.fromkeys(operand.value for op in part.ops for operand in op.inputs)
     return part.replace(inputs=tuple(value for value in read if value not in inside))

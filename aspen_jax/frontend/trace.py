@@ -17,7 +17,7 @@ from jax.extend import core
 
 from aspen_jax import forks
 from aspen_jax.errors import AspenError
-from aspen_jax.frontend import user_code
+from aspen_jax.frontend import loops, user_code
 from aspen_jax.frontend.left_to_xla import REASONS
 from aspen_jax.frontend.partition import Converted, Fallback, Tileable, partition
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
@@ -199,6 +199,8 @@ class _Converter:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
             elif equation.primitive.name in _CASTS:
                 outputs = inputs
+            elif equation.primitive.name == loops.SCAN:
+                outputs = self._scan(equation, inputs, name, source)
             else:
                 outputs = self._fold(equation, inputs, name, source) or self._convert(equation, inputs, name, source)
             environment.update(zip(equation.outvars, outputs, strict=True))
@@ -237,9 +239,10 @@ class _Converter:
         name = f"{scope}/{primitive}" if scope else primitive
         self.build.name, self.build.source, self.build.exact = name, source, _is_exact(equation.params.get("precision"))
         written = len(self.build.ops)
+        body = None
         try:
             converter = CONVERTERS.get(primitive)
-            if converter is None:
+            if converter is None and primitive != loops.SCAN:
                 raise Unsupported(f"no op for {primitive}: {REASONS.get(primitive, 'aspen_jax does not know this primitive')}")
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
@@ -249,8 +252,12 @@ class _Converter:
                 if dtype not in DTYPE_NUMBERS:
                     raise Unsupported(f"tiles hold no {dtype}")
                 _check_shape(shape)
-            operands = [self._operand(item) for item in inputs]
-            result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
+            if converter is None:
+                given = [item if isinstance(item, np.ndarray) else self._operand(item) for item in inputs]
+                result, body = loops.scan(equation, given, self.build, self._body)
+            else:
+                operands = [self._operand(item) for item in inputs]
+                result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
             results = [result] if isinstance(result, Operand) else list(result)
             values = [self.build.copy(operand).value for operand in results]
             if [(value.shape, value.dtype) for value in values] != outputs:
@@ -268,8 +275,39 @@ class _Converter:
             values = [Value(*_array_type(var.aval)) for var in equation.outvars]
             self.items.append(Fallback(equation, tuple(inputs), tuple(values), str(error), name, source))
             return list(values)
-        self.items.append(Converted(equation, tuple(inputs), tuple(values), tuple(self.build.ops[written:]), name, source))
+        self.items.append(Converted(equation, tuple(inputs), tuple(values), tuple(self.build.ops[written:]), name, source, body))
         return list(values)
+
+    def _scan(self, equation: core.JaxprEqn, inputs: Sequence[_Item], name: str, source: str) -> list[_Item]:
+        """Convert a scan: as one op, with products before it where that can be, or as an equation that stays with XLA."""
+        moved = loops.with_products_before(equation)
+        if moved is None:
+            return list(self._convert(equation, inputs, name, source))
+        inputs = [self.settled(item, array=True) for item in inputs]  # what is written for them now stays
+        num_items, num_ops, num_constants = len(self.items), len(self.build.ops), len(self.build.constants)
+        known = dict(self._known)
+        outputs = self.inline(moved.jaxpr, moved.consts, inputs, name, source)
+        if not any(isinstance(item, Fallback) for item in self.items[num_items:]):
+            return outputs
+        del self.items[num_items:], self.build.ops[num_ops:], self.build.constants[num_constants:]
+        self._known = known
+        return list(self._convert(equation, inputs, name, source))
+
+    def _body(self, body: core.ClosedJaxpr, arguments: Sequence[Value | np.ndarray]) -> Tileable:
+        """The body of a loop, with a program of the arguments that are values.
+
+        Raises:
+            Unsupported: XLA has to run some of it.
+        """
+        inner = _Converter(self._refuses)
+        returned = inner.inline(body.jaxpr, body.consts, arguments, self.build.name, self.build.source)
+        outputs = [inner._operand(inner.settled(item, array=False)) for item in returned]
+        for item in inner.items:
+            if isinstance(item, Fallback):
+                raise Unsupported(f"its body has what XLA runs: {item.reason}")
+        inputs = tuple(item for item in arguments if isinstance(item, Value))
+        program = Program(inputs, tuple(inner.build.constants), tuple(inner.build.ops), tuple(outputs)).pruned()
+        return Tileable(program, tuple(item for item in inner.items if isinstance(item, Converted)))
 
     def _operand(self, item: Value | np.ndarray) -> Operand:
         if isinstance(item, Value):

@@ -87,7 +87,7 @@ class Op:
         exact: the user asked for more than the default precision, so no algorithm that loses some may stand in.
         in_place: the output takes the memory of the operand that the family rewrites; all others that read that come before.
         further: the outputs beside the first. They have its shape, or whole parts of its extents (`unit_of`), and so one grid of
-            tiles is that of all.
+            tiles is that of all. An op that is one tile may have others.
         slices: of the depth of a product or convolution, each summed by a thread block of its own, which add them up at the end.
         rounded: the columns of this product or convolution of float32 hold no more bits than TF32 has, and lie along the depth
             (targets/cuda/passes/tf32.py).
@@ -123,9 +123,16 @@ class Op:
         """The inputs of the epilogue, each of the output's shape."""
         return self.inputs[self.family.num_main(self) :]
 
-    def unit_of(self, output: Value) -> tuple[int, ...]:
-        """How many indices of the first output belong to one of `output`, one of the outputs, along each axis."""
-        extents = zip(self.output.shape, output.shape, strict=True)
+    def unit_of(self, output: Value) -> tuple[int, ...] | None:
+        """How many indices of the first output belong to one of `output`, one of the outputs, along each axis.
+
+        None where its extents are no whole parts of the first one's. Then one tile writes all of it.
+        """
+        if len(output.shape) != len(self.output.shape):
+            return None
+        extents = list(zip(self.output.shape, output.shape, strict=True))
+        if any(whole % extent if extent else whole for whole, extent in extents):
+            return None
         return tuple(whole // extent if extent else 1 for whole, extent in extents)
 
     @property

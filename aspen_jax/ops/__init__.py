@@ -14,6 +14,7 @@ from aspen_jax.ops.converters import CONVERTERS
 from aspen_jax.ops.cumulative import CUMULATIVE
 from aspen_jax.ops.family import FAMILIES, OpFamily
 from aspen_jax.ops.gather import GATHER
+from aspen_jax.ops.loop import LOOP
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 from aspen_jax.ops.pad import PAD
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE
@@ -52,6 +53,7 @@ _ALL = (
     ARG_REDUCE,
     SORT,
     STACK,
+    LOOP,
     PARTIAL_REDUCE,
     TRANSPOSED,
     WINOGRAD,

@@ -58,6 +58,11 @@ class Builder:
         """The op that writes a value; None for one from outside, and for one of an equation that stays with XLA."""
         return self._writers.get(value)
 
+    def add(self, op: Op) -> None:
+        """Write an op that has several outputs."""
+        self.ops.append(op)
+        self._writers.update(dict.fromkeys(op.outputs, op))
+
     def _write(
         self, family: OpFamily, attrs: Any, inputs: Sequence[Operand], output: Value, program: BlockProgram | None
     ) -> Operand:

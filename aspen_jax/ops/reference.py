@@ -8,6 +8,7 @@ import numpy as np
 
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
+from aspen_jax.ops.loop import LOOP, run_in_jax
 from aspen_jax.ops.opcodes import lane_of
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of, partial_results
 from aspen_jax.ops.stack import STACK, parts_of
@@ -52,6 +53,8 @@ def results_of(op: Op, *inputs: jax.Array) -> list[jax.Array]:
             result = [result_of(part, *result, *values[:count])]
             values = values[count:]
         return result
+    if op.family is LOOP:
+        return run_in_jax(op.attrs, _traced, values)
     if op.family is PARTIAL_REDUCE:
         whole = result_of(part_of(op), *inputs)
         dtype = op.further[0].dtype
@@ -69,3 +72,16 @@ def results_of(op: Op, *inputs: jax.Array) -> list[jax.Array]:
     if op.program.is_copy and op.family is BLOCK:
         return [values[0]]
     return op.program.references(*values, shape=op.output.shape, dtypes=[value.dtype for value in op.outputs])
+
+
+def _traced(program: Program, *arrays: jax.Array) -> list[jax.Array]:
+    """The outputs of a program without constants; can be traced."""
+    values = dict(zip(program.inputs, arrays, strict=True))
+
+    def read(operand: Operand) -> jax.Array:
+        at = operand.view.gather(np.arange(operand.value.size).reshape(operand.value.shape))
+        return values[operand.value].reshape(-1)[at]
+
+    for op in program.ops:
+        values.update(zip(op.outputs, results_of(op, *map(read, op.inputs)), strict=True))
+    return [read(operand) for operand in program.outputs]

@@ -31,7 +31,7 @@ _MOST_PIECES = 64
 def run(program: Program) -> Program:
     """One sweep in program order."""
     same = _equal_constants(program)
-    known: dict[tuple, Value] = {}
+    known: dict[tuple, tuple[Value, ...]] = {}
     producers: dict[Value, Op] = {}
     ops: list[Op] = []
     for op in program.ops:
@@ -39,11 +39,11 @@ def run(program: Program) -> Program:
         if _is_alias(op):
             same[op.output] = op.inputs[0].value
             continue
-        key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype, op.exact)
+        key = (op.family.name, op.attrs, op.inputs, op.program, op.output.shape, op.output.dtype, len(op.outputs), op.exact)
         if key in known:
-            same[op.output] = known[key]
+            same.update(zip(op.outputs, known[key], strict=True))
             continue
-        known[key] = op.output
+        known[key] = op.outputs
         op = _flattened(_without_widening(_without_padding(op, producers), producers), producers)
         producers[op.output] = op
         ops.append(op)
@@ -54,7 +54,7 @@ def run(program: Program) -> Program:
 def _equal_constants(program: Program) -> dict[Value, Value]:
     """Small constants that repeat an earlier one, each with that earlier one."""
     same: dict[Value, Value] = {}
-    known: dict[tuple, Value] = {}
+    known: dict[tuple, tuple[Value, ...]] = {}
     for value, array in program.constants:
         if value.nbytes <= _LARGEST_CONSTANT:
             first = known.setdefault((value.shape, value.dtype, np.asarray(array).tobytes()), value)

@@ -9,6 +9,7 @@ from typing import Any
 from jax.extend import core
 
 from aspen_jax.cost import equations as cost
+from aspen_jax.frontend.loops import scan_arguments
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, parameters, prune, why_inlined
 
@@ -71,15 +72,6 @@ def _num_constants(equation: core.JaxprEqn, body: str) -> int:
     if equation.primitive.name == "while":
         return params[_NUM_CONSTANTS[body]]
     return scan_arguments(equation)[0] if equation.primitive.name == "scan" else 0
-
-
-def scan_arguments(equation: core.JaxprEqn) -> tuple[int, int]:
-    """How many of a scan's first arguments are the same in each step, and how many of the next ones are carried."""
-    params = equation.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carry, _ = params["ft_in"].unpack()  # JAX 0.12
-    return len(constants), len(carry)
 
 
 def tiled_bodies(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:

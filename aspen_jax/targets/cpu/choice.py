@@ -19,8 +19,10 @@ from aspen_jax import _engine
 from aspen_jax.targets.cpu import tile_cost as estimate
 from aspen_jax.targets.cpu import xla_cost
 
+from aspen_jax.ir.program import Value
+
 if TYPE_CHECKING:
-    from aspen_jax.frontend.partition import Tileable
+    from aspen_jax.frontend.partition import Converted, Tileable
     from aspen_jax.graph.tilegraph import TileGraph
     from aspen_jax.ir.program import Program
 
@@ -83,7 +85,13 @@ class Evidence:
         """
         outputs = [operand.value for operand in part.program.outputs]
         call = {"calls in a loop" if is_repeated else "calls": 1.0}
-        xla = xla_cost.of_part(part.items, outputs, num_workers, is_body=is_body)
+        loops = [item for item in part.items if item.body is not None]
+        read = [value for item in loops for value in item.inputs if isinstance(value, Value)]
+        others = [item for item in part.items if item.body is None]
+        xla = xla_cost.of_part(others, [*outputs, *read], num_workers, is_body=is_body)
+        for item in loops:
+            for name, amount in _of_turns(item, num_workers).items():
+                xla[name] = xla.get(name, 0.0) + amount
         if not is_whole:
             xla.pop(xla_cost.ASYNCHRONOUS, None)
         operands, results = float(len(part.program.inputs)), float(len(outputs))
@@ -108,6 +116,16 @@ class Evidence:
         if tiles < xla * margin(xla):
             return None
         return f"tiles would not clearly win: about {duration(tiles)}, and {duration(xla)} in XLA"
+
+
+def _of_turns(loop: Converted, num_workers: int) -> dict[str, float]:
+    """What XLA does for all turns of a loop."""
+    body, turns = loop.body, loop.equation.params["length"]
+    assert body is not None
+    found = xla_cost.of_part(body.items, [item.value for item in body.program.outputs], num_workers, is_body=True)
+    found.pop(xla_cost.ASYNCHRONOUS, None)
+    found = {f"{name} in a loop" if name in ("loops", "rows") else name: amount for name, amount in found.items()}
+    return {name: amount * turns for name, amount in {**found, "turns": 1.0}.items()}
 
 
 def margin(xla: float) -> float:

@@ -10,12 +10,14 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import runtime
+from aspen_jax.cost.loops import why_not_in_one_tile
 from aspen_jax.cost.machine import Machine
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Op, Program, Value
 from aspen_jax.lowering.compile import Compiled, Options, Part, compile_jaxpr, run_fallback
 from aspen_jax.ops.family import is_registered, version_of
+from aspen_jax.ops.loop import LOOP
 from aspen_jax.passes import STAGES, Stage, stacks
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cpu import choice, trial, tuning
@@ -87,7 +89,7 @@ class CpuTarget(Target):
         """The parts of an explanation say it."""
 
     def why_no_kernel(self, op: Op) -> str | None:
-        """All that the frontend converts has a kernel."""
+        return why_not_in_one_tile(op, self.machine, self.num_workers) if op.family is LOOP else None
 
     def notes(self, program: Program) -> Mapping[Op, Notes]:
         return {op: Notes(apart=reason) for op, reason in stacks.reasons(program, self.machine).items()}

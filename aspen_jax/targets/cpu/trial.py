@@ -40,6 +40,8 @@ TUNING_S = 10.0
 
 # Predictions are close that differ by less than this factor. They err by as much.
 _CLOSE = 2.0
+# What a turn of a loop takes is known less.
+_CLOSE_OF_LOOPS = 4.0
 # A shorter part is not worth the compilation that a trial takes.
 _LEAST_NS = 2e5
 # Equations that XLA compiles in a second, and bytes that are written in a tenth of the budget's time.
@@ -146,7 +148,8 @@ class Case:
     def is_close(self) -> bool:
         """Whether the predictions may err about who is faster."""
         xla, tiles = self.predicted
-        return self.is_unknown or (min(xla, tiles) >= _LEAST_NS and xla < _CLOSE * tiles and tiles < _CLOSE * xla)
+        close = _CLOSE_OF_LOOPS if any(item.body for item in self.items) else _CLOSE
+        return self.is_unknown or (min(xla, tiles) >= _LEAST_NS and xla < close * tiles and tiles < close * xla)
 
     @property
     def key(self) -> str:
