@@ -164,9 +164,11 @@ class LoopReader {
   int64_t num_inputs() const { return static_cast<int64_t>(spec_.inputs.size()); }
 
   // A value of the body: its dtype, and its shape as a list. It is dense.
-  TensorView read_value() {
+  TensorView read_value() { return read_shape(reader_.dtype("the dtype of a value in a loop")); }
+
+  TensorView read_shape(DType dtype) {
     TensorView view;
-    view.dtype = reader_.dtype("the dtype of a value in a loop");
+    view.dtype = dtype;
     const auto shape = reader_.list();
     check_range(static_cast<int64_t>(shape.size()), 0, kMaxRank, "the rank of a value in a loop");
     view.rank = static_cast<int>(shape.size());
@@ -281,21 +283,25 @@ class LoopReader {
   void read_results(size_t num_carries) {
     const size_t count = 1 + spec_.further.size();
     is_written_.resize(values_.size());
-    const auto results = reader_.list(count, 0, static_cast<int64_t>(values_.size()) - 1, "the results of a loop's body");
+    const auto outputs = static_cast<int64_t>(count);
+    reader_.integer(outputs, outputs, "the number of results of a loop's body");
     std::vector<bool> is_taken(values_.size());
     for (size_t i = 0; i < count; ++i) {
-      const auto value = static_cast<size_t>(results[i]);
+      const auto value = static_cast<size_t>(
+          reader_.integer(0, static_cast<int64_t>(values_.size()) - 1, "the value that is a result of a loop's body"));
+      const TensorView result = read_shape(values_[value].dtype);
       const std::string what = "output " + std::to_string(i);
       if (!is_written_[value] || is_taken[value]) throw GraphError(what + " of the loop is no value of its own");
       is_taken[value] = true;
-      check_given(i == 0 ? spec_.output : spec_.further[i - 1], values_[value], i >= num_carries, what);
+      if (bytes_of(result) != bytes_of(values_[value])) throw GraphError(what + " has more or fewer elements in the body");
+      check_given(i == 0 ? spec_.output : spec_.further[i - 1], result, i >= num_carries, what);
       if (i >= num_carries) {
         loop_->stacked.push_back({value, bytes_of(values_[value])});
         continue;
       }
       Carry& carry = loop_->carries[i];
-      check_shape(values_[value], what, shape_of(values_[carry.read]));
-      if (values_[value].dtype != values_[carry.read].dtype) throw GraphError(what + " has another dtype than what is carried");
+      check_shape(result, what, shape_of(values_[carry.read]));
+      if (result.dtype != values_[carry.read].dtype) throw GraphError(what + " has another dtype than what is carried");
       carry.written = value;
     }
     if (count < num_carries) throw GraphError("the loop has " + std::to_string(count) + " outputs and carries more");

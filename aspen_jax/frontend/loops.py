@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -62,8 +62,8 @@ def scan(
     if scratch_bytes(program) > MOST_SCRATCH:
         raise Unsupported("a turn of the loop computes more than one worker's cache holds")
     first, *_ = program.outputs
-    if 0 in first.shape or (num_carries == 0 and not attrs.turns):
-        raise Unsupported("the loop's first result is empty")
+    if 0 in first.shape or not attrs.turns:
+        raise Unsupported("the loop has no turn, or its first result is empty")
     inputs = [_operand(build, operands[number]) for number in kept]
     op = loop_of(attrs, inputs, name=build.name, source=build.source, exact=any(op.exact for op in program.ops))
     build.add(op)
@@ -87,13 +87,16 @@ def with_products_before(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
         return None
     length, jaxpr = equation.params["length"], body.jaxpr
     once = num_constants + num_carries
-    kept = [own for own in jaxpr.eqns if own not in moved]
+    by_turn = {var for own in moved for var in own.outvars}
+    kept = [own for own in jaxpr.eqns if by_turn.isdisjoint(own.outvars)]
     read = {atom for own in kept for atom in own.invars if isinstance(atom, core.Var)}
     read.update(atom for atom in jaxpr.outvars if isinstance(atom, core.Var))
     crossing = [var for own in moved for var in own.outvars if var in read]
+    # What reads constants alone is computed on both sides. passes/loops.py moves it out of the loop.
+    needed = _needed([*_of_constants(jaxpr, num_constants), *moved], crossing)
     of_turn = core.ClosedJaxpr(
         jaxpr.replace(
-            invars=[*jaxpr.invars[:num_constants], *jaxpr.invars[once:]], outvars=crossing, eqns=moved, debug_info=_INFO
+            invars=[*jaxpr.invars[:num_constants], *jaxpr.invars[once:]], outvars=crossing, eqns=needed, debug_info=_INFO
         ),
         body.consts,
     )
@@ -134,14 +137,30 @@ def _known_products(jaxpr: core.Jaxpr, num_constants: int, num_carries: int) -> 
         elif not read.isdisjoint(entries):
             entries.update(own.outvars)
             known.append(own)
-        # What reads constants alone is not moved here: passes/loops.py moves it.
-    wanted: set[Any] = set()
-    moved = []
-    for own in reversed(known):
-        if own.primitive.name in _PRODUCTS or not wanted.isdisjoint(own.outvars):
+    products = [own for own in known if own.primitive.name in _PRODUCTS]
+    return _needed(known, [var for own in products for var in own.outvars])
+
+
+def _of_constants(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:
+    """What a scan's body computes of its constants alone."""
+    known = {*jaxpr.constvars, *jaxpr.invars[:num_constants]}
+    found = []
+    for own in jaxpr.eqns:
+        if not own.effects and known.issuperset(atom for atom in own.invars if isinstance(atom, core.Var)):
+            known.update(own.outvars)
+            found.append(own)
+    return found
+
+
+def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[core.Var]) -> list[core.JaxprEqn]:
+    """The equations that results need, in order."""
+    wanted = set(results)
+    needed = []
+    for own in reversed(equations):
+        if not wanted.isdisjoint(own.outvars):
             wanted.update(atom for atom in own.invars if isinstance(atom, core.Var))
-            moved.append(own)
-    return moved[::-1]
+            needed.append(own)
+    return needed[::-1]
 
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")

@@ -79,7 +79,9 @@ class LoopAttrs(Attrs):
             for value in op.outputs:
                 numbers[value] = len(numbers)
                 yield from _words_of_value(value)
-        yield from (len(body.outputs), *(numbers[operand.value] for operand in body.outputs))
+        yield len(body.outputs)
+        for operand in body.outputs:
+            yield from (numbers[operand.value], len(operand.shape), *operand.shape)
 
     def to_words(self) -> list[int]:
         return list(self._words)
@@ -93,7 +95,7 @@ class LoopAttrs(Attrs):
         for _ in range(_count(words)):
             ops.append(_op_from(words, values))
             values += ops[-1].outputs
-        outputs = tuple(Operand.whole(_known(values, number)) for number in words.list())
+        outputs = tuple(_result_from(words, values) for _ in range(_count(words)))
         return cls(turns, bool(is_reverse), constants, carries, Program(inputs, (), tuple(ops), outputs))
 
 
@@ -148,6 +150,15 @@ def _op_from(words: Words, values: Sequence[Value]) -> Op:
     return Op(family, attrs, tuple(operands), outputs[0], program, further=outputs[1:])
 
 
+def _result_from(words: Words, values: Sequence[Value]) -> Operand:
+    value, shape = _known(values, words.integer()), words.list()
+    _check_shape(shape)
+    view = View.identity(value.shape).reshape(shape) if math.prod(shape) == value.size else None
+    if view is None:
+        raise ValueError(f"a result of a loop has shape {list(shape)}, and its value {list(value.shape)}")
+    return Operand(value, view)
+
+
 class Loop(OpFamily):
     """For t in turns: carries, further[t] = body(constants, carries, inputs[t]); the outputs are the last carries, and `further`.
 
@@ -185,7 +196,8 @@ class Loop(OpFamily):
             raise ValueError("a loop carries other values than it gets")
         written = {value for own in body.ops for value in own.outputs}
         results = [item.value for item in body.outputs]
-        if not written.issuperset(results) or len(set(results)) < len(results):
+        is_dense = all(item.view.is_dense() for item in body.outputs)
+        if not is_dense or not written.issuperset(results) or len(set(results)) < len(results):
             raise ValueError("each result of a loop's body must be a value of its own that an op writes")
         for own in body.ops:
             if own.family.kernel in _OF_PARTS:
@@ -227,14 +239,13 @@ def types_of(attrs: LoopAttrs) -> tuple[list[_Type], list[_Type]]:
     """Shapes and dtypes of a loop's inputs and of its outputs."""
     once = attrs.num_constants + attrs.num_carries
 
-    def stacked(value: Value) -> _Type:
+    def stacked(value: Value | Operand) -> _Type:
         return (attrs.turns, *value.shape), value.dtype
 
     body = attrs.body
     inputs = [(value.shape, value.dtype) for value in body.inputs[:once]] + [stacked(value) for value in body.inputs[once:]]
-    results = [item.value for item in body.outputs]
-    carried = [(item.shape, item.dtype) for item in results[: attrs.num_carries]]
-    return inputs, carried + [stacked(item) for item in results[attrs.num_carries :]]
+    carried = [(item.shape, item.dtype) for item in body.outputs[: attrs.num_carries]]
+    return inputs, carried + [stacked(item) for item in body.outputs[attrs.num_carries :]]
 
 
 def scratch_bytes(body: Program) -> int:

@@ -35,14 +35,16 @@ Bytes encode_one(const OneOp& op) {
   Words further;
   Words shape_of_further = op.shape;
   for (size_t d = 0; d < op.unit.size(); ++d) shape_of_further[d] /= op.unit[d];
+  if (op.kernel == "loop") shape_of_further.insert(shape_of_further.begin(), op.params[0]);  // an entry for each turn
   for (const DType dtype : op.further) further.push_back(builder.result(dtype, shape_of_further));
   if (op.kernel == "scatter") builder.values[result].buffer = 0;  // what rewrites an operand may lie there
   const int64_t id = builder.op("op", op.kernel, std::move(inputs), result, op.params);
   Words lo(op.shape.size()), hi = op.shape;
   Words extents = op.shape;
   if (op.kernel == "rows" && extents.size() > 1) extents[op.params[1]] = 0;  // no tile cuts the rows
+  if (op.kernel == "loop") std::ranges::fill(extents, 1);                    // one tile runs all turns
   const auto longest = std::max_element(extents.begin(), extents.end()) - extents.begin();
-  if (!op.shape.empty() && op.shape[longest] > 1) {
+  if (!op.shape.empty() && extents[longest] > 1) {
     hi[longest] /= 2;
     builder.tile(id, lo, hi, 1);
     lo[longest] = hi[longest];
@@ -85,6 +87,11 @@ struct StackPart {
   Words between;  // dtype, shape and room of its result, if another part reads it
 };
 
+struct LoopPart {
+  std::string kernel;
+  Words words, inputs, outputs;
+};
+
 std::vector<Bytes> seeds() {
   constexpr auto f = DType::kF32, i = DType::kI32, b = DType::kBool, u8 = DType::kU8, h = DType::kF16, bf = DType::kBF16;
   // Programs as docs/graph_format.md says; the opcodes are those of cpu/block_ops.inc.
@@ -120,6 +127,17 @@ std::vector<Bytes> seeds() {
     words.push_back(0);
     return words;
   };
+  const auto loop = [](Words words, const std::vector<LoopPart>& parts, const Words& results) {
+    for (const LoopPart& part : parts) {
+      words.push_back(static_cast<int64_t>(part.kernel.size()));
+      words.insert(words.end(), part.kernel.begin(), part.kernel.end());
+      words.push_back(static_cast<int64_t>(part.words.size()));
+      for (const Words& list : {part.words, part.inputs, part.outputs}) words.insert(words.end(), list.begin(), list.end());
+    }
+    words.insert(words.end(), results.begin(), results.end());
+    words.push_back(0);
+    return words;
+  };
   const std::vector<OneOp> ops = {
       {"conv2d",
        {{f, {1, 5, 6, 4}}, {f, {3, 3, 4, 20}}, {f, {20}}},
@@ -152,6 +170,25 @@ std::vector<Bytes> seeds() {
                {f32, 2, 9, 5, 2, 1, 2}},
               {"block", add_relu, {1}, {f32, 2, 9, 5, 2, 3, 2}},
               {"pool", {1, 3, 1, 3, 1, 3, 1, 1, 1, 3, 0, 1, 0, 3, 0, 1, 0, 3, 1, 1, 1, 3, 1, 1, 1, 0}, {}, {}}})},
+      // Three turns of c = relu(c * w + x_t), which is carried and stacked; four of c = c * 1.5.
+      {"loop",
+       {{f, {4, 4}}, {f, {2, 4}}, {f, {3, 2, 4}}},
+       f,
+       {2, 4},
+       loop({3, 1, 1, 1, 3, f32, 2, 4, 4, f32, 2, 2, 4, f32, 2, 2, 4, 2},
+            {{"matmul",
+              with({2, 0, -1, 2, -1, 1}, add_relu),
+              {3, 1, 0, 2, 2, 4, 2, 4, 1, 0, 0, 2, 4, 4, 2, 4, 1, 2, 0, 2, 2, 4, 2, 4, 1},
+              {1, f32, 2, 2, 4}},
+             {"block", {1, 1, 0, 0, 0}, {1, 3, 0, 2, 2, 4, 2, 4, 1}, {1, f32, 2, 2, 4}}},
+            {2, 3, 2, 2, 4, 4, 2, 2, 4}),
+       {f},
+       {}},
+      {"loop",
+       {{f, {5}}},
+       f,
+       {5},
+       loop({4, 0, 0, 1, 1, f32, 1, 5, 1}, {{"block", scale, {1, 0, 0, 1, 5, 1, 1}, {1, f32, 1, 5}}}, {1, 1, 1, 5})},
       // A 1x1 convolution that writes NCHW.
       {"transposed", {{f, {2, 6, 5, 4}}, {f, {1, 1, 4, 7}}}, f, {2, 7, 6, 5}, {6, 'c', 'o', 'n', 'v', '2', 'd', 4, 0, 3, 1, 2, 2,
                                                                                1, 1,   4,   0,   0,   0,   0,   2, 1, 1, 1, 0}},

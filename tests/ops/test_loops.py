@@ -1,0 +1,250 @@
+"""A `loop` op: turns of a body in one tile, beside jax.lax.scan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aspen_jax import aspen
+from aspen_jax.errors import GraphFormatError
+from aspen_jax.ir.program import Operand
+from aspen_jax.ops.attrs import Words
+from aspen_jax.ops.loop import LOOP, LoopAttrs
+from tests import modes
+from tests.tiled import check
+
+WIDTH = 24
+
+
+def normal(seed, *shape, dtype=np.float32):
+    return (np.random.default_rng(seed).standard_normal(shape) * 0.5).astype(dtype)
+
+
+def cell(weights, carry, x):
+    """A cell of an LSTM."""
+    h, c = carry
+    by_input, by_state, bias = weights
+    i, f, g, o = jnp.split(x @ by_input + h @ by_state + bias, 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
+def lstm(weights, xs, carry, **options):
+    return lax.scan(functools.partial(cell, weights), carry, xs, **options)
+
+
+def weights_of(width, seed=0):
+    return normal(seed, width, 4 * width), normal(seed + 1, width, 4 * width), normal(seed + 2, 4 * width)
+
+
+def of_lstm(turns, batch, width=WIDTH):
+    return weights_of(width), normal(5, turns, batch, width), (normal(6, batch, width), normal(7, batch, width))
+
+
+def gru(weights, xs, h):
+    w, u = weights
+
+    def step(h, x):
+        gates = jax.nn.sigmoid(x @ w[:, : 2 * WIDTH] + h @ u[:, : 2 * WIDTH])
+        z, r = jnp.split(gates, 2, axis=-1)
+        new = jnp.tanh(x @ w[:, 2 * WIDTH :] + (r * h) @ u[:, 2 * WIDTH :])
+        return z * h + (1 - z) * new, None
+
+    return lax.scan(step, h, xs)[0]
+
+
+def of_gru():
+    return (normal(0, WIDTH, 3 * WIDTH), normal(1, WIDTH, 3 * WIDTH)), normal(2, 9, 3, WIDTH), normal(3, 3, WIDTH)
+
+
+def counted(x):
+    """A counter of integers, a running maximum, and what is neither read nor changed."""
+
+    def step(carry, t):
+        n, best, kept = carry
+        return (n + 1, jnp.maximum(best, x[t % 4] * n), kept), (n, best.sum())
+
+    return lax.scan(step, (0, jnp.zeros_like(x[0]), x[1]), jnp.arange(7))
+
+
+def ranked(x):
+    """Sorts, gathers, cumulative sums and reductions in a body."""
+
+    def step(c, row):
+        order = jnp.argsort(row)
+        c = jnp.take(c, order) + jnp.cumsum(row) * 0.1
+        return c, (order, c.max(), c > 0)
+
+    return lax.scan(step, x[0], x)
+
+
+def updated(x):
+    """An array that is written at a place that moves."""
+
+    def step(table, t):
+        row = lax.dynamic_slice_in_dim(table, t, 1) * 2 + 1
+        return lax.dynamic_update_slice_in_dim(table, row, (t + 1) % 5, 0), row[0, 0]
+
+    return lax.scan(step, x, jnp.arange(9))
+
+
+def counted_for(x):
+    return lax.fori_loop(2, 9, lambda i, c: jnp.tanh(c * 1.5 + i), x)
+
+
+def without_carries(x):
+    return lax.map(lambda row: jnp.tanh(row).sum() * row, x)
+
+
+def swapped(x, y):
+    """Carries that change places, and one that is stacked as it is."""
+    return lax.scan(lambda c, _: ((c[1], c[0]), c[0]), (x, y), None, length=5)
+
+
+PROGRAMS = {
+    "lstm": (lstm, of_lstm(9, 3)),
+    "lstm of one row": (lstm, of_lstm(6, 1, 16)),
+    "backwards": (functools.partial(lstm, reverse=True), of_lstm(5, 2)),
+    "one turn": (lstm, of_lstm(1, 2)),
+    "gru": (gru, of_gru()),
+    "counted": (counted, (normal(0, 4, 5),)),
+    "ranked": (ranked, (normal(0, 6, 17),)),
+    "updated": (updated, (normal(0, 5, 3),)),
+    "fori_loop": (counted_for, (normal(0, 4, 7),)),
+    "without carries": (without_carries, (normal(0, 6, 40),)),
+    "swapped": (swapped, (normal(0, 3, 3), normal(1, 3, 3))),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_scan_is_one_op(name):
+    function, arguments = PROGRAMS[name]
+    assert "loop" in {op.family.name for op in aspen(function).graph(*arguments).program().ops}
+    check(function, *arguments)
+
+
+def test_no_turn_at_all_stays_with_xla():
+    function = aspen(lambda x: lax.scan(lambda c, _: (jnp.tanh(c), c), x, None, length=0))
+    last, entries = function(normal(0, 3, 5))
+    np.testing.assert_array_equal(last, normal(0, 3, 5))
+    assert entries.shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_narrow_floats_are_stored_after_each_turn(dtype):
+    x = normal(0, 4, 33).astype(dtype)
+    function = lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c * r), x[0], x)  # noqa: E731
+    for ours, theirs in zip(aspen(function)(x), jax.jit(function)(x), strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), rtol=2e-2, atol=2e-2)
+
+
+def test_nan_stays_where_it_is():
+    weights, xs, (h, c) = of_lstm(6, 3)
+    xs = xs.copy()
+    xs[3, 1, 0] = np.nan
+    ours, theirs = (np.asarray(make(lstm)(weights, xs, (h, c))[1]) for make in (aspen, jax.jit))
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
+    assert np.isnan(ours[3:, 1]).all()
+    assert not np.isnan(np.delete(ours, 1, axis=1)).any()
+
+
+@pytest.mark.parametrize("form", ["grad", "vmap", "vmap of weights", "jvp", "twice", "remat"])
+def test_derivatives_and_batches(form):
+    weights, xs, carry = arguments = of_lstm(*modes.sized((5, 2), (64, 4)), modes.sized(WIDTH, 64))
+
+    def loss(*arguments):
+        (h, c), ys = lstm(*arguments)
+        return (ys**2).mean() + (h * c).mean()
+
+    def under(function):
+        if form == "grad":
+            return jax.grad(function)(*arguments)
+        if form == "remat":
+            return jax.grad(jax.checkpoint(function))(*arguments)
+        if form == "jvp":
+            return jax.jvp(lambda x: function(weights, x, carry), (xs,), (xs,))
+        if form == "twice":
+            return jax.grad(lambda b: jax.grad(lambda b: function((*weights[:2], b), xs, carry))(b).sum())(weights[2])
+        if form == "vmap":
+            return jax.vmap(lambda x: function(weights, x, carry))(np.stack([xs, 2 * xs]))
+        return jax.vmap(lambda u: function((weights[0], u, weights[2]), xs, carry))(np.stack([weights[1], 0.5 * weights[1]]))
+
+    ours, theirs = (jax.tree.leaves(jax.jit(lambda make=make: under(make(loss)))()) for make in (aspen, lambda f: f))
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_known_before_the_loop_is_computed_before_it():
+    """The product of all inputs is one, and the sum of weights is computed once."""
+    weights, xs, carry = of_lstm(8, 2)
+
+    def function(weights, xs, carry):
+        return lstm((weights[0], weights[1] * 0.5 + weights[1].sum(), weights[2]), xs, carry)
+
+    ops = aspen(function).graph(weights, xs, carry).program().ops
+    (loop,) = (op for op in ops if op.family is LOOP)
+    assert sum(op.family.name == "matmul" for op in loop.attrs.body.ops) == 1
+    assert not {"reduce", "rows"} & {op.family.name for op in loop.attrs.body.ops}
+    check(function, weights, xs, carry)
+
+
+def test_long_turns_run_on_all_workers_and_what_xla_runs_stays_there():
+    w = normal(0, 512, 512)
+    by_all = aspen(lambda x: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]).explain(normal(1, 512, 512))
+    assert [item.reason for item in by_all.fallbacks] == ["control flow; bodies that run as tiles: 1"]
+    special = aspen(lambda x: lax.scan(lambda c, _: (lax.lgamma(c), None), x, None, length=3)[0]).explain(normal(1, 2, 2))
+    assert [item.primitive for item in special.fallbacks] == ["scan"]
+
+
+def test_the_words_say_what_the_attributes_do(tmp_path):
+    function, arguments = PROGRAMS["lstm"]
+    graph = aspen(function).graph(*arguments)
+    (loop,) = (op for op in graph.program().ops if op.family is LOOP)
+    again = LoopAttrs.from_words(Words(loop.attrs.to_words()))
+    assert again == loop.attrs
+    assert hash(again) == hash(loop.attrs)
+    graph.save(tmp_path / "lstm.aspen")
+    loaded = type(graph).load(tmp_path / "lstm.aspen")
+    loaded.verify()
+    flat = jax.tree.leaves(arguments)
+    for ours, theirs in zip(loaded.run(*flat), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_body_that_does_not_fit_is_refused():
+    function, arguments = PROGRAMS["lstm"]
+    (loop,) = (op for op in aspen(function).graph(*arguments).program().ops if op.family is LOOP)
+    body = loop.attrs.body
+    LOOP.check(loop)
+    for changes, message in (
+        ({"turns": 8}, "inputs of a loop"),
+        ({"num_carries": 9}, "inputs of a loop"),
+        ({"num_constants": -1}, "constants"),
+        ({"body": body.replace(outputs=(Operand.whole(body.inputs[0]), *body.outputs[1:]))}, "each result"),
+        ({"body": body.replace(outputs=(body.outputs[0],) * len(body.outputs))}, "loop"),
+        ({"body": body.replace(constants=((body.inputs[0], np.zeros(body.inputs[0].shape, np.float32)),))}, "constants"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LOOP.check(loop.replace(attrs=dataclasses.replace(loop.attrs, **changes)))
+
+
+def test_words_of_strangers_are_refused():
+    function, arguments = PROGRAMS["counted"]
+    graph = aspen(function).graph(*arguments)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        params = graph.params.copy()
+        params[rng.integers(len(params))] = rng.choice([-1, 0, 1, 2, 7, 1 << 40])
+        try:
+            dataclasses.replace(graph, params=params).verify()
+        except GraphFormatError:
+            refused += 1
+    assert refused > 20
