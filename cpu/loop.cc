@@ -1,6 +1,8 @@
 // loop: turns of a body on one worker. The body is a list of parts, each an op that is prepared like any other and runs on all of
 // its output. What a part writes lies in scratch memory, so that small values and the weights stay in the worker's cache.
 //
+// There are so many turns, or as many as begin with a first carry that is true. A run that is over ends at a turn.
+//
 // Nothing is copied from turn to turn. The first turn reads the carries where the caller has them. Each turn writes those of the
 // next into one of two buffers, in turns, and the last one writes them where the op's outputs are.
 #include <algorithm>
@@ -61,6 +63,7 @@ struct Entry {
 struct Loop final : OpState {
   int64_t turns = 0;
   bool is_reverse = false;
+  bool is_while = false;
   size_t num_constants = 0;
   size_t num_values = 0;
   std::vector<Carry> carries;
@@ -89,20 +92,26 @@ class Run {
   }
 
   const char* run() noexcept {
-    for (int64_t turn = 0; turn < loop_.turns; ++turn) {
-      place(turn);
+    int64_t turn = 0;
+    for (place(turn); goes_on(turn); place(++turn)) {
+      if (args_.pulse != nullptr && !(*args_.pulse)()) return "the run is over";
       for (const Part& part : loop_.parts) {
         if (const char* const error = compute(part)) return error;
       }
     }
-    if (loop_.turns > 0) return nullptr;
+    if (turn > 0 && !loop_.is_while) return nullptr;
     for (size_t i = 0; i < loop_.carries.size(); ++i) {
-      std::memcpy(output(i), input(loop_.num_constants + i), static_cast<size_t>(loop_.carries[i].bytes));
+      std::memcpy(output(i), values_[loop_.carries[i].read], static_cast<size_t>(loop_.carries[i].bytes));
     }
     return nullptr;
   }
 
  private:
+  // Places of entries beyond the last turn are never read.
+  bool goes_on(int64_t turn) const noexcept {
+    return loop_.is_while ? *values_[loop_.carries[0].read] != std::byte{0} : turn < loop_.turns;
+  }
+
   std::byte* input(size_t i) const { return static_cast<std::byte*>(const_cast<void*>(args_.inputs[i])); }
   std::byte* output(size_t i) const { return static_cast<std::byte*>(i == 0 ? args_.output : args_.further[i - 1]); }
 
@@ -111,7 +120,8 @@ class Run {
     for (size_t i = 0; i < num_carries; ++i) {
       const Carry& carry = loop_.carries[i];
       values_[carry.read] = turn == 0 ? input(loop_.num_constants + i) : args_.scratch + carry.buffers[(turn - 1) & 1];
-      values_[carry.written] = turn + 1 == loop_.turns ? output(i) : args_.scratch + carry.buffers[turn & 1];
+      const bool is_last = turn + 1 == loop_.turns && !loop_.is_while;
+      values_[carry.written] = is_last ? output(i) : args_.scratch + carry.buffers[turn & 1];
     }
     const int64_t index = loop_.is_reverse ? loop_.turns - 1 - turn : turn;
     for (size_t i = 0; i < loop_.entries.size(); ++i) {
@@ -147,6 +157,7 @@ class LoopReader {
   PreparedOp read() {
     loop_->turns = reader_.integer(0, kMaxExtent, "the number of turns");
     loop_->is_reverse = reader_.flag("whether the turns go backwards");
+    loop_->is_while = reader_.flag("whether the first carry says that there is a turn");
     loop_->num_constants = static_cast<size_t>(reader_.integer(0, num_inputs(), "the number of constants"));
     const int64_t most = num_inputs() - static_cast<int64_t>(loop_->num_constants);
     const auto num_carries = static_cast<size_t>(reader_.integer(0, most, "the number of carries"));
@@ -155,6 +166,7 @@ class LoopReader {
     for (int64_t i = 0; i < num_parts; ++i) read_part(i);
     read_results(num_carries);
     reader_.end_without_program();
+    check_while();
     place();
     const auto scratch = static_cast<size_t>(loop_->scratch_bytes) + of_parts_;
     return {std::move(loop_), run_loop, scratch};
@@ -306,6 +318,14 @@ class LoopReader {
     }
     if (count < num_carries) throw GraphError("the loop has " + std::to_string(count) + " outputs and carries more");
     is_result_ = std::move(is_taken);
+  }
+
+  void check_while() const {
+    if (!loop_->is_while) return;
+    if (!loop_->entries.empty() || !loop_->stacked.empty()) throw GraphError("a loop of unknown length has entries for each turn");
+    if (loop_->carries.empty()) throw GraphError("a loop of unknown length carries nothing");
+    const TensorView& first = values_[loop_->carries[0].read];
+    check_view(first, "the first carry of a loop of unknown length", {.rank = 0, .dtypes = DType::kBool});
   }
 
   // Where everything lies in scratch: pointers first, then values.

@@ -20,7 +20,7 @@ struct Dse {
 inline const char* compute(const RunState& run, uint32_t tile, std::byte* scratch) noexcept {
   const PlannedTile& planned = run.plan().tiles()[tile];
   const RunOp& op = run.op(planned.op);
-  return op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch, op.further});
+  return op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch, op.further, run.pulse()});
 }
 
 // Runs one tile of a run that has not failed.

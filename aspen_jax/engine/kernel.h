@@ -78,6 +78,15 @@ class OpState {
   virtual ~OpState() = default;
 };
 
+// What a tile that may take long asks now and then: whether its run goes on. Where it does not, the tile ends with any message; the
+// run has its own reason.
+struct Pulse {
+  bool (*goes_on)(void* run) noexcept;
+  void* run;
+
+  bool operator()() const noexcept { return goes_on(run); }
+};
+
 // One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view. The output may lie where an
 // input does that the op's family rewrites (`OpFamily.rewrites`): then no other tile touches the bytes of the box meanwhile.
 struct TileArgs {
@@ -88,6 +97,7 @@ struct TileArgs {
   const int32_t* hi;
   std::byte* scratch;              // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
   void* const* further = nullptr;  // the outputs beside the first: the tile writes the box of each, by the same parts
+  const Pulse* pulse = nullptr;    // null: the run cannot be ended
 };
 
 // Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.

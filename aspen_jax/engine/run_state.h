@@ -78,6 +78,7 @@ class RunState final : public Traversal {
     fail([&] { return call_.watch->why(); });
     return false;
   }
+  const Pulse* pulse() const { return &pulse_; }
   Watch* watch() const { return call_.watch.get(); }
 
   // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
@@ -110,6 +111,11 @@ class RunState final : public Traversal {
   const Plan& plan_;
   std::vector<RunOp> ops_;
   std::vector<const void*> inputs_;
+  const Pulse pulse_{[](void* self) noexcept {
+                       auto& run = *static_cast<RunState*>(self);
+                       return run.is_free() || run.may_go_on();
+                     },
+                     this};
   std::vector<void*> further_;
   Arena workspace_;
   Call call_;

@@ -1,7 +1,10 @@
-"""Loops whose bodies tiles can run as a whole: `scan` as one op, with what does not depend on the carries moved out of it."""
+"""Loops whose bodies tiles can run: one op, without the products that no turn waits for."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from aspen_jax.frontend.partition import Tileable
-from aspen_jax.ir.program import Operand, Value
+from aspen_jax.ir.program import Operand
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Unsupported
 from aspen_jax.ops.loop import MOST_SCRATCH, LoopAttrs, loop_of, scratch_bytes
@@ -25,10 +28,11 @@ def scan_arguments(equation: core.JaxprEqn) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
-SCAN = "scan"
+SCAN, WHILE = "scan", "while"
 
-Trace = Callable[[core.ClosedJaxpr, Sequence[Value | np.ndarray]], Tileable]
-"""`trace(body, arguments)`: the body, with a program of the arguments that are values. Raises Unsupported."""
+Known = Sequence[np.ndarray | None]
+Trace = Callable[[Known], Tileable]
+"""`trace(known)`: the body, whose program has an input for each argument that is not known. Raises Unsupported."""
 
 
 def scan(
@@ -40,32 +44,61 @@ def scan(
         equation: the scan.
         operands: its operands; arrays are known when tracing.
         build: gets the op.
-        trace: converts the body.
+        trace: converts the body, which takes the scan's operands, or an entry of those that have one for each turn.
 
     Raises:
         Unsupported: some of the body stays with XLA, or it is no work for one worker.
     """
-    params = equation.params
-    num_constants, num_carries = scan_arguments(equation)
-    body: core.ClosedJaxpr = params["jaxpr"]
-    avals = [var.aval for var in body.jaxpr.invars]
-    once = num_constants + num_carries
-    # Of what is known, scalars are written into the body, where they are the same in each turn.
-    arguments: list[Value | np.ndarray] = []
-    for number, (item, aval) in enumerate(zip(operands, avals, strict=True)):
-        is_scalar = number < num_constants and isinstance(item, np.ndarray) and item.ndim == 0
-        arguments.append(np.asarray(item) if is_scalar else Value(tuple(aval.shape), np.dtype(aval.dtype)))
-    traced = trace(body, arguments)
+    length, reverse = equation.params["length"], equation.params["reverse"]
+    if not length:
+        raise Unsupported("the loop has no turn")
+    constants, carries = scan_arguments(equation)
+    return _loop(functools.partial(LoopAttrs, length, reverse, False), constants, carries, operands, build, trace)
+
+
+def while_loop(
+    equation: core.JaxprEqn, operands: Sequence[Operand | np.ndarray], build: Builder, trace: Trace
+) -> tuple[list[Operand], Tileable]:
+    """Write a while loop as one op, and give its results and its body.
+
+    Args:
+        equation: the while loop.
+        operands: its constants, whether there is a first turn, and its first carries; arrays are known when tracing.
+        build: gets the op.
+        trace: converts the body with the condition, which says behind it whether there is another turn.
+
+    Raises:
+        Unsupported: some of the body or the condition stays with XLA, or it is no work for one worker.
+    """
+    constants = equation.params["cond_nconsts"] + equation.params["body_nconsts"]
+    carries = len(operands) - constants
+    results, traced = _loop(functools.partial(LoopAttrs, 0, False, True), constants, carries, operands, build, trace)
+    return results[1:], traced
+
+
+def _loop(
+    attrs: Callable[..., LoopAttrs],
+    num_constants: int,
+    num_carries: int,
+    operands: Sequence[Operand | np.ndarray],
+    build: Builder,
+    trace: Trace,
+) -> tuple[list[Operand], Tileable]:
+    # Of what is known, scalars that are the same in each turn are written into the body.
+    known = [
+        item if number < num_constants and isinstance(item, np.ndarray) and item.ndim == 0 else None
+        for number, item in enumerate(operands)
+    ]
+    traced = trace(known)
     program = traced.program
-    kept = [number for number, item in enumerate(arguments) if isinstance(item, Value)]
-    attrs = LoopAttrs(params["length"], params["reverse"], sum(number < num_constants for number in kept), num_carries, program)
     if scratch_bytes(program) > MOST_SCRATCH:
         raise Unsupported("a turn of the loop computes more than one worker's cache holds")
-    first, *_ = program.outputs
-    if 0 in first.shape or not attrs.turns:
-        raise Unsupported("the loop has no turn, or its first result is empty")
-    inputs = [_operand(build, operands[number]) for number in kept]
-    op = loop_of(attrs, inputs, name=build.name, source=build.source, exact=any(op.exact for op in program.ops))
+    if not program.outputs or 0 in program.outputs[0].shape:
+        raise Unsupported("the loop's first result is empty")
+    constants = sum(item is None for item in known[:num_constants])
+    inputs = [_operand(build, item) for item, scalar in zip(operands, known, strict=True) if scalar is None]
+    about = {"name": build.name, "source": build.source, "exact": any(op.exact for op in program.ops)}
+    op = loop_of(attrs(constants, num_carries, program), inputs, **about)
     build.add(op)
     return [Operand.whole(value) for value in op.outputs], traced
 
@@ -74,93 +107,279 @@ def _operand(build: Builder, item: Operand | np.ndarray) -> Operand:
     return item if isinstance(item, Operand) else build.constant(item)
 
 
-def with_products_before(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
-    """A scan whose products of what is known before it are computed before it, for all turns at once; None where it has none.
+def with_products_outside(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    """A scan without the products that no turn waits for; each is one product of all turns, before or after the scan.
+
+    None where it has no such product.
 
     Args:
         equation: the scan. The result takes its operands and gives its results.
     """
-    body: core.ClosedJaxpr = equation.params["jaxpr"]
-    num_constants, num_carries = scan_arguments(equation)
-    moved = _known_products(body.jaxpr, num_constants, num_carries)
-    if not moved:
+    if any(map(_has_more_types, (*equation.invars, *equation.outvars))):
         return None
-    length, jaxpr = equation.params["length"], body.jaxpr
-    once = num_constants + num_carries
-    by_turn = {var for own in moved for var in own.outvars}
-    kept = [own for own in jaxpr.eqns if by_turn.isdisjoint(own.outvars)]
-    read = {atom for own in kept for atom in own.invars if isinstance(atom, core.Var)}
-    read.update(atom for atom in jaxpr.outvars if isinstance(atom, core.Var))
-    crossing = [var for own in moved for var in own.outvars if var in read]
-    # What reads constants alone is computed on both sides. passes/loops.py moves it out of the loop.
-    needed = _needed([*_of_constants(jaxpr, num_constants), *moved], crossing)
-    of_turn = core.ClosedJaxpr(
-        jaxpr.replace(
-            invars=[*jaxpr.invars[:num_constants], *jaxpr.invars[once:]], outvars=crossing, eqns=needed, debug_info=_INFO
-        ),
-        body.consts,
-    )
-    rest = core.ClosedJaxpr(
-        jaxpr.replace(invars=[*jaxpr.invars, *crossing], eqns=kept, debug_info=_INFO), body.consts
-    )
-
-    def run(*operands: Any) -> list[Any]:
-        constants, carries, entries = operands[:num_constants], operands[num_constants:once], operands[once:]
-        in_axes = (*(None for _ in constants), *(0 for _ in entries))
-        known = jax.vmap(core.jaxpr_as_fun(of_turn), in_axes=in_axes, axis_size=length)(*constants, *entries)
-
-        def turn(carries: Sequence[Any], entries: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = core.jaxpr_as_fun(rest)(*constants, *carries, *entries)
-            return results[:num_carries], results[num_carries:]
-
-        last, stacked = jax.lax.scan(
-            turn, list(carries), [*entries, *known], length=length, reverse=equation.params["reverse"]
-        )
-        return [*last, *stacked]
-
+    body = _Body.of(equation)
+    before, sums, after = body.before(), body.sums(), body.after()
+    if not (before or sums or after):
+        return None
     avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
-    return jax.make_jaxpr(run)(*avals)
+    return jax.make_jaxpr(functools.partial(_run, body, before, sums, after))(*avals)
 
 
-_INFO = core.DebugInfo("aspen_call", "body", None, None)
+def _has_more_types(atom: Any) -> bool:
+    """Whether an array's type says how it lies on several devices. What is traced anew here has no such types."""
+    mesh = getattr(getattr(atom.aval, "sharding", None), "mesh", None)
+    manual = getattr(atom.aval, "manual_axis_type", None)
+    return (mesh is not None and not mesh.empty) or (manual is not None and bool(manual.varying))
 
 
-def _known_products(jaxpr: core.Jaxpr, num_constants: int, num_carries: int) -> list[core.JaxprEqn]:
-    """The products of a scan's body that no carry changes, with the equations that they need, in order."""
-    changing = set(jaxpr.invars[num_constants : num_constants + num_carries])
-    entries = set(jaxpr.invars[num_constants + num_carries :])
-    known = []
-    for own in jaxpr.eqns:
-        read = {atom for atom in own.invars if isinstance(atom, core.Var)}
-        if own.effects or not read.isdisjoint(changing):
-            changing.update(own.outvars)
-        elif not read.isdisjoint(entries):
-            entries.update(own.outvars)
-            known.append(own)
-    products = [own for own in known if own.primitive.name in _PRODUCTS]
-    return _needed(known, [var for own in products for var in own.outvars])
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sum:
+    """A carry to which each turn adds a product, and that no turn reads.
+
+    Attributes:
+        carry: its number.
+        product: a dot_general.
+        moves: transpositions of its result, in order.
+        add: what adds it.
+    """
+
+    carry: int
+    product: core.JaxprEqn
+    moves: tuple[core.JaxprEqn, ...]
+    add: core.JaxprEqn
+
+    @property
+    def equations(self) -> tuple[core.JaxprEqn, ...]:
+        return self.product, *self.moves, self.add
+
+    def of_all_turns(self, left: jax.Array, right: jax.Array) -> jax.Array:
+        """The sum of all turns' products, of operands with an axis of turns before their own."""
+        params = self.product.params
+        (contracted, batch) = params["dimension_numbers"]
+        contracted = [(0, *(axis + 1 for axis in side)) for side in contracted]
+        batch = [tuple(axis + 1 for axis in side) for side in batch]
+        total = jax.lax.dot_general(
+            left,
+            right,
+            (tuple(contracted), tuple(batch)),
+            precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+        )
+        for move in self.moves:
+            total = total.transpose(move.params["permutation"])
+        return total
 
 
-def _of_constants(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:
-    """What a scan's body computes of its constants alone."""
-    known = {*jaxpr.constvars, *jaxpr.invars[:num_constants]}
-    found = []
-    for own in jaxpr.eqns:
-        if not own.effects and known.issuperset(atom for atom in own.invars if isinstance(atom, core.Var)):
-            known.update(own.outvars)
-            found.append(own)
-    return found
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Body:
+    """The body of a scan.
+
+    Attributes:
+        closed: its jaxpr.
+        num_constants: how many of its first arguments are the same in each turn.
+        num_carries: how many of the next ones are carried.
+        length: how many turns there are.
+        reverse: whether the first turn gets the last entries.
+    """
+
+    closed: core.ClosedJaxpr
+    num_constants: int
+    num_carries: int
+    length: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, equation: core.JaxprEqn) -> _Body:
+        return cls(equation.params["jaxpr"], *scan_arguments(equation), equation.params["length"], equation.params["reverse"])
+
+    @property
+    def jaxpr(self) -> core.Jaxpr:
+        return self.closed.jaxpr
+
+    @property
+    def once(self) -> int:
+        """How many of its arguments have no entries."""
+        return self.num_constants + self.num_carries
+
+    @property
+    def constants(self) -> list[core.Var]:
+        return self.jaxpr.invars[: self.num_constants]
+
+    @property
+    def carries(self) -> list[core.Var]:
+        return self.jaxpr.invars[self.num_constants : self.once]
+
+    @property
+    def entries(self) -> list[core.Var]:
+        return self.jaxpr.invars[self.once :]
+
+    def of_constants(self) -> list[core.JaxprEqn]:
+        """What it computes of its constants alone."""
+        known = {*self.jaxpr.constvars, *self.constants}
+        found = []
+        for own in self.jaxpr.eqns:
+            if not own.effects and known.issuperset(_read([own])):
+                known.update(own.outvars)
+                found.append(own)
+        return found
+
+    def before(self) -> list[core.JaxprEqn]:
+        """The products that no carry changes, with what they need of entries, in order."""
+        changing, entries = set(self.carries), set(self.entries)
+        known = []
+        for own in self.jaxpr.eqns:
+            read = _read([own])
+            if own.effects or not read.isdisjoint(changing):
+                changing.update(own.outvars)
+            elif not read.isdisjoint(entries):
+                entries.update(own.outvars)
+                known.append(own)
+        return _needed(known, [var for own in known if own.primitive.name in _PRODUCTS for var in own.outvars])
+
+    def sums(self) -> list[_Sum]:
+        """The carries to which turns only add products."""
+        readers = self._readers()
+        writers = {var: own for own in self.jaxpr.eqns for var in own.outvars}
+        of_constants = {var for own in self.of_constants() for var in own.outvars}
+        found = []
+        for number, (carry, result) in enumerate(zip(self.carries, self.jaxpr.outvars, strict=False)):
+            add = writers.get(result) if isinstance(result, core.Var) else None
+            if add is None or add.primitive.name not in ("add", "add_any") or readers[carry] != [add]:
+                continue
+            (moved,) = [atom for atom in add.invars if atom is not carry][:1] or [None]
+            moves: list[core.JaxprEqn] = []
+            last = add
+            while isinstance(moved, core.Var) and readers[moved] == [last] and moved in writers:
+                last = writers[moved]
+                if last.primitive.name != "transpose":
+                    break
+                moves.insert(0, last)
+                moved = last.invars[0]
+            operands = set(last.invars)
+            is_known = not operands.isdisjoint([*self.constants, *of_constants, *self.jaxpr.constvars])
+            # One that is read elsewhere, too, would be computed twice.
+            if (
+                last.primitive.name == "dot_general"
+                and readers[result] == [None]
+                and not is_known
+                and operands.issubset({*self.jaxpr.invars, *writers})
+            ):
+                found.append(_Sum(number, last, tuple(moves), add))
+        return found
+
+    def after(self) -> list[core.JaxprEqn]:
+        """The products that no turn reads, with what only they lead to, in order."""
+        readers = self._readers()
+        stacked = set(self.jaxpr.outvars[self.num_carries :])
+        carried = set(self.jaxpr.outvars[: self.num_carries])
+        late: set[int] = set()
+        for own in reversed(self.jaxpr.eqns):
+            read_late = all(
+                var not in carried and all(item is None or id(item) in late for item in readers[var]) for var in own.outvars
+            )
+            if read_late and not own.effects:
+                late.add(id(own))
+        moved: list[core.JaxprEqn] = []
+        behind: set[Any] = set()
+        for own in self.jaxpr.eqns:
+            if id(own) in late and (own.primitive.name in _PRODUCTS or not _read([own]).isdisjoint(behind)):
+                moved.append(own)
+                behind.update(own.outvars)
+        return moved if behind & stacked else []
+
+    def _readers(self) -> collections.defaultdict[Any, list[core.JaxprEqn | None]]:
+        """The equations that read a variable, and None for each time that it is a result."""
+        readers: collections.defaultdict[Any, list[core.JaxprEqn | None]] = collections.defaultdict(list)
+        for own in self.jaxpr.eqns:
+            for var in _read([own]):
+                readers[var].append(own)
+        for atom in self.jaxpr.outvars:
+            if isinstance(atom, core.Var):
+                readers[atom].append(None)
+        return readers
+
+    def part(self, equations: Sequence[core.JaxprEqn], inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., list[Any]]:
+        """Some of its equations as a function."""
+        jaxpr = self.jaxpr.replace(invars=list(inputs), outvars=list(outputs), eqns=_needed(equations, outputs), debug_info=_INFO)
+        return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self.closed.consts))
 
 
-def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[core.Var]) -> list[core.JaxprEqn]:
+def _run(
+    body: _Body, before: Sequence[core.JaxprEqn], sums: Sequence[_Sum], after: Sequence[core.JaxprEqn], *operands: Any
+) -> list[Any]:
+    """A scan with some products outside of its body."""
+    jaxpr, constants = body.jaxpr, operands[: body.num_constants]
+    known = dict(zip(jaxpr.invars, operands, strict=True))
+    summed = {item.carry for item in sums}
+    gone = {id(own) for own in (*before, *after, *(own for item in sums for own in item.equations))}
+    kept = [own for own in jaxpr.eqns if id(own) not in gone]
+    stacked = jaxpr.outvars[body.num_carries :]
+    behind = {var for own in after for var in own.outvars}
+    in_turn = [atom for atom in stacked if atom not in behind] if behind else list(stacked)
+    # What is computed afterwards reads these of each turn.
+    wanted = _read([*after, *(item.product for item in sums)]) - behind - {*body.constants, *body.entries, *jaxpr.constvars}
+    of_constants = body.of_constants()
+    wanted -= {var for own in of_constants for var in own.outvars}
+    by_before = {var for own in before for var in own.outvars}
+    results = [atom for number, atom in enumerate(jaxpr.outvars[: body.num_carries]) if number not in summed]
+    read = _read(kept) | {atom for atom in (*results, *in_turn) if isinstance(atom, core.Var)} | wanted
+    crossing = [var for own in before for var in own.outvars if var in read]
+    over = functools.partial(jax.vmap, axis_size=body.length)
+    axes = [None] * body.num_constants
+    entries = list(body.entries)
+    if crossing:
+        first = body.part([*of_constants, *before], [*body.constants, *entries], crossing)
+        made = over(first, in_axes=(*axes, *[0] * len(entries)))(*constants, *(known[var] for var in entries))
+        known.update(zip(crossing, made, strict=True))
+        entries += crossing
+    # In the order of the body, so that all processes write the same program.
+    variables = [*jaxpr.invars, *(var for own in jaxpr.eqns for var in own.outvars)]
+    extra = [var for var in variables if var in wanted and var not in by_before]
+    carries = [var for number, var in enumerate(body.carries) if number not in summed]
+    turn = body.part(kept, [*body.constants, *carries, *entries], [*results, *in_turn, *extra])
+
+    def one_turn(values: Sequence[Any], entry: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        given = turn(*constants, *values, *entry)
+        return given[: len(carries)], given[len(carries) :]
+
+    last, stacks = jax.lax.scan(
+        one_turn,
+        [known[var] for var in carries],
+        [known[var] for var in entries],
+        length=body.length,
+        reverse=body.reverse,
+    )
+    known.update(zip(extra, stacks[len(in_turn) :], strict=True))
+    finals = dict(zip((number for number in range(body.num_carries) if number not in summed), last, strict=True))
+    for item in sums:
+        left, right = (known[var] for var in item.product.invars)
+        finals[item.carry] = known[body.carries[item.carry]] + item.of_all_turns(left, right)
+    found = iter(stacks)
+    made_after = {}
+    if behind:
+        ends = [var for var in dict.fromkeys(stacked) if var in behind]
+        varying = [*entries, *extra]
+        rest = body.part([*of_constants, *after], [*body.constants, *varying], ends)
+        made = over(rest, in_axes=(*axes, *[0] * len(varying)))(*constants, *(known[var] for var in varying))
+        made_after = dict(zip(ends, made, strict=True))
+    given = [made_after[atom] if isinstance(atom, core.Var) and atom in made_after else next(found) for atom in stacked]
+    return [*(finals[number] for number in range(body.num_carries)), *given]
+
+
+def _read(equations: Iterable[core.JaxprEqn]) -> set[core.Var]:
+    return {atom for own in equations for atom in own.invars if isinstance(atom, core.Var)}
+
+
+def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[Any]) -> list[core.JaxprEqn]:
     """The equations that results need, in order."""
-    wanted = set(results)
+    wanted = {atom for atom in results if isinstance(atom, core.Var)}
     needed = []
     for own in reversed(equations):
-        if not wanted.isdisjoint(own.outvars):
-            wanted.update(atom for atom in own.invars if isinstance(atom, core.Var))
+        if own.effects or not wanted.isdisjoint(own.outvars):
+            wanted |= _read([own])
             needed.append(own)
     return needed[::-1]
 
 
+_INFO = core.DebugInfo("aspen_call", "body", None, None)
 _PRODUCTS = ("dot_general", "conv_general_dilated")

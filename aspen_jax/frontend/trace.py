@@ -7,6 +7,7 @@ with XLA between them. A function that is supported as a whole is one part.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -173,8 +174,8 @@ _Item = Value | _Known
 class _Converter:
     """Walks equations; an environment maps each variable to a Value, or to what is known of it when tracing."""
 
-    def __init__(self, refuses: Refuses) -> None:
-        self.build = Builder()
+    def __init__(self, refuses: Refuses, build: Builder | None = None) -> None:
+        self.build = build or Builder()
         self._refuses = refuses
         self.items: list[Converted | Fallback] = []
         self._known: dict[int, Value] = {}
@@ -242,7 +243,7 @@ class _Converter:
         body = None
         try:
             converter = CONVERTERS.get(primitive)
-            if converter is None and primitive != loops.SCAN:
+            if converter is None and primitive not in (loops.SCAN, loops.WHILE):
                 raise Unsupported(f"no op for {primitive}: {REASONS.get(primitive, 'aspen_jax does not know this primitive')}")
             if equation.effects:
                 raise Unsupported(f"{primitive} has side effects")
@@ -253,8 +254,7 @@ class _Converter:
                     raise Unsupported(f"tiles hold no {dtype}")
                 _check_shape(shape)
             if converter is None:
-                given = [item if isinstance(item, np.ndarray) else self._operand(item) for item in inputs]
-                result, body = loops.scan(equation, given, self.build, self._body)
+                result, body = self._loop(equation, inputs)
             else:
                 operands = [self._operand(item) for item in inputs]
                 result = converter(self.build, Equation(primitive, equation.params, outputs, arrays), *operands)
@@ -280,7 +280,7 @@ class _Converter:
 
     def _scan(self, equation: core.JaxprEqn, inputs: Sequence[_Item], name: str, source: str) -> list[_Item]:
         """Convert a scan: as one op, with products before it where that can be, or as an equation that stays with XLA."""
-        moved = loops.with_products_before(equation)
+        moved = loops.with_products_outside(equation)
         if moved is None:
             return list(self._convert(equation, inputs, name, source))
         inputs = [self.settled(item, array=True) for item in inputs]  # what is written for them now stays
@@ -293,18 +293,68 @@ class _Converter:
         self._known = known
         return list(self._convert(equation, inputs, name, source))
 
-    def _body(self, body: core.ClosedJaxpr, arguments: Sequence[Value | np.ndarray]) -> Tileable:
-        """The body of a loop, with a program of the arguments that are values.
+    def _loop(self, equation: core.JaxprEqn, inputs: Sequence[Value | np.ndarray]) -> tuple[Sequence[Operand], Tileable]:
+        """Write a loop as one op.
+
+        Raises:
+            Unsupported: XLA has to run it, or some of it.
+        """
+        params = equation.params
+        operands = [item if isinstance(item, np.ndarray) else self._operand(item) for item in inputs]
+        if equation.primitive.name == loops.SCAN:
+            body = params["jaxpr"]
+
+            def turn(converter: _Converter, arguments: Sequence[_Item], scope: str, line: str) -> list[_Item]:
+                return converter.inline(body.jaxpr, body.consts, arguments, scope, line)
+
+            types = [var.aval for var in body.jaxpr.invars]
+            return loops.scan(equation, operands, self.build, functools.partial(self._body, turn, types))
+
+        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+        of_condition, constants = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+        def turn_and_condition(converter: _Converter, arguments: Sequence[_Item], scope: str, line: str) -> list[_Item]:
+            given = [*arguments[of_condition:constants], *arguments[constants + 1 :]]
+            carries = converter.inline(body.jaxpr, body.consts, given, scope, line)
+            given = [*arguments[:of_condition], *carries]
+            return [*converter.inline(condition.jaxpr, condition.consts, given, scope, line), *carries]
+
+        types = [var.aval for var in (*condition.jaxpr.invars[:of_condition], *body.jaxpr.invars)]
+        types.insert(constants, condition.out_avals[0])
+        given = [*inputs[:of_condition], *inputs[constants:]]
+        first = _Converter(self._refuses, self.build)
+        (begun,) = first.inline(condition.jaxpr, condition.consts, given, self.build.name, self.build.source)
+        is_begun = first._operand(first.settled(begun, array=False))
+        first.refuse_fallbacks()
+        given = [*operands[:constants], is_begun, *operands[constants:]]
+        return loops.while_loop(equation, given, self.build, functools.partial(self._body, turn_and_condition, types))
+
+    def refuse_fallbacks(self) -> None:
+        """Say that a loop is no op where XLA has to run something of it.
+
+        Raises:
+            Unsupported: it has.
+        """
+        for item in self.items:
+            if isinstance(item, Fallback):
+                raise Unsupported(f"its body has what XLA runs: {item.reason}")
+
+    def _body(self, inline: Callable[..., list[_Item]], types: Sequence[Any], known: loops.Known) -> Tileable:
+        """The body of a loop.
+
+        Args:
+            inline: `inline(converter, arguments, scope, line)` converts it.
+            types: of its arguments.
+            known: the arguments that are known when tracing.
 
         Raises:
             Unsupported: XLA has to run some of it.
         """
         inner = _Converter(self._refuses)
-        returned = inner.inline(body.jaxpr, body.consts, arguments, self.build.name, self.build.source)
+        arguments = [held(aval) if item is None else item for aval, item in zip(types, known, strict=True)]
+        returned = inline(inner, arguments, self.build.name, self.build.source)
         outputs = [inner._operand(inner.settled(item, array=False)) for item in returned]
-        for item in inner.items:
-            if isinstance(item, Fallback):
-                raise Unsupported(f"its body has what XLA runs: {item.reason}")
+        inner.refuse_fallbacks()
         inputs = tuple(item for item in arguments if isinstance(item, Value))
         program = Program(inputs, tuple(inner.build.constants), tuple(inner.build.ops), tuple(outputs)).pruned()
         return Tileable(program, tuple(item for item in inner.items if isinstance(item, Converted)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,9 @@ class LoopAttrs(Attrs):
     """Attributes of loop; equal where the words are.
 
     Attributes:
-        turns: how many.
+        turns: how many; 0 where nobody knows.
         is_reverse: whether the first turn reads and writes the last entries.
+        is_while: whether there is a turn as long as the first carry, a bool, is true. Then nothing has an entry for each turn.
         num_constants: how many of the op's inputs are the same in each turn.
         num_carries: how many of the next inputs are what the first turn gets and each turn hands on.
         body: a turn. Its inputs are the constants, the carries, and an entry of each further input of the op. Its outputs are the
@@ -42,13 +43,15 @@ class LoopAttrs(Attrs):
 
     turns: int
     is_reverse: bool
+    is_while: bool
     num_constants: int
     num_carries: int
     body: Program
 
     def __str__(self) -> str:
         kernels = dict.fromkeys(op.family.name for op in self.body.ops)
-        return f"({self.turns} turns of {', '.join(kernels)})"
+        turns = "turns" if self.is_while else f"{self.turns} turns"
+        return f"({turns} of {', '.join(kernels)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoopAttrs) and self._words == other._words
@@ -64,7 +67,8 @@ class LoopAttrs(Attrs):
         body = self.body
         numbers: dict[Value, int] = {}
         given = (*(value for value, _ in body.constants), *body.inputs)
-        yield from (self.turns, int(self.is_reverse), self.num_constants, self.num_carries, len(given))
+        flags = int(self.is_reverse), int(self.is_while)
+        yield from (self.turns, *flags, self.num_constants, self.num_carries, len(given))
         for value in given:
             numbers[value] = len(numbers)
             yield from _words_of_value(value)
@@ -88,7 +92,7 @@ class LoopAttrs(Attrs):
 
     @classmethod
     def from_words(cls, words: Words) -> LoopAttrs:
-        turns, is_reverse, constants, carries = (words.integer() for _ in range(4))
+        turns, is_reverse, is_while, constants, carries = (words.integer() for _ in range(5))
         values = [_value_from(words) for _ in range(_count(words))]
         inputs = tuple(values)
         ops = []
@@ -96,7 +100,7 @@ class LoopAttrs(Attrs):
             ops.append(_op_from(words, values))
             values += ops[-1].outputs
         outputs = tuple(_result_from(words, values) for _ in range(_count(words)))
-        return cls(turns, bool(is_reverse), constants, carries, Program(inputs, (), tuple(ops), outputs))
+        return cls(turns, bool(is_reverse), bool(is_while), constants, carries, Program(inputs, (), tuple(ops), outputs))
 
 
 def _words_of_value(value: Value) -> Iterator[int]:
@@ -184,6 +188,8 @@ class Loop(OpFamily):
             raise ValueError("a loop has no epilogue")
         if not 0 <= attrs.turns <= MAX_EXTENT or attrs.num_constants < 0 or attrs.num_carries < 0:
             raise ValueError(f"a loop of {attrs.turns} turns, {attrs.num_constants} constants and {attrs.num_carries} carries")
+        if attrs.is_while and (_is_not_flag(body, attrs) or len(body.outputs) != attrs.num_carries):
+            raise ValueError("a loop of unknown length begins with a bool, and has no entries")
         if body.constants:
             raise ValueError("the body of a loop has constants of its own; they must be inputs")
         inputs, outputs = types_of(attrs)
@@ -218,13 +224,26 @@ class Loop(OpFamily):
         attrs: LoopAttrs = op.attrs
         flops = sum(float(own.family.work(own, _whole(own.output.shape)[None]).flops[0]) for own in attrs.body.ops)
         moved = sum(item.value.nbytes for item in op.inputs) + sum(value.nbytes for value in op.outputs)
-        return Work(np.full(len(boxes), flops * attrs.turns), np.full(len(boxes), float(moved)))
+        return Work(np.full(len(boxes), flops * turns_of(attrs)), np.full(len(boxes), float(moved)))
 
     def reference(self, attrs: LoopAttrs, *inputs: jax.Array) -> jax.Array:
         raise ValueError("a loop's reference is that of its body; see ops/reference.py")
 
 
 LOOP = Loop()
+
+# Of a loop of unknown length, for estimates.
+SOME_TURNS = 32
+
+
+def turns_of(attrs: LoopAttrs) -> int:
+    """How many turns a loop has, or may have."""
+    return SOME_TURNS if attrs.is_while else attrs.turns
+
+
+def _is_not_flag(body: Program, attrs: LoopAttrs) -> bool:
+    first = body.inputs[attrs.num_constants : attrs.num_constants + 1]
+    return len(body.inputs) != attrs.num_constants + attrs.num_carries or [(v.shape, v.dtype) for v in first] != [((), np.bool_)]
 
 
 def _whole(shape: Sequence[int]) -> np.ndarray:
@@ -294,6 +313,10 @@ def run_in_jax(attrs: LoopAttrs, evaluate: Any, inputs: Sequence[jax.Array]) -> 
         results = evaluate(attrs.body, *constants, *carries, *entries)
         return list(results[: attrs.num_carries]), list(results[attrs.num_carries :])
 
+    if attrs.is_while:
+        return list(
+            lax.while_loop(lambda carries: carries[0], lambda carries: turn(carries, ())[0], list(map(jnp.asarray, carries)))
+        )
     last, further = lax.scan(
         turn, [jnp.asarray(item) for item in carries], tuple(entries), length=attrs.turns, reverse=attrs.is_reverse
     )

@@ -18,8 +18,8 @@ from jax.extend import core, source_info_util
 from aspen_jax import forks
 from aspen_jax.api.flat import FlatCall
 from aspen_jax.errors import InputError
-from aspen_jax.frontend.trace import called_jaxpr
 from aspen_jax.frontend.loops import scan_arguments
+from aspen_jax.frontend.trace import called_jaxpr
 
 # Calls that stay equations: inlined, they would lose the user's own rule for derivatives, or for batches.
 WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call")

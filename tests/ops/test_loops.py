@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import aspen_jax
 from aspen_jax import aspen
-from aspen_jax.errors import GraphFormatError
+from aspen_jax.errors import EngineError, GraphFormatError
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Words
 from aspen_jax.ops.loop import LOOP, LoopAttrs
@@ -108,7 +109,24 @@ def swapped(x, y):
     return lax.scan(lambda c, _: ((c[1], c[0]), c[0]), (x, y), None, length=5)
 
 
+def until_small(x, w):
+    return lax.while_loop(
+        lambda s: (jnp.abs(s[0]).max() > 0.1) & (s[1] < 40), lambda s: (jnp.tanh(s[0] @ w) * 0.7, s[1] + 1), (x, 0)
+    )
+
+
+def never(x):
+    return lax.while_loop(lambda c: c.sum() > 1e9, lambda c: c + 1, x)
+
+
+def by_count(x, n):
+    return lax.fori_loop(n - 3, n + 2, lambda i, c: jnp.sin(c) * i, x)
+
+
 PROGRAMS = {
+    "until small": (until_small, (normal(0, 3, 12), normal(1, 12, 12))),
+    "never": (never, (normal(0, 6),)),
+    "counted when called": (by_count, (normal(0, 7), np.int32(4))),
     "lstm": (lstm, of_lstm(9, 3)),
     "lstm of one row": (lstm, of_lstm(6, 1, 16)),
     "backwards": (functools.partial(lstm, reverse=True), of_lstm(5, 2)),
@@ -128,6 +146,25 @@ def test_a_scan_is_one_op(name):
     function, arguments = PROGRAMS[name]
     assert "loop" in {op.family.name for op in aspen(function).graph(*arguments).program().ops}
     check(function, *arguments)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loop_of_unknown_length_ends_where_xla_ends_it(seed):
+    x, w = normal(seed, 2, 9), normal(seed + 10, 9, 9)
+    ours, theirs = (make(until_small)(x, w) for make in (aspen, jax.jit))
+    assert ours[1] == theirs[1]
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-6)
+    batched = [jax.vmap(make(until_small), (0, None))(np.stack([x, 0.01 * x]), w) for make in (aspen, jax.jit)]
+    np.testing.assert_array_equal(batched[0][1], batched[1][1])
+
+
+def test_a_loop_that_never_ends_is_ended():
+    """A limit of time ends a run at a turn, and the worker is free again."""
+    endless = aspen(lambda x: lax.while_loop(lambda c: c[0] < 1e9, lambda c: c * 0.5, x), strict=True)
+    graph = endless.graph(np.ones(3, np.float32))
+    with aspen_jax.limits(nanoseconds=50_000_000), pytest.raises(EngineError, match="50"):
+        graph.run(np.ones(3, np.float32))
+    np.testing.assert_array_equal(graph.run(np.full(3, 2e9, np.float32))[0], np.full(3, 2e9, np.float32))
 
 
 def test_no_turn_at_all_stays_with_xla():
@@ -227,7 +264,7 @@ def test_a_body_that_does_not_fit_is_refused():
         ({"turns": 8}, "inputs of a loop"),
         ({"num_carries": 9}, "inputs of a loop"),
         ({"num_constants": -1}, "constants"),
-        ({"body": body.replace(outputs=(Operand.whole(body.inputs[0]), *body.outputs[1:]))}, "each result"),
+        ({"body": body.replace(outputs=(Operand.whole(body.inputs[0]), *body.outputs[1:]))}, "outputs of a loop"),
         ({"body": body.replace(outputs=(body.outputs[0],) * len(body.outputs))}, "loop"),
         ({"body": body.replace(constants=((body.inputs[0], np.zeros(body.inputs[0].shape, np.float32)),))}, "constants"),
     ):

@@ -16,10 +16,10 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from aspen_jax import _engine
+from aspen_jax.ir.program import Value
+from aspen_jax.ops.loop import SOME_TURNS
 from aspen_jax.targets.cpu import tile_cost as estimate
 from aspen_jax.targets.cpu import xla_cost
-
-from aspen_jax.ir.program import Value
 
 if TYPE_CHECKING:
     from aspen_jax.frontend.partition import Converted, Tileable
@@ -120,7 +120,7 @@ class Evidence:
 
 def _of_turns(loop: Converted, num_workers: int) -> dict[str, float]:
     """What XLA does for all turns of a loop."""
-    body, turns = loop.body, loop.equation.params["length"]
+    body, turns = loop.body, loop.equation.params.get("length", SOME_TURNS)
     assert body is not None
     found = xla_cost.of_part(body.items, [item.value for item in body.program.outputs], num_workers, is_body=True)
     found.pop(xla_cost.ASYNCHRONOUS, None)

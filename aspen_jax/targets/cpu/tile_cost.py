@@ -14,7 +14,7 @@ from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import program_flops
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.gather import GATHER
-from aspen_jax.ops.loop import LOOP
+from aspen_jax.ops.loop import LOOP, turns_of
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.ops.transposed import part_of as untransposed
@@ -84,7 +84,7 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
         for part in op.attrs.body.ops:
             for name, amount in _of_op(part, 1).items():
                 turn["bytes of turns" if name in ("bytes", "far bytes") else name] += amount
-        return {name: amount * op.attrs.turns for name, amount in turn.items()}
+        return {name: amount * turns_of(op.attrs) for name, amount in turn.items()}
     if family is TRANSPOSED:
         return _of_op(untransposed(op), num_tiles)
     if family is PARTIAL_REDUCE:
