@@ -311,6 +311,8 @@ class _Converter:
             return loops.scan(equation, operands, self.build, functools.partial(self._body, turn, types))
 
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+        if condition.out_avals[0].shape:
+            raise Unsupported("each entry of a batch has turns of its own")
         of_condition, constants = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
         def turn_and_condition(converter: _Converter, arguments: Sequence[_Item], scope: str, line: str) -> list[_Item]:

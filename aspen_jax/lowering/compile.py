@@ -18,7 +18,8 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.frontend.trace import Fallback
 from aspen_jax.graph.tilegraph import TileGraph
-from aspen_jax.ir.program import Operand, Program, Value
+from aspen_jax.ir.program import Op, Operand, Program, Value
+from aspen_jax.ops.loop import LOOP
 from aspen_jax.passes import CHOICE, disabled_by_environment, run_passes, stages_of
 from aspen_jax.primitive import control_flow, sharding
 from aspen_jax.primitive.choices import Choices
@@ -41,16 +42,24 @@ class Options:
         target: the device; by default the CPU of this process.
         disabled_passes: passes that are left out, by name.
         chooses: whether XLA runs the parts that it is faster at; never so with `choices.strict`.
+        num_devices: how many devices XLA's partitioner may spread the work over.
     """
 
     choices: Choices = Choices()  # noqa: RUF009 - immutable
     target: Target = dataclasses.field(default_factory=lambda: registry.of_function(registry.AUTO).here())
     disabled_passes: frozenset[str] = dataclasses.field(default_factory=disabled_by_environment)
     chooses: bool = True
+    num_devices: int = 1
 
     def __post_init__(self) -> None:
         chooses = self.chooses and self.target.chooses and not self.choices.strict and CHOICE not in self.disabled_passes
         object.__setattr__(self, "chooses", chooses)
+
+    def why_no_kernel(self, op: Op) -> str | None:
+        """Why XLA must compute an op; None where tiles can."""
+        if op.family is LOOP and self.num_devices > 1:
+            return "XLA cuts a loop over devices, and each turn's tiles with it"
+        return self.target.why_no_kernel(op)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,20 +156,15 @@ class Compiled:
         for jaxpr in control_flow.tiled_bodies(fallback.equation):
             yield jaxpr, compile_jaxpr(jaxpr, _options_of_bodies(fallback, self.options))
 
-    def call(self, *arguments: Any, num_devices: int = 1) -> list[Any]:
-        """The function on flat arguments, as JAX operations; for use under a trace.
-
-        Args:
-            *arguments: arrays.
-            num_devices: how many devices XLA's partitioner may spread the work over.
-        """
+    def call(self, *arguments: Any) -> list[Any]:
+        """The function on flat arguments, as JAX operations; for use under a trace."""
         environment: dict[Value, Any] = dict(self.trace.constants)
         environment.update(zip(self.trace.inputs, arguments, strict=True))
         from_tiles: set[Value] = set()
         for step in self.steps:
             if isinstance(step, Part):
                 operands = [environment[value] for value in step.inputs]
-                results = step.call(*operands) if num_devices == 1 else step.call_partitionable(*operands)
+                results = step.call(*operands) if self.options.num_devices == 1 else step.call_partitionable(*operands)
                 environment.update(zip(step.outputs, results, strict=True))
                 from_tiles.update(step.outputs)
             else:
@@ -219,7 +223,7 @@ def compile_jaxpr(jaxpr: core.ClosedJaxpr, options: Options) -> Compiled:
     if known is not None and all(map(operator.is_, known.consts, jaxpr.consts)):
         return known
     without_dead_code, _ = prune(expanded(jaxpr), [True] * len(jaxpr.out_avals), keep_inputs=True)
-    trace = frontend.trace(without_dead_code, options.target.why_no_kernel)
+    trace = frontend.trace(without_dead_code, options.why_no_kernel)
     refused = [item for item in trace.fallbacks if not (item.is_tileable or control_flow.is_control_flow(item.equation))]
     if options.choices.strict and refused:
         raise UnsupportedError(_refusal(refused))

@@ -27,7 +27,8 @@ def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call_ja
         return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices)
     with _unchecked():
         own = target.of_call(call_jaxpr, choices, may_time=_is_this_machines_alone(ctx))
-        compiled = None if own is None else compile_jaxpr(call_jaxpr, Options(own[1], own[0]))
+        options = None if own is None else Options(own[1], own[0], num_devices=sharding.num_devices(ctx))
+        compiled = None if options is None else compile_jaxpr(call_jaxpr, options)
         if compiled is None or not compiled.options.target.is_ready(compiled):
             return _lower_plain(ctx, *operands, call_jaxpr=call_jaxpr, choices=choices)
         return _lower_compiled(platform, ctx, call_jaxpr, compiled, operands, choices)
@@ -64,8 +65,7 @@ def _lower_compiled(
         warning.warn_of_all(jaxpr.jaxpr, reason, choices)
         return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices)
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    call = partial(compiled.call, num_devices=sharding.num_devices(ctx))
-    return mlir.lower_fun(call, multiple_results=True)(with_devices or ctx, *operands)
+    return mlir.lower_fun(compiled.call, multiple_results=True)(with_devices or ctx, *operands)
 
 
 def _is_exported_for_several(ctx: mlir.LoweringRuleContext) -> bool:

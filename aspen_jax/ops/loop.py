@@ -1,4 +1,4 @@
-"""A loop in one tile: a program that runs turn after turn on one worker. What one turn hands to the next never leaves its cache."""
+"""A loop in one tile: a program that runs turn after turn on one worker, whose cache keeps what turns hand on."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_small_work_beside_a_fallback_gets_no_custom_call():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: lax.scan(lambda c, y: (c + y, c), jnp.zeros(4), x)[1],
+        lambda x: lax.scan(lambda c, y: (lax.lgamma(c + y), c), jnp.zeros(4), x)[1],
         lambda x: jnp.linalg.svd(x)[1],
         lambda x: jax.random.normal(jax.random.key(0), x.shape) + x,
         lambda x: x.astype(jnp.complex64).real,
@@ -357,7 +357,8 @@ def test_loops_over_constants_do_not_run_while_tracing():
     def function(x):
         return x + lax.while_loop(lambda i: i < 10, lambda i: i + 1, 0)
 
-    assert [item.equation.primitive.name for item in trace_of(function, normal(2)).fallbacks if not item.is_tileable] == ["while"]
+    (part,) = trace_of(function, normal(2)).parts
+    assert "loop" in {op.family.name for op in part.ops}
 
 
 @pytest.mark.parametrize(
