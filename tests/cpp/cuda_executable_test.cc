@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cuda/executable.h"
-#include "cuda/loaded.h"
+#include "cuda/replay_graph.h"
 #include "cuda/standalone.h"
 #include "dag.h"
 #include "engine_check.h"
@@ -265,7 +265,7 @@ TEST(nodes_that_were_half_set_are_not_used) {
   {
     Executable executable(example.graph, Code{fake_image(), example.kernels}, Executor::kGraph);
     Caller caller(driver, 2, 3);
-    for (size_t i = 0; i < 2 * cuda::Loaded::kMostInstances; ++i) {  // new instances, then some that were used
+    for (size_t i = 0; i < 2 * cuda::ReplayGraph::kMostInstances; ++i) {  // new instances, then some that were used
       caller.run(executable);
       caller.check(example);
       for (const size_t operand : {0u, 1u}) caller.spoil(caller.move(operand));
