@@ -28,7 +28,8 @@ class LaunchCode {
   bool kernels_wait() const;
   // Makes the tensor maps of a run's addresses. Throws DeviceError, with nothing given to the device.
   void encode_maps(std::span<const DevicePointer> addresses);
-  // Of a launch that is no library's, for the addresses that maps were made of. What they point to stays until the next call.
+  // What CUDA is told of a launch that is no library's. Maps were made of the addresses. What this points to stays until the next
+  // call.
   KernelNodeParams params(uint32_t launch, std::span<const DevicePointer> addresses);
 
  private:
@@ -48,7 +49,7 @@ class LaunchCode {
   };
 
   void find_kernels(LibraryCalls& libraries);
-  // Reads a global of the code into `value`, unless cuModuleGetGlobal fails, whose result this is.
+  // Reads a global of the code into `value`. Returns the result of cuModuleGetGlobal, and throws where another call fails.
   template <class T>
   Result read(const std::string& name, T& value) const;
   KernelShape shape_of(size_t op, const std::string& kernel) const;
@@ -62,7 +63,7 @@ class LaunchCode {
   void copy_boxes();
   // What a kernel takes for an op. It stays until the next call, or longer.
   std::span<const std::byte> argument_of(uint32_t op, std::span<const DevicePointer> addresses) const;
-  // What a launch's kernel takes, likewise.
+  // What a launch's kernel takes for all its ops, for as long.
   const void* first_argument(uint32_t launch, std::span<const DevicePointer> addresses);
 
   const Driver& driver_;

@@ -62,7 +62,7 @@ class Loaded {
   Owned<&Driver::cuEventDestroy> last_run_;               // the end of the one that uses the workspace last
   std::vector<Owned<&Driver::cuStreamDestroy>> streams_;  // all but the caller's
   std::vector<Owned<&Driver::cuEventDestroy>> events_;
-  std::optional<ReplayGraph> replay_graph_;  // there is one: it is made once the code is prepared
+  std::optional<ReplayGraph> replay_graph_;  // always one: it is made when the code is prepared
 };
 
 }  // namespace aspen::cuda

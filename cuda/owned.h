@@ -8,7 +8,7 @@
 
 namespace aspen::cuda {
 
-// The context that owned things are of; it ends after them.
+// The context that owned things belong to. It outlives them.
 class HomeContext {
  public:
   HomeContext(const Driver& driver, Context context) : driver_(driver), context_(context) {}
@@ -25,7 +25,7 @@ class HomeContext {
     is_gone_ = driver_.cuCtxPushCurrent(context_) != kSuccess;
     if (!is_gone_) driver_.cuCtxSynchronize();
   }
-  // With all that was in it: nothing is given back.
+  // Says that all that was in it is gone too: nothing is given back.
   bool is_gone() const { return is_gone_; }
   const Driver& driver() const { return driver_; }
   Context context() const { return context_; }
@@ -36,7 +36,7 @@ class HomeContext {
   bool is_closed_ = false, is_gone_ = false;
 };
 
-// One such thing, or none; a function of the driver or of a library gets it back: Owned<&Driver::cuEventDestroy>.
+// One such thing, or none. The function of the driver or of a library gives it back, unless its context is gone.
 template <auto kGiveBack>
 class Owned;
 

@@ -14,11 +14,12 @@ namespace aspen::cuda {
 
 class Executable;
 class LaunchCode;
+class LibraryCalls;
 
-// The graph is made at the first run. The context is current at each call. Throws DeviceError.
+// Makes the graph at the first run. The context is current at each call. Throws DeviceError.
 class ReplayGraph {
  public:
-  // Of one CUDA graph, by the addresses that their nodes hold. An allocator gives few different ones in turn: two for an argument
+  // How many are kept, by the addresses that their nodes hold. An allocator gives few different ones in turn: two for an argument
   // and two for a result, where a caller keeps one of each.
   static constexpr size_t kMostInstances = 4;
 
@@ -37,9 +38,9 @@ class ReplayGraph {
 
   void make_graph(std::span<const DevicePointer> addresses);
   void add_programmatic_edges(DeviceGraph graph) const;
-  // Of a call that may refuse a graph because of such edges.
+  // Throws DeviceError, if a call failed that may refuse a graph because of such edges.
   void check_graph(Result result, const char* call) const;
-  // Makes one for these addresses the first: a new one, or the one that was used longest ago.
+  // Makes an instance for these addresses the first: a new one, or the one that was used longest ago.
   void make_instance(Stream stream, std::span<const DevicePointer> addresses);
   void set_nodes(Instance& instance, std::span<const DevicePointer> addresses) const;
 
