@@ -13,9 +13,9 @@ from tqdm import tqdm
 from aspen_jax import aspen
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Model, Size
 
 # Of the largest output.
 LIMITS = {"default": 1e-4, "highest": 1e-5}
@@ -30,7 +30,7 @@ def accuracy(
     """Largest errors of the outputs of whole models, of their largest element, against the same model in float64.
 
     Args:
-        models: names in benchmarks/models/zoo.py, and in keras.applications.
+        models: names in benchmarks/zoo/catalogue.py, and in keras.applications.
         size: of the inputs.
         workers: cores to use; all usable ones by default.
         json: where to write the figures as well.

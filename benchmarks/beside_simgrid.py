@@ -20,8 +20,8 @@ from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
 from benchmarks.child import measure_in_child, serve
 from benchmarks.lab import graph_of
-from benchmarks.models.model import Size
 from benchmarks.options import File
+from benchmarks.zoo.model import Size
 
 # Whole nanoseconds a byte, since our clock rounds.
 MACHINE = sched.Machine(

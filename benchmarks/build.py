@@ -14,9 +14,9 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.passes import run_passes
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Model, Size
 
 TRACE = "function to jaxpr"
 TOTAL = "jaxpr to ready graph"
@@ -31,7 +31,7 @@ def build(
     """Seconds from jaxpr to ready graph, and its stages one by one; and from function to jaxpr, which is JAX's work.
 
     Args:
-        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
+        models: names in benchmarks/zoo/catalogue.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
         size: of the inputs.
         rounds: how often each is built.
         json: where to write the figures as well.

@@ -8,8 +8,8 @@ from typing import Any
 from aspen_jax import aspen
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.report.cores import share_cores
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
+from benchmarks.zoo.model import Model, Size
 
 
 def decorated(names: Sequence[str], size: Size, rounds: int, workers: int | None) -> Iterator[tuple[Model, Callable[..., Any]]]:

@@ -18,7 +18,7 @@ from aspen_jax.frontend import trace as frontend
 from aspen_jax.passes import run_passes
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
+from benchmarks import zoo
 from benchmarks.options import File
 
 # What each case is about: the pass that is switched off on the other side.
@@ -33,7 +33,7 @@ def ends(rounds: int = 30, workers: int | None = None, networks: tuple[str, ...]
     Args:
         rounds: how often each is timed.
         workers: workers; all usable cores by default.
-        networks: names in benchmarks/models/zoo.py, for reductions.
+        networks: names in benchmarks/zoo/catalogue.py, for reductions.
         json: where to write the figures as well.
     """
     check_rounds(rounds)

@@ -12,12 +12,12 @@ from aspen_jax.errors import InputError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.report.record import write_record
 from aspen_jax.schedule import Costs, Cpu, Dmda, Machine, Policy, ReadyPool, simulate
+from benchmarks import zoo
 from benchmarks.bandwidth import with_bandwidth
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
 from benchmarks.simulation import measured_graph
+from benchmarks.zoo.model import Size
 
 
 def hybrid(

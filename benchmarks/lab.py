@@ -17,9 +17,9 @@ from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
 from aspen_jax.schedule.costs import random_inputs
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _LINKS = [sched.Link("host", "fake", 10_000, 10e9), sched.Link("fake", "host", 10_000, 10e9)]
 MACHINES = {

@@ -17,10 +17,10 @@ from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
+from benchmarks import zoo
 from benchmarks.child import measure_in_child, serve
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _IDLE = "the model, not run"
 _CALLS = 5

@@ -22,11 +22,11 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.report.record import write_record
 from aspen_jax.schedule.policy import Order
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
 from benchmarks.native import cmake_program
 from benchmarks.options import File, Models, Sizes
 from benchmarks.sharing import find_tool
+from benchmarks.zoo.model import Model, Size
 
 NAMES: tuple[Order, ...] = get_args(Order)
 _LINE = 64

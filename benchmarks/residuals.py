@@ -17,9 +17,9 @@ from aspen_jax.frontend.trace import trace
 from aspen_jax.passes import run_passes
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.options import File
+from benchmarks.zoo.model import Size
 
 # The passes that let several ops read, or a caller get, what one op goes on with.
 PASSES = ("merge", "signs")

@@ -16,12 +16,12 @@ from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
 from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks import zoo
 from benchmarks.bandwidth import read_bandwidth, with_bandwidth
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
 from benchmarks.simulation import measured_graph, simulated_span
+from benchmarks.zoo.model import Model, Size
 
 
 def scaling(

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from aspen_jax import set_num_workers
 from aspen_jax.errors import AspenError
-from benchmarks.models.model import Size
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.sides import SIDES
 from benchmarks.together import MOST_AT_ONCE, checked_call
+from benchmarks.zoo.model import Size
 
 PROCESSES, RAY = "a process a core", "Ray Serve"
 PEERS = (*SIDES, PROCESSES, RAY)

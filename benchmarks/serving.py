@@ -20,10 +20,10 @@ from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks import servers
 from benchmarks.markdown import table
-from benchmarks.models.model import Size
 from benchmarks.options import File, Names, Sizes
 from benchmarks.servers import PEERS, Server
 from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
+from benchmarks.zoo.model import Size
 
 _QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
 _EQUAL, _SHORT, _LONG = "equal", "short", "long"

@@ -15,10 +15,10 @@ from aspen_jax.ir.program import Op, Program
 from aspen_jax.ir.random_array import random_array
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
+from benchmarks.zoo.model import Size
 
 _CHOSEN = "as chosen"
 

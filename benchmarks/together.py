@@ -17,9 +17,9 @@ from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
 from benchmarks.options import File, Models
+from benchmarks.zoo.model import Model, Size
 
 _IN_TURN, _AT_ONCE = "in turn", "at once"
 _QUEUE, _ARRIVAL, _PRIORITY = "one at a time, first come first served", "at once, in order of arrival", "at once, short first"

@@ -15,12 +15,12 @@ from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import PLAIN, TILED
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks import zoo
 from benchmarks.child import measure_in_child, serve
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
 from benchmarks.neighbour import neighbour_on
 from benchmarks.options import File, Models
 from benchmarks.picture import save_bars
+from benchmarks.zoo.model import Size
 
 _FREE, _SHARED, _ALL = "the free cores alone", "the shared core alone", "all cores"
 

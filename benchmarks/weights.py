@@ -13,8 +13,8 @@ from aspen_jax.report.comparison import PLAIN, TOLERANCE
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.report.record import write_record
 from benchmarks.decorated import decorated
-from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _TRACED, _PREPARED, _CLOSED = "plain tracers", "prepared", "closed over"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aspen_jax.report.comparison import compare
 from aspen_jax.report.record import write_record
 from benchmarks.decorated import decorated
-from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 
 def models(
@@ -19,7 +19,7 @@ def models(
     """Models with random weights: jax.jit(model) against jax.jit(aspen(model)); first the results, then the times, in turns.
 
     Args:
-        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
+        models: names in benchmarks/zoo/catalogue.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
         size: of the inputs.
         rounds: how often each side is timed.
         workers: cores for both sides; all usable ones by default.

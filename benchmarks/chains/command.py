@@ -15,15 +15,15 @@ from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import Comparison, compare
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
+from benchmarks import zoo
 from benchmarks.chains import on_gpu
 from benchmarks.chains.rows import tables
 from benchmarks.markdown import table
-from benchmarks.models import zoo
-from benchmarks.models.bolt import PLACES, WORKLOADS
-from benchmarks.models.model import Size
 from benchmarks.options import File, Names
 from benchmarks.peers.record import DISAGREES
 from benchmarks.peers.sides import ASPEN, JIT, SIDES
+from benchmarks.zoo.bolt import PLACES, WORKLOADS
+from benchmarks.zoo.model import Size
 
 _PAPER_BATCH = 32
 _BATCHES = (1, 8, _PAPER_BATCH)
@@ -48,7 +48,7 @@ def chains(
 
     Args:
         places: tables and figures of the paper.
-        workloads: of theirs, names in benchmarks/models/bolt.py.
+        workloads: of theirs, names in benchmarks/zoo/bolt.py.
         batches: 1, 8 and 32 by default; figure 8, whose peers take long to start, has the paper's 32 alone.
         peers: who takes part in figure 8, as in `peers`.
         full: all batches from 1 to 128, and the six networks of figure 10 at batch 32 in float16. It takes hours.

@@ -17,8 +17,8 @@ from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.passes import DISABLE_VARIABLE, disabled_by_environment
 from aspen_jax.report.comparison import PLAIN
 from benchmarks.agreement import check_agreement
-from benchmarks.models.bolt import ALIGNMENT
-from benchmarks.models.model import Model
+from benchmarks.zoo.bolt import ALIGNMENT
+from benchmarks.zoo.model import Model
 
 JOINED, APART = "joined", "apart"
 ALIGNED, PADDED, UNPADDED, PLAIN_PADDED = "aligned", "padded", "as it is", f"{PLAIN} padded"

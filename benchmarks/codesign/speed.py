@@ -13,8 +13,8 @@ from aspen_jax import aspen
 from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.report.comparison import PLAIN, TILED
 from benchmarks.agreement import check_agreement
-from benchmarks.models.model import of_network
-from benchmarks.network.network import Network
+from benchmarks.zoo.model import of_network
+from benchmarks.zoo.network.network import Network
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def gpu(
     1 and bfloat16 unless told otherwise. Models compile at once; a lock lets one process at a time take times.
 
     Args:
-        models: names in benchmarks/models/zoo.py.
+        models: names in benchmarks/zoo/catalogue.py.
         batches: examples a call.
         dtypes: of parameters, inputs and all between them.
         image_size: height and width of images; each model's own by default.

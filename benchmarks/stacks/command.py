@@ -15,10 +15,8 @@ from aspen_jax.cost.machine import Machine
 from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.native import cmake_program
-from benchmarks.network.parameters import draw_inputs
 from benchmarks.options import File, Models
 from benchmarks.picture import save_curves
 from benchmarks.sharing import find_tool
@@ -26,6 +24,8 @@ from benchmarks.stacks import blocks as blocks_
 from benchmarks.stacks import networks
 from benchmarks.stacks.counts import PAPER, count
 from benchmarks.stacks.graphs import MOST_STEPS, found_in, program_of
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.parameters import draw_inputs
 
 Part = Literal["counts", "blocks", "networks"]
 

@@ -15,10 +15,10 @@ from aspen_jax.ops.stack import STACK
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
-from benchmarks.network.parameters import draw, draw_inputs
+from benchmarks import zoo
 from benchmarks.stacks.graphs import MOST_STEPS, graph_of, is_optimisable
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.parameters import draw, draw_inputs
 
 ALONE, JOINED = "no stacks", "stacks"
 _STEPS = {ALONE: 1, JOINED: MOST_STEPS}

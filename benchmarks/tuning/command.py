@@ -18,10 +18,10 @@ from aspen_jax.report.cores import share_cores
 from aspen_jax.report.record import write_record
 from benchmarks.child import measure_in_child
 from benchmarks.markdown import table
-from benchmarks.models.model import Size
-from benchmarks.network.layout import to_nchw
 from benchmarks.options import File, Sizes
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layout import to_nchw
 
 _ASPEN, _TVM = "aspen", "TVM MetaSchedule"
 

@@ -9,15 +9,14 @@ import os
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import agreement
+from benchmarks import agreement, zoo
 from benchmarks.__main__ import main
 from benchmarks.chains import command, on_gpu
 from benchmarks.chains.sides import APART, JOINED, join
-from benchmarks.models import zoo
-from benchmarks.models.bolt import WORKLOADS
-from benchmarks.models.model import Size
 from benchmarks.peers.match import Match
 from benchmarks.peers.record import ABSENT, DISAGREES, TIMED, ModelResult, SideResult
+from benchmarks.zoo.bolt import WORKLOADS
+from benchmarks.zoo.model import Size
 
 
 def only_input(name, batch):

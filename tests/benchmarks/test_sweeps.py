@@ -10,10 +10,10 @@ import pytest
 from aspen_jax.errors import InputError
 from benchmarks import layers, paper
 from benchmarks.__main__ import main
-from benchmarks.models.model import Size
 from benchmarks.peers.case import read_case
 from benchmarks.picture import save_curves
 from benchmarks.scaling import parallel_fraction
+from benchmarks.zoo.model import Size
 
 SMALL = ["--models", "VGG16", "--image-size", "32"]
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import beside_simgrid
 from benchmarks.__main__ import main
 from benchmarks.lab import graph_of
-from benchmarks.models.model import Size
+from benchmarks.zoo.model import Size
 
 IS_THERE = importlib.util.find_spec("simgrid") is not None
 
