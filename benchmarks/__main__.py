@@ -33,7 +33,7 @@ from benchmarks import (
     weights,
     whole_models,
 )
-from benchmarks.agreement import Disagreement
+from benchmarks.benchmark import Disagreement
 from benchmarks.chains.command import chains
 from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients

@@ -7,9 +7,9 @@ answer hides none of those behind it (no coordinated omission).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -17,8 +17,8 @@ from tqdm import tqdm
 from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
 from benchmarks import servers
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.markdown import table
 from benchmarks.options import File, Names, Sizes
 from benchmarks.servers import PEERS, Server
@@ -35,6 +35,7 @@ _SURE = 1.96  # standard deviations of a confidence of 95%
 _Mix = tuple[Mapping[str, int], Mapping[str, Server]]
 
 
+@benchmark
 def serving(
     short: str = "squeezenet1_1",
     long: str = "resnet50",
@@ -46,7 +47,7 @@ def serving(
     size: Sizes = Size(),  # noqa: B008 - immutable
     peers: Names = (),
     json: File = None,
-) -> int:
+) -> Run:
     """Latency of requests at several loads: equal ones, and short ones beside long ones, which have keys.
 
     Keys are a priority for short requests, or for each request a deadline.
@@ -98,26 +99,33 @@ def serving(
                 {_QUEUE: equal[_QUEUE], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
             ),
         }
-        record = _measured(loads, requests, rounds, mixes)
-    if json is not None:
-        write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
-    return 0
+        alone = [{"kind": kind, "alone": median} for kind, median in seconds.items()]
+        yield Table("A request alone", {"kind": "", "alone": "s"}, alone, printed="")
+        yield from _measured(loads, requests, rounds, mixes)
 
 
-def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> list[dict[str, Any]]:
-    """Print latencies and quotients, and give a record of each load, mix and server."""
-    rows, quotients, record = [], [], []
+def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> Iterator[Table]:
+    """Latencies by load, mix, server and kind, and quotients of them."""
+    names = [f"p{100 * q:g}" for q in _QUANTILES]
+    text = {"load": "", "requests": "", "server": "", "kind": ""}
+    ends = {f"{name}{end}": "s" for name in names for end in ("", " from", " to")}
+    latency = Table("", {**text, **ends, "a second": ".1f"})
+    quotient = Table(f"By {_QUEUE}", {**text, **dict.fromkeys([*names, "a second"], "")})
+    printed = []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, who) in mixes.items():
             served = _served(shares, load, requests, rounds, who)
             for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
-                    rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
-                record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
-            quotients += [(f"{load:g}", mix, *cells) for cells in _quotients(served)]
-    header = "load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second"
-    print("\n".join([*table(header, rows), "", f"By {_QUEUE}", "", *table(header, quotients)]), flush=True)
-    return record
+                    found = quantiles(values)
+                    latency.add(f"{load:g}", mix, server, kind, *itertools.chain(*found), rate, latencies_s=values)
+                    printed.append((f"{load:g}", mix, server, kind, *map(_cell, found), f"{rate:.1f}"))
+            for cells in _quotients(served):
+                quotient.add(f"{load:g}", mix, *cells)
+    header, quotients = list(quotient.columns), [list(row.values()) for row in quotient.rows]
+    latency.printed = "\n".join([*table(header, printed), ""])
+    quotient.printed = "\n".join([quotient.title, "", *table(header, quotients)])
+    yield from (latency, quotient)
 
 
 def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration, interleaved
+from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.record import write_record
 from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models
 from benchmarks.zoo.model import Model, Size
 
@@ -27,6 +27,7 @@ MOST_AT_ONCE = 48
 _TOLERANCE = 1e-3
 
 
+@benchmark
 def together(
     models: Models = ("resnet50", "bert-base"),
     short: str = "squeezenet1_1",
@@ -34,7 +35,7 @@ def together(
     load: float = 0.8,
     seconds: float = 15.0,
     json: File = None,
-) -> int:
+) -> Run:
     """Two models at once against one after the other; then short requests beside long ones, by three kinds of servers.
 
     Requests come at random times (Poisson), the same for all servers. The long model is the first; half of the load is its.
@@ -47,26 +48,22 @@ def together(
         seconds: how long requests come in; 0 leaves this part out.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     if not 0 < load < 1:
         raise InputError(f"a load of {load} is to be served; take more than 0 and less than 1")
     if not 0 <= seconds < float("inf"):
         raise InputError(f"{seconds} seconds is no time to measure for; take 15, say")
     share_cores()
     first = checked_call(models[0])
-    pairs = []
     for name in (*models[1:], models[0]):
         second = first if name == models[0] else checked_call(name)
         timings = _timed(first, second, rounds)
-        ratio = timings[_AT_ONCE].minimum / timings[_IN_TURN].minimum
-        rows = [(f"{models[0]} and {name}", "min", "median")]
-        rows += [(side, duration(timing.minimum), duration(timing.median)) for side, timing in timings.items()]
-        print("\n".join([*aligned(rows), f"at once takes {ratio:.3f} of the time in turn", ""]), flush=True)
-        pairs.append({"models": [models[0], name], "ratio": ratio, **{key: item.to_json() for key, item in timings.items()}})
-    served = _served(first, short, load, seconds) if seconds else {}
-    if json is not None:
-        write_record(json, {"benchmark": "together", "pairs": pairs, "load": load, "served": served})
-    return 0
+        table = Table(f"{models[0]} and {name}", {"": "", "min": "s", "median": "s"})
+        for side, timing in timings.items():
+            table.add(side, timing.minimum, timing.median, samples_s=timing.samples)
+        yield table
+        yield f"at once takes {timings[_AT_ONCE].minimum / timings[_IN_TURN].minimum:.3f} of the time in turn\n"
+    if seconds:
+        yield _served(first, short, load, seconds)
 
 
 class Request(NamedTuple):
@@ -140,7 +137,7 @@ def _timed(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> 
         return interleaved({_IN_TURN: in_turn, _AT_ONCE: at_once}, rounds)
 
 
-def _served(long: Callable[[], Any], short: str, load: float, seconds: float) -> dict[str, Any]:
+def _served(long: Callable[[], Any], short: str, load: float, seconds: float) -> Table:
     by_arrival, ahead = checked_call(short), checked_call(short, priority=1)
     alone = interleaved({"short": by_arrival, "long": long}, 9)
     rates = {kind: load / 2 / timing.median for kind, timing in alone.items()}
@@ -150,14 +147,10 @@ def _served(long: Callable[[], Any], short: str, load: float, seconds: float) ->
         _ARRIVAL: ({"short": by_arrival, "long": long}, MOST_AT_ONCE),
         _PRIORITY: ({"short": ahead, "long": long}, MOST_AT_ONCE),
     }
-    rows: list[tuple[str, ...]] = [
-        (f"load {load}, {len(requests)} requests", "short p50", "short p99", "long p50", "long p99", "a second")
-    ]
-    result: dict[str, Any] = {"requests_per_s": rates, "alone": {kind: item.to_json() for kind, item in alone.items()}}
+    columns = [f"{kind} {quantile}" for kind in ("short", "long") for quantile in ("p50", "p99")]
+    table = Table(f"load {load}, {len(requests)} requests", {"": "", **dict.fromkeys(columns, "s"), "a second": ".1f"})
     for name, (calls, at_once) in servers.items():
         latencies, total = serve(requests, calls, at_once)
         quantiles = [float(np.quantile(latencies[kind], q)) for kind in ("short", "long") for q in (0.5, 0.99)]
-        rows.append((name, *map(duration, quantiles), f"{len(requests) / total:.1f}"))
-        result[name] = {"latencies_s": latencies, "total_s": total}
-    print("\n".join(aligned(rows)), flush=True)
-    return result
+        table.add(name, *quantiles, len(requests) / total, latencies_s=latencies, total_s=total)
+    return table

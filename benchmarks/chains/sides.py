@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from aspen_jax import TileGraph, aspen
-from aspen_jax.cost.timing import Timing, interleaved
+from aspen_jax.cost.timing import Timing
 from aspen_jax.passes import DISABLE_VARIABLE, disabled_by_environment
 from aspen_jax.report.comparison import PLAIN
-from benchmarks.agreement import check_agreement
+from benchmarks.benchmark import timed
 from benchmarks.zoo.bolt import ALIGNMENT
 from benchmarks.zoo.model import Model
 
@@ -57,7 +57,7 @@ def join(model: Model, passes: Collection[str], rounds: int) -> Joining:
     calls = {APART: apart, PLAIN: functools.partial(jax.jit(model.apply), *model.arguments)}
     if is_joined:
         calls[JOINED] = joined
-    return Joining(is_joined, bytes_between(apart_graph), _timed(model.name, calls, rounds))
+    return Joining(is_joined, bytes_between(apart_graph), timed(model.name, calls, rounds, PLAIN))
 
 
 def pad(model: Model, rounds: int) -> dict[str, Timing]:
@@ -85,7 +85,7 @@ def pad(model: Model, rounds: int) -> dict[str, Timing]:
         PLAIN: functools.partial(jax.jit(model.apply), model.params, x),
         PLAIN_PADDED: functools.partial(jax.jit(padded), wide, x),
     }
-    return _timed(model.name, calls, rounds)
+    return timed(model.name, calls, rounds, PLAIN)
 
 
 def bytes_between(graph: TileGraph) -> int:
@@ -101,11 +101,6 @@ def _tiled(apply: Callable[..., Any], params: Any, inputs: tuple[Any, ...]) -> t
     compiled = jax.jit(decorated).lower(*inputs).compile()
     (part,) = decorated.explain(*inputs).parts
     return functools.partial(compiled, *inputs), part.graph
-
-
-def _timed(name: str, calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    check_agreement(name, calls, PLAIN)
-    return interleaved(calls, rounds)
 
 
 @contextmanager

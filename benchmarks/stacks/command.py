@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax.cost.machine import Machine
-from aspen_jax.cost.timing import aligned, check_rounds
+from aspen_jax.cost.timing import aligned
 from aspen_jax.errors import InputError
-from aspen_jax.report.record import write_record
 from benchmarks import zoo
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.native import cmake_program
 from benchmarks.options import File, Models
 from benchmarks.picture import save_curves
@@ -30,6 +30,7 @@ from benchmarks.zoo.network.parameters import draw_inputs
 Part = Literal["counts", "blocks", "networks"]
 
 
+@benchmark
 def stacks(
     parts: tuple[Part, ...] = ("counts", "blocks", "networks"),
     models: Models = ("alexnet", "inception_v3", "densenet121", "resnet50", "squeezenet1_1", "vgg16_bn"),
@@ -45,7 +46,7 @@ def stacks(
     json: File = None,
     picture: File = None,
     bytes_picture: File = None,
-) -> int:
+) -> Run:
     """BrainSlug's tables 1 and 2 and its figure 10: layers and stacks, chains of pools, whole networks with and without stacks.
 
     Args:
@@ -64,13 +65,12 @@ def stacks(
         picture: where to draw the times of `blocks`, a PNG, PDF or SVG file.
         bytes_picture: where to draw its bytes.
     """
-    check_rounds(rounds)
     names, batches = (tuple(PAPER), tuple(2**n for n in range(9))) if full else (models, batches)
     if unknown := set(names) - set(PAPER):
         raise InputError(f"{min(unknown)!r} is not in the paper; take some of {', '.join(PAPER)}")
     if any(kib < 1 or kib & (kib - 1) for kib in cache_kib):
         raise InputError(f"the caches' sizes are {cache_kib} KiB; take powers of two, such as 1024")
-    record: dict[str, Any] = {"benchmark": "stacks"}
+    record: dict[str, Any] = {}
     if "counts" in parts:
         record["counts"] = _counts(names, image_size)
     if "blocks" in parts:
@@ -82,9 +82,7 @@ def stacks(
         _draw(rows, f"<max-pool, batch norm, ReLU> on {extent}x{extent}x{channels}", picture, bytes_picture)
     if "networks" in parts:
         record["networks"] = _networks(names, batches, image_size, rounds)
-    if json is not None:
-        write_record(json, record)
-    return 0
+    yield record
 
 
 def _counts(names: tuple[str, ...], image_size: int | None) -> dict[str, Any]:

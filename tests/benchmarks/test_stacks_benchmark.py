@@ -23,7 +23,7 @@ def test_counts_are_the_papers(name):
 def test_networks_are_counted_and_timed(record, capsys):
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--batches", "1", "2", "--rounds", "1"]
     assert main(["stacks", "--parts", "counts", "networks", *options, "--json", str(record)]) == 0
-    content = json.loads(record.read_text())
+    content = json.loads(record.read_text())["results"]
     assert content["counts"]["squeezenet1_1"]["counts"] == content["counts"]["squeezenet1_1"]["paper"]
     assert content["counts"]["squeezenet1_1"]["found"]["ops"] == 4  # three pools and the mean of all pixels
     assert [row["batch"] for row in content["networks"]] == [1, 2]
@@ -38,7 +38,7 @@ def test_networks_with_stacks_are_compared(record, capsys, monkeypatch):
     monkeypatch.setattr(stacks, "_HELD", float("inf"))
     options = ["--models", "densenet121", "--image-size", "32", "--batches", "1", "--rounds", "1", "--json", str(record)]
     assert main(["stacks", "--parts", "networks", *options]) == 0
-    (row,) = json.loads(record.read_text())["networks"]
+    (row,) = json.loads(record.read_text())["results"]["networks"]
     assert row["speedup"] > 0
     assert row["in_stacks"] > 0
 
@@ -62,7 +62,7 @@ def test_blocks_are_timed_and_their_bytes_counted(record, tmp_path, monkeypatch,
         str(pictures[1]),
     ]
     assert main(["stacks", "--parts", "blocks", *options, *files]) == 0
-    one, seven = json.loads(record.read_text())["blocks"]
+    one, seven = json.loads(record.read_text())["results"]["blocks"]
     assert set(STEPS) <= set(seven["timings"])
     assert one["estimated"]["1 step"] == one["estimated"]["any"]
     assert seven["moved"]["64"] == dict.fromkeys(STEPS, 64_000)
