@@ -22,7 +22,7 @@ Options = ParamSpec("Options")
 # What a `Timing` has in a table, as `times` gives it.
 TIMES = {"min": "s", "median": "s", "spread": ".0%"}
 # Options that say where results go, or where a program lies.
-_PLACES = ("json", "picture", "pictures", "bytes_picture", "program")
+_PLACES = ("json", "picture", "pictures", "bytes_picture", "program", "out")
 
 
 class Disagreement(AspenError):
@@ -95,9 +95,8 @@ def benchmark(function: Callable[Options, Run]) -> Callable[Options, int]:
             if isinstance(item, Table):
                 tables.append(item.to_json())
         if options.get("json") is not None:
-            settings = {name: _plain(value) for name, value in options.items() if name not in _PLACES}
             date = time.strftime("%Y-%m-%d", time.gmtime())
-            record = {"benchmark": function.__name__, "date": date, "settings": settings, "results": plain or tables}
+            record = {"benchmark": function.__name__, "date": date, "settings": settings_of(options), "results": plain or tables}
             write_record(options["json"], record)
         return status
 
@@ -147,5 +146,10 @@ def _shown(value: Any, form: str) -> str:
     return duration(value) if form == "s" else format(value, form)
 
 
-def _plain(value: Any) -> Any:
-    return jsons.loads(jsons.dumps(value, default=lambda item: str(item) if isinstance(item, Path) else dataclasses.asdict(item)))
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a command as plain data, without those that say where results go."""
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else dataclasses.asdict(value)
+
+    return jsons.loads(jsons.dumps({name: value for name, value in options.items() if name not in _PLACES}, default=plain))
