@@ -103,30 +103,26 @@ def benchmark(function: Callable[Options, Run]) -> Callable[Options, int]:
     return command
 
 
-def check_agreement(
-    name: str, calls: Mapping[str, Callable[[], Any]], reference: str | None = None, tolerance: float | None = None
-) -> None:
-    """Call all sides and compare what they give with one of them, the first by default.
+def check_agreement(name: str, calls: Mapping[str, Callable[[], Any]], tolerance: float | None = None) -> None:
+    """Call all sides and compare what they give with the first one.
 
     Raises:
         Disagreement: one differs by more than the tolerance, a share of the largest output.
     """
-    expected = calls[reference or next(iter(calls))]()
+    expected = next(iter(calls.values()))()
     for side, call in calls.items():
         difference = largest_difference(call(), expected)
         if not difference <= (TOLERANCE if tolerance is None else tolerance):
             raise Disagreement(f"{name}: {side} differs by {difference:.1e} of the largest output, so nothing was timed")
 
 
-def timed(
-    name: str, calls: Mapping[str, Callable[[], Any]], rounds: int, reference: str | None = None, tolerance: float | None = None
-) -> dict[str, Timing]:
+def timed(name: str, calls: Mapping[str, Callable[[], Any]], rounds: int, tolerance: float | None = None) -> dict[str, Timing]:
     """Time sides in turns, after checking that they agree.
 
     Raises:
         Disagreement: they do not.
     """
-    check_agreement(name, calls, reference, tolerance)
+    check_agreement(name, calls, tolerance)
     return interleaved(calls, rounds)
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -21,11 +25,11 @@ from benchmarks import servers
 from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.markdown import table
 from benchmarks.options import File, Names, Sizes
-from benchmarks.servers import PEERS, Server
-from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
+from benchmarks.servers import MOST_AT_ONCE, PEERS, Server, checked_call
 from benchmarks.zoo.model import Size
 
 _QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
+_ARRIVAL = "Ready Pool at once, in order of arrival"
 _EQUAL, _SHORT, _LONG = "equal", "short", "long"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _CALLS = 9  # of which the median says how long a request takes alone
@@ -96,7 +100,7 @@ def serving(
             ),
             "short and long requests": (
                 {_SHORT: shorts_to_a_long, _LONG: 1},
-                {_QUEUE: equal[_QUEUE], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
+                {_QUEUE: equal[_QUEUE], _ARRIVAL: equal[_POOL], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
             ),
         }
         alone = [{"kind": kind, "alone": median} for kind, median in seconds.items()]
@@ -131,7 +135,7 @@ def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping
 def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:
     """Quotients by server and kind: each quantile, and requests a second, of a Ready Pool by those of the queue."""
     queued, slow = served[_QUEUE]
-    for server in (_POOL, _DEADLINES):
+    for server in (_ARRIVAL, _POOL, _DEADLINES):
         if server not in served:
             continue
         pooled, fast = served[server]
@@ -164,6 +168,50 @@ def _served(
             for kind, values in found.items():
                 latencies[name][kind] += values
     return {name: (latencies[name], count / seconds[name]) for name in names}
+
+
+class Request(NamedTuple):
+    """A call that comes at a time."""
+
+    arrival: float
+    kind: str
+
+
+def arrivals(rates: Mapping[str, float], seconds: float, seed: int = 1) -> list[Request]:
+    """Requests of each kind, so many a second, at random times within so many seconds; the last comes after them."""
+    generator = random.Random(seed)
+    requests = []
+    for kind, rate in rates.items():
+        now = 0.0
+        while now < seconds:
+            now += generator.expovariate(rate)
+            requests.append(Request(now, kind))
+    return sorted(requests)
+
+
+def serve(
+    requests: Sequence[Request], calls: Mapping[str, Callable[[], Any]], at_once: int
+) -> tuple[dict[str, list[float]], float]:
+    """Answer requests when they come, so many at once, the others behind them in the order in which they came.
+
+    Returns:
+        the seconds from the arrival to the answer of each kind of requests, and those until all were answered.
+    """
+    latencies: dict[str, list[float]] = {kind: [] for kind in calls}
+
+    def answer(request: Request) -> None:
+        calls[request.kind]()
+        latencies[request.kind].append(time.perf_counter() - start - request.arrival)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        start = time.perf_counter()
+        answers = []
+        for request in requests:
+            time.sleep(max(0.0, start + request.arrival - time.perf_counter()))
+            answers.append(threads.submit(answer, request))
+        for item in answers:
+            item.result()
+    return latencies, time.perf_counter() - start
 
 
 def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:

@@ -54,10 +54,10 @@ def join(model: Model, passes: Collection[str], rounds: int) -> Joining:
         apart, apart_graph = _tiled(model.apply, model.params, model.inputs)
     joined, joined_graph = _tiled(model.apply, model.params, model.inputs)
     is_joined = bytes_between(joined_graph) < bytes_between(apart_graph)
-    calls = {APART: apart, PLAIN: functools.partial(jax.jit(model.apply), *model.arguments)}
+    calls = {PLAIN: functools.partial(jax.jit(model.apply), *model.arguments), APART: apart}
     if is_joined:
         calls[JOINED] = joined
-    return Joining(is_joined, bytes_between(apart_graph), timed(model.name, calls, rounds, PLAIN))
+    return Joining(is_joined, bytes_between(apart_graph), timed(model.name, calls, rounds))
 
 
 def pad(model: Model, rounds: int) -> dict[str, Timing]:
@@ -79,13 +79,13 @@ def pad(model: Model, rounds: int) -> dict[str, Timing]:
         return model.apply(params, widened(x))
 
     calls = {
+        PLAIN: functools.partial(jax.jit(model.apply), model.params, x),
         UNPADDED: _tiled(model.apply, model.params, (x,))[0],
         PADDED: _tiled(padded, wide, (x,))[0],
         ALIGNED: _tiled(model.apply, wide, (widened(x),))[0],
-        PLAIN: functools.partial(jax.jit(model.apply), model.params, x),
         PLAIN_PADDED: functools.partial(jax.jit(padded), wide, x),
     }
-    return timed(model.name, calls, rounds, PLAIN)
+    return timed(model.name, calls, rounds)
 
 
 def bytes_between(graph: TileGraph) -> int:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
@@ -17,13 +14,11 @@ from benchmarks.gpu import programs as of_cuda
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.row import DType, chosen
 from benchmarks.gpu.run import Steps, about_gpu
-from benchmarks.options import Models
+from benchmarks.options import Folder, Models
 
 # What code is compiled for where there is no GPU: H100 and H200.
 _ARCHITECTURE = "sm_90a"
 _MINUTES = 5.0
-
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 
 
 def gpu(

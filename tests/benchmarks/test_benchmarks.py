@@ -183,8 +183,6 @@ oneTBB: absent; install it
         (["codesign", "--seeds", "0"], "0 trainings of each variant"),
         (["unequal", "--seconds", "-1"], "-1.0 seconds"),
         (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
-        (["together", "--load", "1"], "a load of 1.0"),
-        (["together", "--seconds", "-1"], "-1.0 seconds"),
         (["serving", "--loads", "1"], "loads of (1.0,)"),
         (["serving", "--requests", "0"], "0 requests"),
         (["serving", "--rounds", "0"], "the number of rounds is 0"),
@@ -223,7 +221,7 @@ def test_serving_gives_all_servers_the_same_requests(record, capsys):
     ]
     assert main(["serving", "--long", "resnet18", *small, "--json", str(record)]) == 0
     served = rows(record, 1)
-    assert len(served) == 4 + 2 * 5, "requests of two kinds may have deadlines"
+    assert len(served) == 4 + 2 * 6, "requests of two kinds may have deadlines"
     for _, group in itertools.groupby(sorted(served, key=_kind), key=_kind):
         items = list(group)
         assert len({len(item["latencies_s"]) for item in items}) == 1
@@ -231,9 +229,9 @@ def test_serving_gives_all_servers_the_same_requests(record, capsys):
             assert min(item["latencies_s"]) > 0
             assert item["p50 from"] <= item["p50"] <= item["p50 to"]
             assert item["a second"] > 0
-    assert len(rows(record, 2)) == 1 + 2 * 2, "quotients of each Ready Pool"
+    assert len(rows(record, 2)) == 1 + 2 * 3, "quotients of each Ready Pool"
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
-    assert len(lines) == 4 + 2 * 5 + 1 + 2 * 2, "a row for each server and kind, and quotients of each Ready Pool's"
+    assert len(lines) == 4 + 2 * 6 + 1 + 2 * 3, "a row for each server and kind, and quotients of each Ready Pool's"
 
 
 def _kind(row):
