@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.models.model import Model, Size
-from benchmarks.models.transformer import Config, Seeded
+from benchmarks.zoo.model import Model, Size
+from benchmarks.zoo.transformer import Config, Seeded
 
 
 @dataclasses.dataclass(frozen=True)

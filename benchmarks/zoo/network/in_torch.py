@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.network import layers
-from benchmarks.network.in_jax import Params
-from benchmarks.network.layout import to_nchw
-from benchmarks.network.network import Network, Node
+from benchmarks.zoo.network import layers
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.layout import to_nchw
+from benchmarks.zoo.network.network import Network, Node
 
 _ACTIVATIONS: dict[str, Any] = {
     "relu": nn.ReLU,

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.network import layers
-from benchmarks.network.in_jax import Params
-from benchmarks.network.network import Network, Node
+from benchmarks.zoo.network import layers
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.network import Network, Node
 
 _OPSET, _IR = 20, 10
 _TYPES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.models.blocks import CLASSES, RELU, conv, max_pool
-from benchmarks.models.model import Size
-from benchmarks.network.layers import BatchNorm, Linear
-from benchmarks.network.network import Network
+from benchmarks.zoo.blocks import CLASSES, RELU, conv, max_pool
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import BatchNorm, Linear
+from benchmarks.zoo.network.network import Network
 
 _POOL = max_pool(2, 2)
 _WIDTHS = (64, 128, 256, 512, 512)

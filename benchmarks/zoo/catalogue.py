@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from aspen_jax.errors import InputError
-from benchmarks.models import (
+from benchmarks.zoo import (
     bert,
     bolt,
     densenet,
@@ -21,8 +21,8 @@ from benchmarks.models import (
     vit,
     yolo,
 )
-from benchmarks.models.model import Build, Describe, Model, Size, of_network
-from benchmarks.network.network import Network
+from benchmarks.zoo.model import Build, Describe, Model, Size, of_network
+from benchmarks.zoo.network.network import Network
 
 _DESCRIPTIONS = (vgg, resnet, densenet, squeezenet, inception, mobile, repvgg, yolo, bert, gpt2, vit)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from benchmarks.models.blocks import CLASSES, RELU, max_pool, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import GlobalMean, Linear
-from benchmarks.network.network import Network, Value
+from benchmarks.zoo.blocks import CLASSES, RELU, max_pool, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import GlobalMean, Linear
+from benchmarks.zoo.network.network import Network, Value
 
 _WIDTHS = (64, 128, 256, 512)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 from aspen_jax.errors import InputError
-from benchmarks.models.model import Size
-from benchmarks.models.transformer import Config
-from benchmarks.network.layers import Activation, Attention, Embedding, First, LayerNorm, Linear, Positions
-from benchmarks.network.network import Network
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Activation, Attention, Embedding, First, LayerNorm, Linear, Positions
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.transformer import Config
 
 BASE = Config(layers=12, width=768, heads=12, hidden=3072, tokens=128, vocabulary=30522)
 LARGE = Config(layers=24, width=1024, heads=16, hidden=4096, tokens=128, vocabulary=30522)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.models.blocks import CLASSES, RELU, conv, max_pool
-from benchmarks.models.model import Size
-from benchmarks.network.layers import Flatten, GlobalMean
-from benchmarks.network.network import Network
+from benchmarks.zoo.blocks import CLASSES, RELU, conv, max_pool
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Flatten, GlobalMean
+from benchmarks.zoo.network.network import Network
 
 _POOL = max_pool(3, 2, ceil=True)
 _SQUEEZED = (16, 16, 32, 32, 48, 48, 64, 64)  # a fire each; four times as many leave each of its sides

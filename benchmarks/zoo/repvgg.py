@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from benchmarks.models.blocks import CLASSES, conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import Activation, ActivationKind, GlobalMean, Linear
-from benchmarks.network.network import Network, Value
+from benchmarks.zoo.blocks import CLASSES, conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Activation, ActivationKind, GlobalMean, Linear
+from benchmarks.zoo.network.network import Network, Value
 
 
 @dataclasses.dataclass(frozen=True)

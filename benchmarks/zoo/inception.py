@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.models.blocks import CLASSES, max_pool, mean_pool, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import GlobalMean, Linear
-from benchmarks.network.network import Network, Value
+from benchmarks.zoo.blocks import CLASSES, max_pool, mean_pool, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import GlobalMean, Linear
+from benchmarks.zoo.network.network import Network, Value
 
 _conv = functools.partial(norm_conv, epsilon=1e-3)
 _ROW, _COLUMN = (1, 7), (7, 1)

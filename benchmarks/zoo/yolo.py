@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 from aspen_jax.errors import InputError
-from benchmarks.models.blocks import conv, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import Upsample
-from benchmarks.network.network import Network, Value
+from benchmarks.zoo.blocks import conv, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Upsample
+from benchmarks.zoo.network.network import Network, Value
 
 _PREDICTIONS = 3 * (80 + 5)  # three boxes a place: 80 classes, four numbers for the box, one for whether there is any
 _BLOCKS = (1, 2, 8, 8, 4)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.models.blocks import CLASSES, conv, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import Activation, ActivationKind, GlobalMean, Linear
-from benchmarks.network.network import Network, Value
+from benchmarks.zoo.blocks import CLASSES, conv, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Activation, ActivationKind, GlobalMean, Linear
+from benchmarks.zoo.network.network import Network, Value
 
 # Each stage: how much wider a block is inside, its channels, blocks, the first one's stride, the depthwise kernel.
 _MOBILENET_V2 = (

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.network import Network
-from benchmarks.network.parameters import calibrated, draw, draw_inputs
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.network.parameters import calibrated, draw, draw_inputs
 
 
 @dataclasses.dataclass(frozen=True)

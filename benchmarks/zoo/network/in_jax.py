@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.network import layers
-from benchmarks.network.network import Network
-from benchmarks.network.parts import attend, bias_of, dense, join_heads, layer_norm, split_heads
+from benchmarks.zoo.network import layers
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.network.parts import attend, bias_of, dense, join_heads, layer_norm, split_heads
 
 Params = dict[str, dict[str, Any]]
 # Given a BatchNorm's name, parameters and input: the parameters to go on with.

@@ -8,9 +8,9 @@ import zlib
 import jax
 import numpy as np
 
-from benchmarks.network.in_jax import Params, in_jax
-from benchmarks.network.layers import BatchNorm, Shape
-from benchmarks.network.network import Input, Network
+from benchmarks.zoo.network.in_jax import Params, in_jax
+from benchmarks.zoo.network.layers import BatchNorm, Shape
+from benchmarks.zoo.network.network import Input, Network
 
 _SEED = 0
 _BLOBS = 8  # along each side of a random image

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Literal
 
 from aspen_jax.errors import InputError
-from benchmarks.network.layers import Add, Concat, Layer, Multiply, Shape
+from benchmarks.zoo.network.layers import Add, Concat, Layer, Multiply, Shape
 
 InputKind = Literal["image", "rows", "token ids", "segments", "mask"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.network import layers
-from benchmarks.network.network import Network
+from benchmarks.zoo.network import layers
+from benchmarks.zoo.network.network import Network
 
 Params = dict[str, dict[str, Any]]
 

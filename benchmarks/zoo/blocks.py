@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.network.layers import Activation, ActivationKind, BatchNorm, Conv, Layer, Pool, Window
+from benchmarks.zoo.network.layers import Activation, ActivationKind, BatchNorm, Conv, Layer, Pool, Window
 
 CLASSES = 1000
 RELU = Activation("relu")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 from aspen_jax.errors import InputError
-from benchmarks.models.blocks import CLASSES, conv
-from benchmarks.models.model import Size
-from benchmarks.models.transformer import Config
-from benchmarks.network.layers import Activation, Attention, First, LayerNorm, Linear, Positions, Tokens
-from benchmarks.network.network import Network
+from benchmarks.zoo.blocks import CLASSES, conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import Activation, Attention, First, LayerNorm, Linear, Positions, Tokens
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.transformer import Config
 
 PATCH = 16
 BASE = Config(layers=12, width=768, heads=12, hidden=3072, tokens=(224 // PATCH) ** 2, vocabulary=CLASSES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aspen_jax.demo.keras_application import keras_application
-from benchmarks.models.model import Model, Size
+from benchmarks.zoo.model import Model, Size
 
 
 def build(name: str, size: Size) -> Model:

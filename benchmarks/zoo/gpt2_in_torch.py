@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.network.in_jax import Params
+from benchmarks.zoo.network.in_jax import Params
 
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 

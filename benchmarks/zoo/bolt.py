@@ -9,10 +9,10 @@ import dataclasses
 import functools
 from typing import Literal, get_args
 
-from benchmarks.models.blocks import RELU
-from benchmarks.models.model import Describe, Size
-from benchmarks.network.layers import Activation, ActivationKind, Conv, Layer, Linear, Window
-from benchmarks.network.network import Network
+from benchmarks.zoo.blocks import RELU
+from benchmarks.zoo.model import Describe, Size
+from benchmarks.zoo.network.layers import Activation, ActivationKind, Conv, Layer, Linear, Window
+from benchmarks.zoo.network.network import Network
 
 Place = Literal["table 1", "table 2", "table 3", "figure 8", "figure 9"]
 PLACES: tuple[Place, ...] = get_args(Place)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.models.blocks import CLASSES, RELU, conv, max_pool, mean_pool, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.network.layers import BatchNorm, Conv, GlobalMean, Layer, Linear
-from benchmarks.network.network import Network
+from benchmarks.zoo.blocks import CLASSES, RELU, conv, max_pool, mean_pool, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layers import BatchNorm, Conv, GlobalMean, Layer, Linear
+from benchmarks.zoo.network.network import Network
 
 # The channels that a layer adds, those of the first convolution, and the layers of each block.
 _VARIANTS = {

@@ -8,13 +8,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from benchmarks.models.model import Model, Size
-from benchmarks.models.transformer import Config, Seeded
-from benchmarks.network.in_jax import Params
-from benchmarks.network.layers import Activation, Attention, Embedding, LayerNorm, Linear, Logits, Positions
-from benchmarks.network.network import Network
-from benchmarks.network.parameters import draw
-from benchmarks.network.parts import attend, bias_of, dense, join_heads, layer_norm, split_heads
+from benchmarks.zoo.model import Model, Size
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.layers import Activation, Attention, Embedding, LayerNorm, Linear, Logits, Positions
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.network.parameters import draw
+from benchmarks.zoo.network.parts import attend, bias_of, dense, join_heads, layer_norm, split_heads
+from benchmarks.zoo.transformer import Config, Seeded
 
 SMALL = Config(layers=12, width=768, heads=12, hidden=3072, tokens=1024, vocabulary=50257)
 
