@@ -33,13 +33,14 @@ from benchmarks import (
     weights,
     whole_models,
 )
-from benchmarks.agreement import Disagreement
+from benchmarks.benchmark import Disagreement
 from benchmarks.chains.command import chains
 from benchmarks.chooser.command import chooser
 from benchmarks.clients.command import clients
 from benchmarks.codesign.command import codesign
 from benchmarks.gpu import candidates, check
 from benchmarks.gpu.command import gpu
+from benchmarks.page import page
 from benchmarks.peers import command
 from benchmarks.split.command import split
 from benchmarks.stacks.command import stacks
@@ -81,6 +82,7 @@ COMMANDS = {
     "gpu": gpu,
     "candidates": candidates.candidates,
     "gpu-check": check.gpu_check,
+    "page": page,
 }
 _DESCRIPTION = "Benchmarks of aspen_jax. Each checks results before it takes times, takes turns, and gives minima and medians."
 

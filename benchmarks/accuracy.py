@@ -11,26 +11,26 @@ import numpy as np
 from tqdm import tqdm
 
 from aspen_jax import aspen
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Model, Size
 
 # Of the largest output.
 LIMITS = {"default": 1e-4, "highest": 1e-5}
 
 
+@benchmark
 def accuracy(
     models: Models = ("resnet50", "mobilenet_v2"),
     size: Sizes = Size(),  # noqa: B008 - immutable
     workers: int | None = None,
     json: File = None,
-) -> int:
+) -> Run:
     """Largest errors of the outputs of whole models, of their largest element, against the same model in float64.
 
     Args:
-        models: names in benchmarks/models/zoo.py, and in keras.applications.
+        models: names in benchmarks/zoo/catalogue.py, and in keras.applications.
         size: of the inputs.
         workers: cores to use; all usable ones by default.
         json: where to write the figures as well.
@@ -39,17 +39,13 @@ def accuracy(
         1 where aspen is off by more than 1e-4 by default, or by more than 1e-5 in the highest precision, and by more than
         twice what `jax.jit` is: some networks magnify the rounding of float32 itself.
     """
-    share_cores(workers)
-    results = {}
-    print(f"{'':20}" + "".join(f"{precision:>22}" for precision in LIMITS))
-    print(f"{'model':20}" + "".join(f"{side:>11}" for _ in LIMITS for side in SIDES))
-    for name in tqdm(models, disable=None):
-        results[name] = errors(zoo.build(name, size).calibrated())
-        tqdm.write(f"{name:20}" + "".join(f"{results[name][precision, side]:>11.1e}" for precision in LIMITS for side in SIDES))
-    if json is not None:
-        figures = {name: {" ".join(key): error for key, error in found.items()} for name, found in results.items()}
-        write_record(json, {"benchmark": "accuracy", "batch": size.batch, "results": figures})
-    return int(any(_too_far(found) for found in results.values()))
+    columns = [f"{precision} {side}" for precision in LIMITS for side in SIDES]
+    table = Table("", {"model": "", **dict.fromkeys(columns, ".1e")})
+    found = [errors(zoo.build(name, size).calibrated()) for name in tqdm(models, disable=None)]
+    for name, of_model in zip(models, found, strict=True):
+        table.add(name, *of_model.values())
+    yield table
+    yield int(any(map(_too_far, found)))
 
 
 def _too_far(found: dict[tuple[str, str], float]) -> bool:

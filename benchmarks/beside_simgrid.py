@@ -15,13 +15,12 @@ import numpy as np
 
 import aspen_jax.schedule as sched
 from aspen_jax import TileGraph
-from aspen_jax.cost.timing import aligned
 from aspen_jax.errors import InputError
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.child import measure_in_child, serve
 from benchmarks.lab import graph_of
-from benchmarks.models.model import Size
 from benchmarks.options import File
+from benchmarks.zoo.model import Size
 
 # Whole nanoseconds a byte, since our clock rounds.
 MACHINE = sched.Machine(
@@ -29,7 +28,8 @@ MACHINE = sched.Machine(
 )
 
 
-def simgrid(model: str = "squeezenet1_1", image_size: int = 64, times: int = 20, json: File = None) -> int:
+@benchmark
+def simgrid(model: str = "squeezenet1_1", image_size: int = 64, times: int = 20, json: File = None) -> Run:
     """Makespans of our simulation beside SimGrid's, which Debian's package python3-simgrid or PyPI's simgrid has.
 
     Two hosts with a link in each direction run a network's graph, whose tiles have random times and random places. SimGrid
@@ -52,13 +52,12 @@ def simgrid(model: str = "squeezenet1_1", image_size: int = 64, times: int = 20,
         theirs = measure_in_child("benchmarks.beside_simgrid", [str(path)])  # a process has one engine of SimGrid
     ours = [schedule.makespan for schedule in schedules]
     apart = [abs(mine - other) for mine, other in zip(ours, theirs, strict=True)]
-    rows = [("", "ours, ns", "SimGrid, ns")]
-    rows += [(str(seed), str(mine), f"{theirs[seed]:.1f}") for seed, mine in enumerate(ours)]
-    print("\n".join(aligned(rows)))
-    print(f"{graph.num_tiles} tiles; at most {max(apart):.1f} ns apart")
-    if json is not None:
-        write_record(json, {"benchmark": "simgrid", "tiles": graph.num_tiles, "ours_ns": ours, "simgrid_ns": theirs})
-    return 0 if max(apart) < 1 else 1
+    table = Table("", {"seed": "d", "ours, ns": ".0f", "SimGrid, ns": ".1f"})
+    for seed, both in enumerate(zip(ours, theirs, strict=True)):
+        table.add(seed, *both)
+    yield table
+    yield f"{graph.num_tiles} tiles; at most {max(apart):.1f} ns apart"
+    yield 0 if max(apart) < 1 else 1
 
 
 def random_schedule(graph: TileGraph, seed: int) -> sched.Schedule:

@@ -9,35 +9,34 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from aspen_jax import _engine, apu
-from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
+from aspen_jax.cost.timing import Timing
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.passes import run_passes
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Model, Size
 
 TRACE = "function to jaxpr"
 TOTAL = "jaxpr to ready graph"
 
 
+@benchmark
 def build(
     models: Models = ("ResNet50", "MobileNetV2"),
     size: Sizes = Size(),  # noqa: B008 - immutable
     rounds: int = 3,
     json: File = None,
-) -> int:
+) -> Run:
     """Seconds from jaxpr to ready graph, and its stages one by one; and from function to jaxpr, which is JAX's work.
 
     Args:
-        models: names in benchmarks/models/zoo.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
+        models: names in benchmarks/zoo/catalogue.py, such as resnet50 or bert-base, and in keras.applications, such as ResNet50.
         size: of the inputs.
         rounds: how often each is built.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
-    results = []
     for name in models:
         model = zoo.build(name, size)
 
@@ -55,17 +54,14 @@ def build(
             times.setdefault(TRACE, []).append(time.perf_counter() - start)
             for stage, seconds in [*_whole(jaxpr), *_stages(trace())]:
                 times.setdefault(stage, []).append(seconds)
-        timings = {stage: Timing(tuple(samples)) for stage, samples in times.items()}
         edges = sum(part.graph.num_edges for part in compiled.parts)
         encoded = sum(part.graph_bytes.nbytes for part in compiled.parts)
         tiles = sum(part.graph.num_tiles for part in compiled.parts)
-        print(f"{name}: {tiles} tiles, {edges} edges, {encoded} bytes")
-        rows = [(stage, duration(timing.minimum), duration(timing.median)) for stage, timing in timings.items()]
-        print("\n".join(aligned([("", "min", "median"), *rows])), end="\n\n", flush=True)
-        results.append({"name": name, "tiles": tiles, "stages": {stage: timing.to_json() for stage, timing in timings.items()}})
-    if json is not None:
-        write_record(json, {"benchmark": "build", "results": results})
-    return 0
+        table = Table(f"{name}: {tiles} tiles, {edges} edges, {encoded} bytes", {"": "", "min": "s", "median": "s"})
+        for stage, seconds in times.items():
+            timing = Timing(tuple(seconds))
+            table.add(stage, timing.minimum, timing.median, samples_s=seconds)
+        yield table
 
 
 def _whole(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, float]]:

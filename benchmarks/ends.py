@@ -11,14 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aspen_jax import apu
-from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
-from aspen_jax.errors import AspenError
+from aspen_jax import apu, num_workers
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.passes import run_passes
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark, samples, timed
 from benchmarks.options import File
 
 # What each case is about: the pass that is switched off on the other side.
@@ -27,43 +24,31 @@ _NETWORKS = ("efficientnet_b0",)
 _CLOSE = 1e-3  # of the largest element
 
 
-def ends(rounds: int = 30, workers: int | None = None, networks: tuple[str, ...] = _NETWORKS, json: File = None) -> int:
+@benchmark
+def ends(rounds: int = 30, workers: int | None = None, networks: tuple[str, ...] = _NETWORKS, json: File = None) -> Run:
     """Ops that reduce their own result, or write it transposed, beside ops of their own for that.
 
     Args:
         rounds: how often each is timed.
         workers: workers; all usable cores by default.
-        networks: names in benchmarks/models/zoo.py, for reductions.
+        networks: names in benchmarks/zoo/catalogue.py, for reductions.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
-    workers = share_cores(workers)
-    rows: list[tuple[str, ...]] = [
-        ("case", "pass", "with", "without", "without is so many times as long", "MB with", "MB without", "ops", "ops without")
-    ]
-    record: list[dict[str, Any]] = []
+    columns = {"case": "", "pass": "", "with": "s", "without": "s", "without is so many times as long": ".2f"}
+    table = Table("", {**columns, "MB with": ".1f", "MB without": ".1f", "ops": "d", "ops without": "d"})
+    machine = apu.Machine.here(num_workers())
     for name, (passed, function, arguments) in {**_cases(), **{name: _network(name) for name in networks}}.items():
         trace = frontend.trace(jax.make_jaxpr(function)(*arguments))
         (part,) = trace.parts
         values = dict(zip(trace.inputs, arguments, strict=True))
         inputs = [values[value] for value in part.inputs]
-        machine = apu.Machine.here(workers)
-        sides = {"with": (), "without": (passed,)}
-        graphs = {side: apu.build(run_passes(part, disabled, machine), workers, machine) for side, disabled in sides.items()}
-        results = [graph.run(*inputs) for graph in graphs.values()]
-        if any(np.abs(one - other).max() > _CLOSE * np.abs(other).max() for one, other in zip(*results, strict=True)):
-            raise AspenError(f"{name} gives two results; report it")
-        timings = interleaved({side: functools.partial(graph.run, *inputs) for side, graph in graphs.items()}, rounds)
+        graphs = [apu.build(run_passes(part, disabled, machine), num_workers(), machine) for disabled in ((), (passed,))]
+        calls = {side: functools.partial(graph.run, *inputs) for side, graph in zip(("with", "without"), graphs, strict=True)}
+        timings = timed(name, calls, rounds, tolerance=_CLOSE)
         first, second = (timing.minimum for timing in timings.values())
-        counts = {side: {"bytes": graph.stats()["bytes"], "ops": graph.num_ops} for side, graph in graphs.items()}
-        megabytes = [f"{counts[side]['bytes'] / 1e6:.1f}" for side in sides]
-        ops = [str(counts[side]["ops"]) for side in sides]
-        rows.append((name, passed, duration(first), duration(second), f"{second / first:.2f}", *megabytes, *ops))
-        record.append({"case": name, **{side: timings[side].to_json() | counts[side] for side in sides}})
-    print("\n".join(aligned(rows)))
-    if json is not None:
-        write_record(json, {"ends": record})
-    return 0
+        counts = *(graph.stats()["bytes"] / 1e6 for graph in graphs), *(graph.num_ops for graph in graphs)
+        table.add(name, passed, first, second, second / first, *counts, **samples(timings))
+    yield table
 
 
 _Case = tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.graph.tilegraph import TileGraph
-from aspen_jax.report.record import write_record
 from aspen_jax.schedule import Costs, Cpu, Dmda, Machine, Policy, ReadyPool, simulate
+from benchmarks import zoo
 from benchmarks.bandwidth import with_bandwidth
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
 from benchmarks.simulation import measured_graph
+from benchmarks.zoo.model import Size
 
 
+@benchmark
 def hybrid(
     models: Models = ("resnet50", "bert-base"),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -30,7 +30,7 @@ def hybrid(
     bandwidth: float = 76.8,
     json: File = None,
     picture: File = None,
-) -> int:
+) -> Run:
     """Simulated throughput on performance cores, then on efficiency cores as well: ASPEN's figure 9, without such a machine.
 
     A performance core takes the time that tiles take one worker of this machine. The engine's own virtual clock plays two
@@ -48,33 +48,27 @@ def hybrid(
         json: where to write the figures as well.
         picture: where to draw the curves, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
     if min(performance, efficiency) < 1:
         raise InputError(f"{performance} and {efficiency} cores; take 1 or more of each kind")
     if not (1 <= slower < float("inf") and 0 < bandwidth < float("inf")):
         raise InputError(f"cores {slower} times as slow on a memory of {bandwidth} GB/s; take 1 or more, and more than 0")
-    results, curves = [], {}
+    curves = {}
     for name in models:
         measured = measured_graph(zoo.build(name, size), performance + efficiency, rounds)
-        table: dict[str, dict[int, float]] = {title: {} for title in (_SUM, *_SPANS)}
+        title = f"{name}, simulated: throughput in performance cores"
+        table = Table(title, {"cores": "d", **dict.fromkeys((_SUM, *_SPANS), ".2f")})
         for count in range(1, performance + efficiency + 1):
             factors = np.array([1.0] * min(count, performance) + [slower] * max(count - performance, 0))
             times = with_bandwidth(measured.nanoseconds, measured.num_bytes, count, bandwidth * 1e9)
             # Seconds of a single performance core, so all curves count in its calls.
-            table[_SUM][count] = float((1 / factors).sum())
-            for title, span in _SPANS.items():
-                table[title][count] = float(measured.nanoseconds.sum()) / span(measured.graph, times, factors)
-        rows = [("cores", *table)]
-        rows += [(str(count), *(f"{by[count]:.2f}" for by in table.values())) for count in table[_SUM]]
-        print("\n".join([f"{name}, simulated: throughput in performance cores", *aligned(rows), ""]), flush=True)
-        curves |= {title if title == _SUM else f"{name}, {title}": list(by.items()) for title, by in table.items()}
-        results.append({"name": name, "throughput": table})
-    if json is not None:
-        write_record(json, {"benchmark": "hybrid", "slower": slower, "bandwidth": bandwidth, "results": results})
+            spans = (float(measured.nanoseconds.sum()) / span(measured.graph, times, factors) for span in _SPANS.values())
+            table.add(count, float((1 / factors).sum()), *spans)
+        yield table
+        for title in (_SUM, *_SPANS):
+            curves[title if title == _SUM else f"{name}, {title}"] = [(row["cores"], row[title]) for row in table.rows]
     if picture is not None:
         title = f"Simulated: {performance} performance cores, then {efficiency} efficiency cores"
         save_curves(picture, title, "cores", "throughput in performance cores", curves)
-    return 0
 
 
 def _scheduled(policy: Policy, graph: TileGraph, nanoseconds: np.ndarray, factors: np.ndarray) -> float:

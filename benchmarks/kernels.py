@@ -11,12 +11,12 @@ import numpy as np
 import tyro
 
 from aspen_jax import _engine, aspen
-from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
+from aspen_jax.cost.timing import interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import TIMES, Run, Table, benchmark
 from benchmarks.child import measure_in_child, serve
 from benchmarks.kernel_cases import CASES, KernelCase
 from benchmarks.options import File
@@ -24,7 +24,8 @@ from benchmarks.options import File
 Words = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="WORD")]
 
 
-def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 10, json: File = None) -> int:
+@benchmark
+def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 10, json: File = None) -> Run:
     """Convolutions, products and memory-bound ops: GFLOP/s, share of the multiply-add peak of one core, GB/s.
 
     The times are processor time of a jitted call that holds one op, so they include the custom call.
@@ -35,21 +36,20 @@ def kernels(words: Words = (), /, targets: tuple[str, ...] = (), rounds: int = 1
         rounds: how often each op is timed.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     if not _chosen(words):
         raise InputError(f"no op has {' or '.join(words)} in its name; take words of: {'; '.join(case.name for case in CASES)}")
     available = _engine.cpu_targets()
     unknown = sorted(set(targets) - set(available))
     if unknown:
         raise InputError(f"{unknown[0]!r} is no instruction set of this machine and build; take {', '.join(available)}")
-    results = []
+    right = True
     for target in targets or available:
         rows = measure_in_child("benchmarks.kernels", (str(rounds), *words), {"ASPEN_CPU_TARGET": target})
-        results += rows
-        _print_table(target, rows)
-    if json is not None:
-        write_record(json, {"benchmark": "kernels", "results": results})
-    return 0 if all(row["difference"] <= TOLERANCE for row in results) else 1
+        right &= all(row["difference"] <= TOLERANCE for row in rows)
+        yield _table(target, rows)
+        peak = max((row["peak_flops"] for row in rows if "peak_flops" in row), default=0)
+        yield f"multiply-add peak of one core: {peak / 1e9:.0f} GFLOP/s\n"
+    yield 0 if right else 1
 
 
 def _chosen(words: tuple[str, ...]) -> list[KernelCase]:
@@ -79,20 +79,16 @@ def _measure_case(case: KernelCase, rounds: int) -> dict[str, Any]:
     return {**row, **timing.to_json(), "peak_flops": max(peaks)}
 
 
-def _print_table(target: str, rows: list[dict[str, Any]]) -> None:
-    header = (target, "min", "median", "spread", "GFLOP/s", "of peak", "GB/s")
-    lines: list[tuple[str, ...]] = [header]
+def _table(target: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(target, {"op": "", **TIMES, "GFLOP/s": ".1f", "of peak": ".0%", "GB/s": ".1f"})
     for row in rows:
         if "min_s" not in row:
-            lines.append((row["case"], "WRONG", f"{row['difference']:.1e}", "", "", "", ""))
+            table.add(row["case"], "WRONG", f"{row['difference']:.1e}", *[None] * 4, **row)
             continue
         speed = row["flops"] / row["min_s"]
-        share = f"{speed / row['peak_flops']:.0%}"
-        rates = f"{speed / 1e9:.1f}", share, f"{row['bytes'] / row['min_s'] / 1e9:.1f}"
-        lines.append((row["case"], duration(row["min_s"]), duration(row["median_s"]), f"{row['spread']:.0%}", *rates))
-    peak = max((row["peak_flops"] for row in rows if "peak_flops" in row), default=0)
-    print("\n".join(aligned(lines)))
-    print(f"multiply-add peak of one core: {peak / 1e9:.0f} GFLOP/s\n", flush=True)
+        rates = speed / 1e9, speed / row["peak_flops"], row["bytes"] / row["min_s"] / 1e9
+        table.add(row["case"], row["min_s"], row["median_s"], row["spread"], *rates, **row)
+    return table
 
 
 if __name__ == "__main__":

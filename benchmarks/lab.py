@@ -13,13 +13,13 @@ import tyro
 
 import aspen_jax.schedule as sched
 from aspen_jax import TileGraph, aspen
-from aspen_jax.cost.timing import aligned, check_rounds
+from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
-from aspen_jax.report.record import write_record
 from aspen_jax.schedule.costs import random_inputs
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _LINKS = [sched.Link("host", "fake", 10_000, 10e9), sched.Link("fake", "host", 10_000, 10e9)]
 MACHINES = {
@@ -44,6 +44,7 @@ _AGREE = 0.03
 """Minima of the two halves of a measurement that differ by more are not counted; nor are policies nearer to each other."""
 
 
+@benchmark
 def lab(
     models: Models = ("resnet50", "mobilenet_v2", "bert-base"),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -51,7 +52,7 @@ def lab(
     policies: tuple[str, ...] = tuple(POLICIES),
     rounds: int = 30,
     json: File = None,
-) -> int:
+) -> Run:
     """Makespans that the scheduling lab simulates beside those of real runs, and whether it ranks policies rightly.
 
     A measurement is the minimum of runs that take turns with those of the other policies.
@@ -64,12 +65,12 @@ def lab(
         rounds: how often each is run.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     for kind, wanted, known in (("machine", machines, MACHINES), ("policy", policies, POLICIES)):
         if unknown := set(wanted) - set(known):
             raise InputError(f"there is no {kind} {min(unknown)!r}; there are {', '.join(known)}")
-    rows: list[tuple[str, ...]] = [("model", "machine", "policy", "simulated", "measured", "error", "halves", "place ns")]
-    errors, records, concordant = [], [], []
+    columns = {"model": "", "machine": "", "policy": "", "simulated, ms": ".3f", "measured, ms": ".3f"}
+    table = Table("", {**columns, "error": "+.1%", "halves": ".1%", "place ns": ".0f"})
+    errors, concordant = [], []
     built = {name: graph_of(name, size) for name in models}
     for name, machine in itertools.product(models, machines):
         graph = built[name]
@@ -88,33 +89,26 @@ def lab(
         for number, policy in enumerate(chosen):
             error = simulated[number] / measured[number] - 1
             price = float(np.median([turn[number].place_ns for turn in real]))
-            times = f"{simulated[number] / 1e6:.3f} ms", f"{measured[number] / 1e6:.3f} ms", f"{error:+.1%}"
-            rows.append((name, machine, policy.name, *times, f"{halves[number]:.1%}", f"{price:.0f}" if price else ""))
-            counted = bool(halves[number] <= _AGREE)
-            if counted:
+            spans_ms = simulated[number] / 1e6, float(measured[number]) / 1e6
+            table.add(name, machine, policy.name, *spans_ms, float(error), float(halves[number]), price or None)
+            if halves[number] <= _AGREE:
                 errors.append(abs(error))
-            spread = {"halves": float(halves[number]), "counted": counted, "place_ns": price}
-            both = {"simulated_ns": simulated[number], "measured_ns": int(measured[number])}
-            records.append({"model": name, "machine": machine, "policy": policy.name, **both, **spread})
         steady = np.flatnonzero(halves <= _AGREE)
         for one, other in itertools.combinations(steady.tolist(), 2):
             if abs(np.log(measured[one] / measured[other])) > _AGREE:
                 concordant.append((simulated[one] - simulated[other]) * (int(measured[one]) - int(measured[other])) > 0)
-    print("\n".join(aligned(rows)))
-    calls = {name: beside_run(graph, rounds) for name, graph in built.items()}
-    print("\n".join(aligned([("model", "TileGraph.run", "run of the lab", "more"), *map(_call_row, calls, calls.values())])))
-    summary: dict[str, float] = {"counted": len(errors), "of": len(records), "pairs": len(concordant)}
+    yield table
+    calls = Table("", {"model": "", "TileGraph.run, ms": ".3f", "run of the lab, ms": ".3f", "more": "+.1%"})
+    for name, graph in built.items():
+        run, lab_run = beside_run(graph, rounds)
+        calls.add(name, run / 1e6, lab_run / 1e6, lab_run / run - 1)
+    yield calls
     if errors:
-        summary |= {"median_error": float(np.median(errors)), "error_90": float(np.quantile(errors, 0.9))}
-        print(
-            f"{len(errors)} of {len(records)} counted: median error {np.median(errors):.1%}, 90% below {summary['error_90']:.1%}"
-        )
+        least = f"median error {np.median(errors):.1%}, 90% below {np.quantile(errors, 0.9):.1%}"
+        yield f"{len(errors)} of {len(table.rows)} counted: {least}"
     if concordant:
-        summary["kendall_tau"] = 2 * float(np.mean(concordant)) - 1
-        print(f"Kendall's tau over {len(concordant)} pairs of policies more than 3% apart: {summary['kendall_tau']:.2f}")
-    if json is not None:
-        write_record(json, {"benchmark": "lab", "results": records, "calls_ns": calls, "summary": summary})
-    return 0
+        tau = 2 * float(np.mean(concordant)) - 1
+        yield f"Kendall's tau over {len(concordant)} pairs of policies more than 3% apart: {tau:.2f}"
 
 
 def beside_run(graph: TileGraph, rounds: int) -> tuple[int, int]:
@@ -134,11 +128,6 @@ def _nanoseconds(call: Callable[[], object]) -> int:
     begin = time.perf_counter_ns()
     call()
     return time.perf_counter_ns() - begin
-
-
-def _call_row(name: str, times: tuple[int, int]) -> tuple[str, ...]:
-    run, lab_run = times
-    return name, f"{run / 1e6:.3f} ms", f"{lab_run / 1e6:.3f} ms", f"{lab_run / run - 1:+.1%}"
 
 
 def check_results(

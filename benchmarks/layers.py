@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import aligned, check_rounds, duration
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import PLAIN, TILED, compare
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Disagreement, Run, Table, benchmark
 from benchmarks.options import File
 from benchmarks.picture import save_curves
 
@@ -26,9 +24,10 @@ SWEEPS = {
 }
 
 
+@benchmark
 def layers(
     sweeps: tuple[str, ...] = tuple(SWEEPS), rounds: int = 10, workers: int | None = None, json: File = None, picture: File = None
-) -> int:
+) -> Run:
     """Chains of 3x3 convolutions over their number, image size and channels: aspen against jax.jit, and GFLOP/s.
 
     Args:
@@ -38,34 +37,26 @@ def layers(
         json: where to write the figures as well.
         picture: where to draw the speed-ups, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
     for sweep in sweeps:
         if sweep not in SWEEPS:
             raise InputError(f"no sweep is called {sweep!r}; take {', '.join(SWEEPS)}")
-    share_cores(workers)
-    results, curves = [], {}
+    curves = {}
     for sweep in sweeps:
-        rows = [(sweep, PLAIN, TILED, "times as fast", "GFLOP/s")]
+        table = Table("", {sweep: "d", PLAIN: "s", TILED: "s", "times as fast": ".2f", "GFLOP/s": ".0f"})
         curves[sweep] = []
         for number in SWEEPS[sweep]:
             shape = {"layers": _LAYERS, "size": _SIZE, "channels": _CHANNELS, sweep: number}
             params, x = _arguments(**shape)
             result = compare(aspen(chain), (params, x), name=f"{sweep} {number}", rounds=rounds, jitted=True)
-            results.append({**shape, "sweep": sweep, **result.to_json()})
             if not result.agrees:
-                print(result)
-                return 1
-            plain, tiled = result.timings[PLAIN], result.timings[TILED]
-            rate = result.flops / tiled.minimum / 1e9
-            rows.append((str(number), duration(plain.minimum), duration(tiled.minimum), f"{result.speedup:.2f}", f"{rate:.0f}"))
+                raise Disagreement(str(result))
+            plain, tiled = (result.timings[side].minimum for side in (PLAIN, TILED))
+            table.add(number, plain, tiled, result.speedup, result.flops / tiled / 1e9, **result.to_json())
             curves[sweep].append((number, result.speedup))
-        print("\n".join([*aligned(rows), ""]), flush=True)
-    if json is not None:
-        write_record(json, {"benchmark": "layers", "results": results})
+        yield table
     if picture is not None:
         title = f"{_LAYERS} layers of {_CHANNELS} channels on {_SIZE}x{_SIZE}, one of them varied"
         save_curves(picture, title, "layers, size or channels", "times as fast as jax.jit", curves, log_x=True)
-    return 0
 
 
 def chain(params: Any, x: jax.Array) -> jax.Array:

@@ -13,26 +13,26 @@ import jax
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.report.comparison import PLAIN, TILED, TOLERANCE
 from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.record import write_record
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.child import measure_in_child, serve
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _IDLE = "the model, not run"
 _CALLS = 5
 _LARGEST_SAMPLE = 10_000
 
 
+@benchmark
 def memory(
     models: Models = ("ResNet50",),
     size: Sizes = Size(),  # noqa: B008 - immutable
     rounds: int = 3,
     json: File = None,
-) -> int:
+) -> Run:
     """Peak resident memory of a process of its own for each side: build a model, compile it, call it five times.
 
     Args:
@@ -41,9 +41,8 @@ def memory(
         rounds: how often each side is measured.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     words = [jsons.dumps(dataclasses.asdict(size))]
-    results = []
+    agree = True
     for name in models:
         peaks: dict[str, list[float]] = {_IDLE: [], PLAIN: [], TILED: []}
         outputs: dict[str, Any] = {}
@@ -54,14 +53,14 @@ def memory(
                 outputs[side] = [np.asarray(output, np.float32) for output in measured["outputs"]]
         difference = largest_difference(outputs[TILED], outputs[PLAIN])
         ratio = statistics.median(peaks[TILED]) / statistics.median(peaks[PLAIN])
-        print(f"{name}, batch {size.batch}: largest difference {difference:.1e} of the largest output")
-        rows = [(side, _mebibytes(min(samples)), _mebibytes(statistics.median(samples))) for side, samples in peaks.items()]
-        print("\n".join(aligned([("", "min", "median"), *rows])))
-        print(f"aspen needs {ratio:.2f} times as much as jax.jit\n", flush=True)
-        results.append({"name": name, "batch": size.batch, "difference": difference, "peak_bytes": peaks, "ratio": ratio})
-    if json is not None:
-        write_record(json, {"benchmark": "memory", "results": results})
-    return 0 if all(result["difference"] <= TOLERANCE for result in results) else 1
+        title = f"{name}, batch {size.batch}: largest difference {difference:.1e} of the largest output"
+        table = Table(title, {"": "", "min, MiB": ".0f", "median, MiB": ".0f"})
+        for side, samples in peaks.items():
+            table.add(side, min(samples) / 2**20, statistics.median(samples) / 2**20, samples_bytes=samples)
+        yield table
+        yield f"aspen needs {ratio:.2f} times as much as jax.jit\n"
+        agree &= difference <= TOLERANCE
+    yield 0 if agree else 1
 
 
 def _measure(side: str, name: str, size: str) -> dict[str, Any]:
@@ -85,10 +84,6 @@ def _peak_bytes() -> int:
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024
-
-
-def _mebibytes(size: float) -> str:
-    return f"{size / 2**20:.0f} MiB"
 
 
 if __name__ == "__main__":

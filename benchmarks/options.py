@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from benchmarks.models.model import Size
+from benchmarks.zoo.model import Size
 
 Models = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]
 Sizes = Annotated[Size, tyro.conf.arg(name="")]

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import check_rounds, interleaved, table
+from aspen_jax.cost.timing import interleaved
 from aspen_jax.errors import EngineError
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import TIMES, Run, Table, benchmark, times
 from benchmarks.native import ffi_handler
 from benchmarks.options import File
 
@@ -22,7 +21,8 @@ _EMPTY_TARGET = "aspen_empty_call"
 _EMPTY = "empty custom call"
 
 
-def overhead(rounds: int = 30, workers: int | None = None, json: File = None) -> int:
+@benchmark
+def overhead(rounds: int = 30, workers: int | None = None, json: File = None) -> Run:
     """Microseconds of x + 1 on 8 numbers, by jax.jit and by aspen, beside an empty custom call.
 
     Args:
@@ -30,8 +30,6 @@ def overhead(rounds: int = 30, workers: int | None = None, json: File = None) ->
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
-    share_cores(workers)
     jax.ffi.register_ffi_target(_EMPTY_TARGET, ffi_handler("empty_call.cc", _EMPTY_TARGET), platform="cpu")
     x = jnp.arange(8, dtype=jnp.float32)
     empty = jax.jit(jax.ffi.ffi_call(_EMPTY_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype)))
@@ -46,13 +44,11 @@ def overhead(rounds: int = 30, workers: int | None = None, json: File = None) ->
         if name != _EMPTY and not np.array_equal(function(x), np.arange(1, 9, dtype=np.float32)):
             raise EngineError(f"{name} gives {function(x)} for {x}; report this")
     timings = interleaved({name: lambda function=function: function(x) for name, function in functions.items()}, rounds)
-    print(table(timings))
-    more = {name: _median_difference(timing.samples, timings[_EMPTY].samples) for name, timing in timings.items()}
-    print("\n".join(f"{name}: {seconds * 1e6:+.1f} us beside an empty custom call (median)" for name, seconds in more.items()))
-    if json is not None:
-        results = {name: {**timing.to_json(), "more_than_empty_s": more[name]} for name, timing in timings.items()}
-        write_record(json, {"benchmark": "overhead", "results": results})
-    return 0
+    table = Table("", {"": "", **TIMES, "us beside an empty custom call": "+.1f"})
+    for name, timing in timings.items():
+        more = _median_difference(timing.samples, timings[_EMPTY].samples)
+        table.add(name, *times(timing), more * 1e6, samples_s=timing.samples)
+    yield table
 
 
 def _add_one(x: jax.Array) -> jax.Array:

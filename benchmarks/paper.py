@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.options import Folder, Models, Names, Sizes
 from benchmarks.peers.case import read_case
 from benchmarks.peers.sides import SIDES
 from benchmarks.record import Record, of_this_build
+from benchmarks.zoo.model import Size
 
 MODELS = ("vgg16", "resnet50", "yolov3", "bert-base", "bert-large", "gpt2")
 # Figure 6's. The paper's text names bert-base:S480B8 and gpt2:S1024B1; the others are our choice.

@@ -16,22 +16,22 @@ import numpy as np
 import aspen_jax
 import aspen_jax.schedule as sched
 from aspen_jax import aspen
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.random_array import random_array
-from aspen_jax.report.record import write_record
 from aspen_jax.schedule.policy import Order
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.native import cmake_program
 from benchmarks.options import File, Models, Sizes
 from benchmarks.sharing import find_tool
+from benchmarks.zoo.model import Model, Size
 
 NAMES: tuple[Order, ...] = get_args(Order)
 _LINE = 64
 
 
+@benchmark
 def policies(
     models: Models = ("resnet50",),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -41,7 +41,7 @@ def policies(
     only: tuple[Order, ...] = NAMES,
     program: File = None,
     json: File = None,
-) -> int:
+) -> Run:
     """Times of whole networks under each policy of the engine, in turns.
 
     For more workers than there are cores the engine's scheduler runs in simulated time, on the times that tiles take one worker.
@@ -58,7 +58,6 @@ def policies(
         program: the program, already built; it is built in a temporary directory by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     if min(beyond, default=1) < 1:
         raise InputError(f"{min(beyond)} workers are to be simulated; take 1 or more")
     if any(mib < 1 or mib & (mib - 1) for mib in cache_mib):
@@ -67,7 +66,6 @@ def policies(
         raise InputError(f"there is no program {str(program)!r}; leave the option out to have it built")
     valgrind = find_tool("valgrind", package="valgrind") if cache_mib else ""
     workers = aspen_jax.num_workers()
-    results = []
     with tempfile.TemporaryDirectory() as directory:
         path = program or cmake_program("policies", Path(directory))
         for name in models:
@@ -77,20 +75,14 @@ def policies(
             simulated = {count: _simulated(model, count, only) for count in beyond}
             file = _saved(model, 1, Path(directory)) if cache_mib else file
             moved = {mib: {policy: moved_bytes(valgrind, path, file, policy, mib << 20) for policy in only} for mib in cache_mib}
-            simulated_head = [f"{count} simulated, ms" for count in beyond]
-            rows: list[tuple[str, ...]] = [
-                (name, "min, ms", "median, ms", *simulated_head, *(f"{mib} MiB, MB" for mib in cache_mib))
-            ]
+            columns = ["min, ms", "median, ms", *(f"{count} simulated, ms" for count in beyond)]
+            formats = dict.fromkeys(columns, ".2f") | {f"{mib} MiB, MB": ".1f" for mib in cache_mib}
+            table = Table(f"{name}, {workers} workers", {"policy": "", **formats})
             for policy in only:
-                cells = [f"{min(times[policy]) / 1e6:.1f}", f"{statistics.median(times[policy]) / 1e6:.1f}"]
-                cells += [f"{spans[policy] / 1e6:.2f}" for spans in simulated.values()]
-                cells += [f"{bytes_[policy] / 1e6:.1f}" for bytes_ in moved.values()]
-                rows.append((policy, *cells))
-            print("\n".join([*aligned(rows), ""]), flush=True)
-            results.append({"model": name, "workers": workers, "ns": times, "simulated_ns": simulated, "bytes": moved})
-    if json is not None:
-        write_record(json, {"benchmark": "policies", "results": results})
-    return 0
+                spans = [min(times[policy]), statistics.median(times[policy]), *(each[policy] for each in simulated.values())]
+                numbers = *spans, *(each[policy] for each in moved.values())
+                table.add(policy, *(number / 1e6 for number in numbers), samples_ns=times[policy])
+            yield table
 
 
 def misses(text: str) -> int:

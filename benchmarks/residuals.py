@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aspen_jax import apu, runtime
+from aspen_jax import apu, num_workers
 from aspen_jax.cost.machine import Machine
-from aspen_jax.cost.timing import aligned, interleaved, speedup
+from aspen_jax.cost.timing import speedup
 from aspen_jax.frontend.trace import trace
 from aspen_jax.passes import run_passes
-from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark, samples, timed
 from benchmarks.options import File
+from benchmarks.zoo.model import Size
 
 # The passes that let several ops read, or a caller get, what one op goes on with.
 PASSES = ("merge", "signs")
@@ -27,7 +26,8 @@ PASSES = ("merge", "signs")
 _TOLERANCE = 1e-3
 
 
-def residuals(image_size: int = 224, rounds: int = 20, workers: int | None = None, json: File = None) -> int:
+@benchmark
+def residuals(image_size: int = 224, rounds: int = 20, workers: int | None = None, json: File = None) -> Run:
     """Gradients and updates as graphs, with and without ops of several outputs: first the results, then times, in turns.
 
     Args:
@@ -36,33 +36,23 @@ def residuals(image_size: int = 224, rounds: int = 20, workers: int | None = Non
         workers: cores for both sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    workers = workers or runtime.num_workers()
-    results, rows = [], [("", "ops before", "after", "MB before", "after", "workspace before", "after", "times as fast")]
+    forms = {"ops": "d", "MB": ".2f", "MB of workspace": ".2f"}
+    columns = {f"{what} {side}": form for what, form in forms.items() for side in ("before", "after")}
+    table = Table("", {"function": "", **columns, "times as fast": ".2f"})
+    machine = Machine.here(num_workers())
     for name, function, arguments in _cases(image_size):
         (program,), given = _traced(function, arguments)
-        machine = Machine.here(workers)
-        sides = {"before": apu.build(run_passes(program, PASSES, machine), workers, machine)}
-        sides["after"] = apu.build(run_passes(program, (), machine), workers, machine)
         inputs = [given[value] for value in program.inputs]
-        outputs = {side: graph.run(*inputs) for side, graph in sides.items()}
-        if not largest_difference(outputs["after"], outputs["before"]) <= _TOLERANCE:
-            print(f"{name}: the results differ; nothing is timed")
-            return 1
-        timings = interleaved({side: functools.partial(graph.run, *inputs) for side, graph in sides.items()}, rounds)
-        ratio = speedup(timings["before"], timings["after"])
-        stats = {side: graph.stats() for side, graph in sides.items()}
-        cells = [
-            (str(stat["ops"]), f"{stat['bytes'] / 1e6:.2f}", f"{stat['workspace_bytes'] / 1e6:.2f}") for stat in stats.values()
-        ]
-        rows.append((name, *(cell for pair in zip(*cells, strict=True) for cell in pair), f"{ratio:.2f}"))
-        results.append({"name": name, "ratio": ratio, **{side: {k: stats[side][k] for k in _KEPT} for side in sides}})
-    print("\n".join(aligned(rows)))
-    if json is not None:
-        write_record(json, {"results": results})
-    return 0
-
-
-_KEPT = ("ops", "tiles", "bytes", "workspace_bytes")
+        graphs = {
+            side: apu.build(run_passes(program, disabled, machine), num_workers(), machine)
+            for side, disabled in (("before", PASSES), ("after", ()))
+        }
+        calls = {side: functools.partial(graph.run, *inputs) for side, graph in graphs.items()}
+        timings = timed(name, calls, rounds, tolerance=_TOLERANCE)
+        stats = [graph.stats() for graph in graphs.values()]
+        cells = [stat[key] / unit for key, unit in (("ops", 1), ("bytes", 1e6), ("workspace_bytes", 1e6)) for stat in stats]
+        table.add(name, *map(int, cells[:2]), *cells[2:], speedup(timings["before"], timings["after"]), **samples(timings))
+    yield table
 
 
 def _cases(image_size: int) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 import aspen_jax
-from aspen_jax import aspen
-from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration
+from aspen_jax import aspen, num_workers
+from aspen_jax.cost.timing import Timing
 from aspen_jax.errors import InputError
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks import zoo
 from benchmarks.bandwidth import read_bandwidth, with_bandwidth
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
 from benchmarks.simulation import measured_graph, simulated_span
+from benchmarks.zoo.model import Model, Size
 
 
+@benchmark
 def scaling(
     models: Models = ("ResNet50", "bert-base"),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -33,7 +33,7 @@ def scaling(
     bandwidth: float = 102.4,
     json: File = None,
     picture: File = None,
-) -> int:
+) -> Run:
     """Models with 1, 2, ... workers: times, speed-up over one, and Karp and Flatt's fraction of work that is parallel.
 
     Each number of workers has a graph of its own, as a user with so many would have. Beyond the cores that there are, Algorithm 1
@@ -51,44 +51,30 @@ def scaling(
         json: where to write the figures as well.
         picture: where to draw the speed-ups, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
     if min(beyond, default=1) < 1:
         raise InputError(f"{min(beyond)} workers are to be simulated; take 1 or more")
     if not 0 < bandwidth < float("inf"):
         raise InputError(f"a memory of {bandwidth} GB/s is to be simulated; take more than 0")
-    here = range(1, share_cores(workers) + 1)
+    here = range(1, num_workers() + 1)
     rates = {count: read_bandwidth(count) for count in here} | {count: bandwidth * 1e9 for count in beyond if count not in here}
     if beyond:
-        print("memory: " + ", ".join(f"{rate / 1e9:.3g} GB/s for {count}" for count, rate in rates.items()) + " workers\n")
-    results, curves = [], {}
+        memory = [{"workers": count, "GB/s": rate / 1e9} for count, rate in rates.items()]
+        said = ", ".join(f"{rate / 1e9:.3g} GB/s for {count}" for count, rate in rates.items())
+        yield Table("Memory", {"workers": "d", "GB/s": ".3g"}, memory, f"memory: {said} workers\n")
+    curves = {}
     for name in models:
         model = zoo.build(name, size)
         timings = _timings(model, here, rounds)
         simulated = {count: _simulated(model, count, rates[count], rounds) for count in sorted(rates)} if beyond else {}
-        print("\n".join([name, *aligned(_rows(timings, simulated)), ""]), flush=True)
+        yield _table(name, timings, simulated)
         speedups = {count: timings[1].minimum / timing.minimum for count, timing in timings.items()}
         curves[name] = list(speedups.items())
         for kind, title in _TITLES.items() if simulated else ():
             spans = {count: getattr(item, kind) for count, item in simulated.items()}
             curves[f"{name}, {title}"] = [(count, spans[1] / span) for count, span in spans.items()]
-        results.append(
-            {
-                "name": name,
-                "batch": size.batch,
-                "timings": {count: timing.to_json() for count, timing in timings.items()},
-                "parallel_fraction": _fractions(speedups),
-                "simulated_ns": {count: dataclasses.asdict(spans) for count, spans in simulated.items()},
-                "simulated_parallel_fraction": _fractions(
-                    {count: simulated[1].free / item.free for count, item in simulated.items()}
-                ),
-            }
-        )
-    if json is not None:
-        write_record(json, {"benchmark": "scaling", "bytes_per_second": rates, "results": results})
     if picture is not None:
         curves["linear"] = [(count, count) for count in sorted({*here, *beyond})]
         save_curves(picture, f"Batch {size.batch}", "workers", "speed-up over one worker", curves, log_x=True, log_y=True)
-    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,29 +98,26 @@ def parallel_fraction(speedup: float, workers: int) -> float:
     return 1 - (1 / speedup - 1 / workers) / (1 - 1 / workers)
 
 
-def _rows(timings: dict[int, Timing], simulated: dict[int, Spans]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("workers", "min", "median", "speed-up", "fraction")]
-    if simulated:
-        rows[0] += ("simulated", "error", "speed-up", "fraction", "with memory", "error", "speed-up", "fraction")
+def _table(name: str, timings: dict[int, Timing], simulated: dict[int, Spans]) -> Table:
+    columns = {"workers": "d", "min": "s", "median": "s", "speed-up": ".2f", "fraction": ".3f"}
+    for title in _TITLES.values() if simulated else ():
+        columns |= {title: "s", f"{title}: error": "+.1%", f"{title}: speed-up": ".2f", f"{title}: fraction": ".3f"}
+    table = Table(name, columns)
     for count in sorted({*timings, *simulated}):
         timing = timings.get(count)
-        cells = ["", "", "", ""]
+        cells: list[float | None] = [None] * 4
         if timing is not None:
-            cells = [duration(timing.minimum), duration(timing.median), *_gain(timings[1].minimum, timing.minimum, count)]
+            cells = [timing.minimum, timing.median, *_gain(timings[1].minimum, timing.minimum, count)]
         for kind in _TITLES if simulated else ():
             span = getattr(simulated[count], kind) * 1e-9
-            error = "" if timing is None else f"{span / timing.minimum - 1:+.1%}"
-            cells += [duration(span), error, *_gain(getattr(simulated[1], kind) * 1e-9, span, count)]
-        rows.append((str(count), *cells))
-    return rows
+            error = None if timing is None else span / timing.minimum - 1
+            cells += [span, error, *_gain(getattr(simulated[1], kind) * 1e-9, span, count)]
+        table.add(count, *cells, samples_s=timing.samples if timing else ())
+    return table
 
 
-def _gain(alone: float, time: float, count: int) -> list[str]:
-    return [f"{alone / time:.2f}", f"{parallel_fraction(alone / time, count):.3f}" if count > 1 else ""]
-
-
-def _fractions(speedups: dict[int, float]) -> dict[int, float]:
-    return {count: parallel_fraction(speedup, count) for count, speedup in speedups.items() if count > 1}
+def _gain(alone: float, time: float, count: int) -> list[float | None]:
+    return [alone / time, parallel_fraction(alone / time, count) if count > 1 else None]
 
 
 def _timings(model: Model, counts: range, rounds: int) -> dict[int, Timing]:

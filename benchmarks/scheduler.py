@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aspen_jax.cost.timing import check_rounds
+from aspen_jax import num_workers
 from aspen_jax.errors import AspenError, InputError
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.native import cmake_program
 from benchmarks.options import File
 from benchmarks.picture import save_curves
@@ -19,7 +18,8 @@ from benchmarks.picture import save_curves
 _TARGET = "scheduler"
 
 
-def scheduler(rounds: int = 51, workers: int | None = None, program: File = None, json: File = None, picture: File = None) -> int:
+@benchmark
+def scheduler(rounds: int = 51, workers: int | None = None, program: File = None, json: File = None, picture: File = None) -> Run:
     """Nanoseconds a tile of graphs of empty tiles (stencil, chain, tree, random), and METG(50%), with 1 to so many workers.
 
     Beside them Algorithm 1 in a plain loop and, where CMake finds it, oneTBB's flow graph. The program checks that each tile runs
@@ -33,23 +33,27 @@ def scheduler(rounds: int = 51, workers: int | None = None, program: File = None
         json: where to write the figures as well.
         picture: where to draw the share of the peak over the length of a tile, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
-    count = share_cores(workers)
     if program is not None and not program.is_file():
         raise InputError(f"there is no program {str(program)!r}; leave the option out to have it built")
     with tempfile.TemporaryDirectory() as directory:
         path = program or cmake_program(_TARGET, Path(directory))
-        child = subprocess.run([path.resolve(), str(count), str(rounds)], stdout=subprocess.PIPE, text=True, check=False)
-    print(child.stdout, flush=True)
+        child = subprocess.run([path.resolve(), str(num_workers()), str(rounds)], stdout=subprocess.PIPE, text=True, check=False)
+    yield child.stdout
     if child.returncode:
         raise AspenError(f"{path} ended with status {child.returncode}; its messages are above")
     results = parse(child.stdout)
-    if json is not None:
-        write_record(json, {"benchmark": "scheduler", **results})
+    tiles = Table("", {"graph": "", "variant": "", "min, ns a tile": ".1f", "median, ns a tile": ".1f"}, printed="")
+    for row in results["results"]:
+        tiles.add(*row.values())
+    grains = Table("", {"variant": "", "ns a tile": ".1f", "share of the peak": ".3f", "METG(50%), ns": ".1f"}, printed="")
+    for variant, curve in results["grains"].items():
+        for grain in curve:
+            grains.add(variant, *grain.values(), results["metg_ns"].get(variant))
+    yield tiles
+    yield grains
     if picture is not None:
         curves = {name: [(grain["tile_ns"], grain["efficiency"]) for grain in curve] for name, curve in results["grains"].items()}
         save_curves(picture, "64x128 three-point stencil", "ns a tile", "share of the peak rate", curves, log_x=True)
-    return 0
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -16,16 +16,21 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aspen_jax import set_num_workers
+import jax
+
+from aspen_jax import aspen, set_num_workers
 from aspen_jax.errors import AspenError
-from benchmarks.models.model import Size
+from aspen_jax.report.difference import largest_difference
+from benchmarks import zoo
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.sides import SIDES
-from benchmarks.together import MOST_AT_ONCE, checked_call
+from benchmarks.zoo.model import Model, Size
 
 PROCESSES, RAY = "a process a core", "Ray Serve"
 PEERS = (*SIDES, PROCESSES, RAY)
 
+MOST_AT_ONCE = 48
+_TOLERANCE = 1e-3
 _START = 600  # seconds within which all processes have compiled their models
 
 
@@ -34,6 +39,19 @@ class Server(NamedTuple):
 
     calls: Mapping[str, Callable[[], Any]]
     at_once: int
+
+
+def checked_call(name: str, size: Size | None = None, **options: Any) -> Callable[[], Any]:
+    """A call of a decorated model, whose results were compared with the undecorated one's; its own size if None."""
+    model = zoo.build(name, size or Size()).calibrated()
+    wanted = jax.jit(model.apply)(*model.arguments)
+    return _agreeing(model, wanted, jax.jit(aspen(model.apply, **options)))
+
+
+def _agreeing(model: Model, wanted: Any, function: Callable[..., Any]) -> Callable[[], Any]:
+    if largest_difference(function(*model.arguments), wanted) > _TOLERANCE:  # infinite where only one side is NaN
+        raise AspenError(f"{model.name}: the decorated function gives other results; run `python -m benchmarks accuracy`")
+    return lambda: jax.block_until_ready(function(*model.arguments))
 
 
 @contextlib.contextmanager

@@ -7,9 +7,13 @@ answer hides none of those behind it (no coordinated omission).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -17,15 +21,15 @@ from tqdm import tqdm
 from aspen_jax.cost.timing import duration, interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
 from benchmarks import servers
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.markdown import table
-from benchmarks.models.model import Size
 from benchmarks.options import File, Names, Sizes
-from benchmarks.servers import PEERS, Server
-from benchmarks.together import MOST_AT_ONCE, arrivals, checked_call, serve
+from benchmarks.servers import MOST_AT_ONCE, PEERS, Server, checked_call
+from benchmarks.zoo.model import Size
 
 _QUEUE, _POOL, _DEADLINES = "one queue, first come first served", "Ready Pool at once", "Ready Pool at once, by deadlines"
+_ARRIVAL = "Ready Pool at once, in order of arrival"
 _EQUAL, _SHORT, _LONG = "equal", "short", "long"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _CALLS = 9  # of which the median says how long a request takes alone
@@ -35,6 +39,7 @@ _SURE = 1.96  # standard deviations of a confidence of 95%
 _Mix = tuple[Mapping[str, int], Mapping[str, Server]]
 
 
+@benchmark
 def serving(
     short: str = "squeezenet1_1",
     long: str = "resnet50",
@@ -46,7 +51,7 @@ def serving(
     size: Sizes = Size(),  # noqa: B008 - immutable
     peers: Names = (),
     json: File = None,
-) -> int:
+) -> Run:
     """Latency of requests at several loads: equal ones, and short ones beside long ones, which have keys.
 
     Keys are a priority for short requests, or for each request a deadline.
@@ -95,35 +100,42 @@ def serving(
             ),
             "short and long requests": (
                 {_SHORT: shorts_to_a_long, _LONG: 1},
-                {_QUEUE: equal[_QUEUE], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
+                {_QUEUE: equal[_QUEUE], _ARRIVAL: equal[_POOL], _POOL: ahead, _DEADLINES: Server(due, MOST_AT_ONCE), **theirs},
             ),
         }
-        record = _measured(loads, requests, rounds, mixes)
-    if json is not None:
-        write_record(json, {"benchmark": "serving", "alone_s": seconds, "served": record})
-    return 0
+        alone = [{"kind": kind, "alone": median} for kind, median in seconds.items()]
+        yield Table("A request alone", {"kind": "", "alone": "s"}, alone, printed="")
+        yield from _measured(loads, requests, rounds, mixes)
 
 
-def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> list[dict[str, Any]]:
-    """Print latencies and quotients, and give a record of each load, mix and server."""
-    rows, quotients, record = [], [], []
+def _measured(loads: Sequence[float], requests: int, rounds: int, mixes: Mapping[str, _Mix]) -> Iterator[Table]:
+    """Latencies by load, mix, server and kind, and quotients of them."""
+    names = [f"p{100 * q:g}" for q in _QUANTILES]
+    text = {"load": "", "requests": "", "server": "", "kind": ""}
+    ends = {f"{name}{end}": "s" for name in names for end in ("", " from", " to")}
+    latency = Table("", {**text, **ends, "a second": ".1f"})
+    quotient = Table(f"By {_QUEUE}", {**text, **dict.fromkeys([*names, "a second"], "")})
+    printed = []
     for load in tqdm(loads, desc="loads", disable=None):
         for mix, (shares, who) in mixes.items():
             served = _served(shares, load, requests, rounds, who)
             for server, (latencies, rate) in served.items():
                 for kind, values in latencies.items():
-                    rows.append((f"{load:g}", mix, server, kind, *map(_cell, quantiles(values)), f"{rate:.1f}"))
-                record.append({"load": load, "mix": mix, "server": server, "latencies_s": latencies, "requests_per_s": rate})
-            quotients += [(f"{load:g}", mix, *cells) for cells in _quotients(served)]
-    header = "load", "requests", "server", "kind", *(f"p{100 * q:g}" for q in _QUANTILES), "a second"
-    print("\n".join([*table(header, rows), "", f"By {_QUEUE}", "", *table(header, quotients)]), flush=True)
-    return record
+                    found = quantiles(values)
+                    latency.add(f"{load:g}", mix, server, kind, *itertools.chain(*found), rate, latencies_s=values)
+                    printed.append((f"{load:g}", mix, server, kind, *map(_cell, found), f"{rate:.1f}"))
+            for cells in _quotients(served):
+                quotient.add(f"{load:g}", mix, *cells)
+    header, quotients = list(quotient.columns), [list(row.values()) for row in quotient.rows]
+    latency.printed = "\n".join([*table(header, printed), ""])
+    quotient.printed = "\n".join([quotient.title, "", *table(header, quotients)])
+    yield from (latency, quotient)
 
 
 def _quotients(served: Mapping[str, tuple[Mapping[str, Sequence[float]], float]]) -> Iterator[tuple[str, ...]]:
     """Quotients by server and kind: each quantile, and requests a second, of a Ready Pool by those of the queue."""
     queued, slow = served[_QUEUE]
-    for server in (_POOL, _DEADLINES):
+    for server in (_ARRIVAL, _POOL, _DEADLINES):
         if server not in served:
             continue
         pooled, fast = served[server]
@@ -156,6 +168,50 @@ def _served(
             for kind, values in found.items():
                 latencies[name][kind] += values
     return {name: (latencies[name], count / seconds[name]) for name in names}
+
+
+class Request(NamedTuple):
+    """A call that comes at a time."""
+
+    arrival: float
+    kind: str
+
+
+def arrivals(rates: Mapping[str, float], seconds: float, seed: int = 1) -> list[Request]:
+    """Requests of each kind, so many a second, at random times within so many seconds; the last comes after them."""
+    generator = random.Random(seed)
+    requests = []
+    for kind, rate in rates.items():
+        now = 0.0
+        while now < seconds:
+            now += generator.expovariate(rate)
+            requests.append(Request(now, kind))
+    return sorted(requests)
+
+
+def serve(
+    requests: Sequence[Request], calls: Mapping[str, Callable[[], Any]], at_once: int
+) -> tuple[dict[str, list[float]], float]:
+    """Answer requests when they come, so many at once, the others behind them in the order in which they came.
+
+    Returns:
+        the seconds from the arrival to the answer of each kind of requests, and those until all were answered.
+    """
+    latencies: dict[str, list[float]] = {kind: [] for kind in calls}
+
+    def answer(request: Request) -> None:
+        calls[request.kind]()
+        latencies[request.kind].append(time.perf_counter() - start - request.arrival)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        start = time.perf_counter()
+        answers = []
+        for request in requests:
+            time.sleep(max(0.0, start + request.arrival - time.perf_counter()))
+            answers.append(threads.submit(answer, request))
+        for item in answers:
+            item.result()
+    return latencies, time.perf_counter() - start
 
 
 def quantiles(latencies: Sequence[float]) -> list[tuple[float, float, float]]:

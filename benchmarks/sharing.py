@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import AspenError, InputError
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.coherence import simulate
 from benchmarks.native import cmake_program
 from benchmarks.options import File
@@ -21,7 +20,8 @@ _TARGET = "sharing"
 _OUTSIDE = "outside the program"  # the C library
 
 
-def sharing(rounds: int = 32, program: File = None, json: File = None) -> int:
+@benchmark
+def sharing(rounds: int = 32, program: File = None, json: File = None) -> Run:
     """Cache misses a tile by true and by false sharing while two workers run graphs of empty tiles, and where they come from.
 
     Valgrind traces every load and store, one thread at a time and another after each tile; the caches are simulated: no counters
@@ -33,7 +33,6 @@ def sharing(rounds: int = 32, program: File = None, json: File = None) -> int:
         program: the program, already built with debug information; it is built in a temporary directory by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     if program is not None and not program.is_file():
         raise InputError(f"there is no program {str(program)!r}; leave the option out to have it built")
     valgrind, addr2line = find_tool("valgrind", package="valgrind"), find_tool("addr2line", package="binutils")
@@ -43,11 +42,7 @@ def sharing(rounds: int = 32, program: File = None, json: File = None) -> int:
         graphs = _simulate_program(valgrind, path, rounds)
         names = _names(addr2line, path, {pair[at] for graph in graphs for pair in graph["pairs"] for at in ("writer", "victim")})
     for graph in graphs:
-        graph["pairs"] = by_name(graph["pairs"], names)
-        print("\n".join(_table(graph)), end="\n\n", flush=True)
-    if json is not None:
-        write_record(json, {"benchmark": "sharing", "valgrind": version, "results": graphs})
-    return 0
+        yield _table({**graph, "pairs": by_name(graph["pairs"], names)}, version)
 
 
 def by_name(pairs: Iterable[dict[str, Any]], names: dict[int, str]) -> list[dict[str, Any]]:
@@ -112,12 +107,11 @@ def _names(addr2line: str, program: Path, addresses: Iterable[int]) -> dict[int,
     return parse_names(subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def _table(graph: dict[str, Any]) -> list[str]:
+def _table(graph: dict[str, Any], version: str) -> Table:
     tiles = graph["tiles"] * graph["runs"]
     kinds = ", ".join(f"{graph[kind] / tiles:.3f} by {kind} sharing" for kind in ("true", "false"))
-    rows = [
-        (f"  {row['writer']}", row["victim"], str(row["misses"]), f"{row['misses'] / tiles:.3f}", str(row["lines"]))
-        for row in graph["pairs"]
-    ]
-    title = f"{graph['graph']}: {graph['tiles']} tiles, {graph['runs']} runs; misses a tile: {kinds}"
-    return [title, *aligned([("  written at", "missed at", "misses", "a tile", "lines"), *rows])]
+    title = f"{graph['graph']}: {graph['tiles']} tiles, {graph['runs']} runs; misses a tile: {kinds}; {version}"
+    table = Table(title, {"written at": "", "missed at": "", "misses": "d", "a tile": ".3f", "lines": "d"})
+    for row in graph["pairs"]:
+        table.add(row["writer"], row["victim"], row["misses"], row["misses"] / tiles, row["lines"])
+    return table

@@ -16,7 +16,7 @@ from aspen_jax.lowering.compile import Options, compile_jaxpr
 from aspen_jax.schedule import Costs, Cpu, Machine, simulate
 from aspen_jax.targets.cpu.target import CpuTarget
 from benchmarks.bandwidth import memory_bytes
-from benchmarks.models.model import Model
+from benchmarks.zoo.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

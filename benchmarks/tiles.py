@@ -5,24 +5,24 @@ from __future__ import annotations
 import functools
 import math
 
-from aspen_jax import apu, aspen
+from aspen_jax import apu, aspen, num_workers
 from aspen_jax.cost import measured
 from aspen_jax.cost.measured import Measured, Measurements
 from aspen_jax.cost.tiling import by_price
-from aspen_jax.cost.timing import aligned, check_rounds, duration, interleaved
+from aspen_jax.cost.timing import interleaved
 from aspen_jax.errors import InputError
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.ir.random_array import random_array
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File, Models, Sizes
 from benchmarks.picture import save_curves
+from benchmarks.zoo.model import Size
 
 _CHOSEN = "as chosen"
 
 
+@benchmark
 def tiles(
     models: Models = ("ResNet50",),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -31,7 +31,7 @@ def tiles(
     workers: int | None = None,
     json: File = None,
     picture: File = None,
-) -> int:
+) -> Run:
     """Models with every op cut into so many tiles, as near as its shape allows, beside the cost model's choice.
 
     Args:
@@ -43,40 +43,24 @@ def tiles(
         json: where to write the figures as well.
         picture: where to draw the times, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
     if min(counts, default=1) < 1:
         raise InputError(f"{min(counts)} tiles a layer are asked for; take 1 or more")
-    workers = share_cores(workers)
-    results, curves = [], {}
+    threads, curves = num_workers(), {}
     for name in models:
         model = zoo.build(name, size)
         chosen = max((part.graph for part in aspen(model.apply).explain(*model.arguments).parts), key=lambda graph: graph.num_ops)
         program = chosen.program()
-        graphs = {str(count): apu.build(program, workers, _machine(program, workers, count)) for count in counts}
+        graphs = {str(count): apu.build(program, threads, _machine(program, threads, count)) for count in counts}
         graphs[_CHOSEN] = chosen
         inputs = [random_array(value) for value in program.inputs]
         timings = interleaved({key: functools.partial(graph.run, *inputs) for key, graph in graphs.items()}, rounds)
-        rows = [("tiles a layer", "tiles", "min", "median")]
-        rows += [
-            (key, str(graphs[key].num_tiles), duration(timing.minimum), duration(timing.median))
-            for key, timing in timings.items()
-        ]
-        print("\n".join([f"{name}, {workers} workers", *aligned(rows), ""]), flush=True)
+        table = Table(f"{name}, {threads} workers", {"tiles a layer": "", "tiles": "d", "min": "s", "median": "s"})
+        for key, timing in timings.items():
+            table.add(key, graphs[key].num_tiles, timing.minimum, timing.median, samples_s=timing.samples)
+        yield table
         curves[name] = [(count, timings[str(count)].minimum * 1e3) for count in counts]
-        results.append(
-            {
-                "name": name,
-                "batch": size.batch,
-                "workers": workers,
-                "tiles": {key: graph.num_tiles for key, graph in graphs.items()},
-                "timings": {key: timing.to_json() for key, timing in timings.items()},
-            }
-        )
-    if json is not None:
-        write_record(json, {"benchmark": "tiles", "results": results})
     if picture is not None:
-        save_curves(picture, f"{workers} workers, batch {size.batch}", "tiles a layer", "ms a call", curves, log_x=True)
-    return 0
+        save_curves(picture, f"{threads} workers, batch {size.batch}", "tiles a layer", "ms a call", curves, log_x=True)
 
 
 def _machine(program: Program, workers: int, count: int) -> apu.Machine:

@@ -10,24 +10,24 @@ from typing import Any
 import jax
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import PLAIN, TILED
 from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.child import measure_in_child, serve
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
 from benchmarks.neighbour import neighbour_on
 from benchmarks.options import File, Models
 from benchmarks.picture import save_bars
+from benchmarks.zoo.model import Size
 
 _FREE, _SHARED, _ALL = "the free cores alone", "the shared core alone", "all cores"
 
 
+@benchmark
 def unequal(
     models: Models = ("ResNet50",), rounds: int = 3, seconds: float = 3.0, json: File = None, picture: File = None
-) -> int:
+) -> Run:
     """Calls a second on all cores while a neighbour keeps one of them busy, beside what the cores reach on their own.
 
     Each side and each set of cores has a process of its own, in turns. A schedule that adapts reaches the sum of what the free
@@ -40,7 +40,6 @@ def unequal(
         json: where to write the figures as well.
         picture: where to draw the calls a second, a PNG, PDF or SVG file.
     """
-    check_rounds(rounds)
     if not 0 < seconds < float("inf"):
         raise InputError(f"{seconds} seconds is no time to measure for; take 3, say")
     cores = sorted(os.sched_getaffinity(0))
@@ -48,7 +47,7 @@ def unequal(
         raise InputError("this process may use only one core; unequal cores need two or more")
     shared = cores[-1]
     sets = {_FREE: cores[:-1], _SHARED: [shared], _ALL: cores}
-    results, groups = [], {}
+    groups = {}
     for name in models:
         rates: dict[str, dict[str, list[float]]] = {side: {which: [] for which in sets} for side in (TILED, PLAIN)}
         for _ in range(rounds):
@@ -57,19 +56,17 @@ def unequal(
                     words = (side, name, str(seconds), ",".join(map(str, members)), str(shared))
                     by_set[which].append(measure_in_child("benchmarks.unequal", words))
         medians = {side: {which: statistics.median(item) for which, item in by_set.items()} for side, by_set in rates.items()}
-        rows = [("calls a second", *sets, "share of the sum")]
-        shares = {side: item[_ALL] / (item[_FREE] + item[_SHARED]) for side, item in medians.items()}
-        rows += [(side, *(f"{rate:.3g}" for rate in item.values()), f"{shares[side]:.2f}") for side, item in medians.items()]
+        columns = {"calls a second": "", **dict.fromkeys(sets, ".3g"), "share of the sum": ".2f"}
+        table = Table(f"{name}, half of core {shared} taken", columns)
+        for side, item in medians.items():
+            alone = item[_FREE] + item[_SHARED]
+            table.add(side, *item.values(), item[_ALL] / alone, samples=rates[side])
+            groups[f"{name}, {side}"] = {**item, "sum": alone}
+        yield table
         ratio = medians[TILED][_ALL] / medians[PLAIN][_ALL]
-        print("\n".join([f"{name}, half of core {shared} taken", *aligned(rows)]))
-        print(f"aspen is {ratio:.2f} times as fast as jax.jit on all cores\n", flush=True)
-        groups |= {f"{name}, {side}": {**item, "sum": item[_FREE] + item[_SHARED]} for side, item in medians.items()}
-        results.append({"name": name, "calls_per_s": rates, "share_of_sum": shares, "speedup": ratio})
-    if json is not None:
-        write_record(json, {"benchmark": "unequal", "results": results})
+        yield f"aspen is {ratio:.2f} times as fast as jax.jit on all cores\n"
     if picture is not None:
         save_bars(picture, f"Half of core {shared} taken", "calls a second", groups)
-    return 0
 
 
 def _measure(side: str, name: str, seconds: str, cores: str, shared: str) -> Any:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import functools
 
 import jax
-import numpy as np
 
 from aspen_jax import aspen
-from aspen_jax.cost.timing import interleaved, speedup, table
-from aspen_jax.report.comparison import PLAIN, TOLERANCE
-from aspen_jax.report.difference import largest_difference
-from aspen_jax.report.record import write_record
-from benchmarks.decorated import decorated
-from benchmarks.models.model import Size
+from aspen_jax.cost.timing import speedup
+from aspen_jax.report.comparison import PLAIN
+from benchmarks import zoo
+from benchmarks.benchmark import TIMES, Run, Table, benchmark, timed, times
 from benchmarks.options import File, Models, Sizes
+from benchmarks.zoo.model import Size
 
 _TRACED, _PREPARED, _CLOSED = "plain tracers", "prepared", "closed over"
 
 
+@benchmark
 def weights(
     models: Models = ("ResNet50",),
     size: Sizes = Size(),  # noqa: B008 - immutable
     rounds: int = 20,
     workers: int | None = None,
     json: File = None,
-) -> int:
+) -> Run:
     """Models under `jax.jit` with weights as plain tracers, prepared, and closed over: first the results, then times, in turns.
 
     Args:
@@ -35,8 +34,9 @@ def weights(
         workers: cores for all sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    results = []
-    for model, function in decorated(models, size, rounds, workers):
+    for name in models:
+        model = zoo.build(name, size).calibrated()
+        function = aspen(model.apply, weights=0)
         jitted = jax.jit(function)
         prepared = function.prepare(*model.arguments)
         closed = jax.jit(aspen(functools.partial(model.apply, model.params)))
@@ -46,22 +46,8 @@ def weights(
             _PREPARED: functools.partial(jitted, prepared, *model.inputs),
             _CLOSED: functools.partial(closed, *model.inputs),
         }
-        outputs = {way: [np.asarray(leaf) for leaf in jax.tree.leaves(call())] for way, call in calls.items()}
-        difference = max(largest_difference(output, outputs[PLAIN]) for output in outputs.values())
-        print(f"{model.name}, batch {size.batch}: largest difference {difference:.1e} of the largest output")
-        if not difference <= TOLERANCE:
-            print("the results differ; nothing is timed")
-            return 1
-        timings = interleaved(calls, rounds)
-        print(table(timings))
-        ratios = {way: speedup(timings[_TRACED], timings[way]) for way in (_PREPARED, _CLOSED)}
-        print(
-            ", ".join(f"{way} {ratio:.2f} times as fast as plain tracers" for way, ratio in ratios.items()),
-            end="\n\n",
-            flush=True,
-        )
-        timed = {way: timing.to_json() for way, timing in timings.items()}
-        results.append({"name": model.name, "batch": size.batch, "difference": difference, "timings": timed, "ratios": ratios})
-    if json is not None:
-        write_record(json, {"benchmark": "weights", "results": results})
-    return 0
+        timings = timed(model.name, calls, rounds)
+        table = Table(f"{model.name}, batch {size.batch}", {"": "", **TIMES, "times as fast as plain tracers": ".2f"})
+        for way, timing in timings.items():
+            table.add(way, *times(timing), speedup(timings[_TRACED], timing), samples_s=timing.samples)
+        yield table

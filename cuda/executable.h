@@ -66,6 +66,10 @@ class Executable {
 
   // Where an op's addresses begin among those of all; one more entry than ops. Each has its inputs' (one at least), its output's.
   const std::vector<uint32_t>& first_address() const { return first_address_; }
+  // An op's own addresses among those of all.
+  std::span<const DevicePointer> addresses_of(size_t op, std::span<const DevicePointer> all) const {
+    return all.subspan(first_address_[op], first_address_[op + 1] - first_address_[op]);
+  }
   // "tiles 0 to 15 of op 'conv1'"
   std::string describe(uint32_t launch) const;
 

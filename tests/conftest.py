@@ -87,6 +87,14 @@ def choosing(monkeypatch):
     monkeypatch.delenv("ASPEN_DISABLE_PASSES", raising=False)
 
 
+@pytest.fixture(params=["forced", "default"])
+def either_mode(request):
+    """The mode of the tests, in which all is tiled, and that of users, by name."""
+    if request.param == "default":
+        request.getfixturevalue("choosing")
+    return request.param
+
+
 def _workers_as_before():
     """Results may differ in their last bits with the number of workers, and children of this process begin with the usual one."""
     from aspen_jax import runtime

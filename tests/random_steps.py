@@ -388,8 +388,8 @@ def _bitcast(author: _Author) -> None:
     if dtype != BOOL and same:
         target = author.choose(same)
         bits = functools.partial(_bits_without_denormals if target in _FLUSHED else lax.bitcast_convert_type, new_dtype=target)
-        # Which bits a NaN has is nobody's promise.
-        compute = (lambda a: bits(jnp.where(jnp.isnan(a), jnp.zeros_like(a), a))) if dtype in FLOATS else bits
+        # Which bits a NaN has is nobody's promise. The sign of a zero depends on how a sum begins.
+        compute = (lambda a: bits(jnp.where(jnp.isnan(a) | (a == 0), jnp.zeros_like(a), a))) if dtype in FLOATS else bits
         author.add(f"bits as {target.name}", compute, x, is_of_bits=True)
 
 

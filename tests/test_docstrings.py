@@ -44,7 +44,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str, str]]:
 @pytest.mark.parametrize("folder", ["aspen_jax", "benchmarks"])
 def test_docstrings_say_what_the_thing_is(folder: str) -> None:
     findings = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
+    for path in sorted(path for kind in ("py", "pyi") for path in (ROOT / folder).rglob(f"*.{kind}")):
         file = path.relative_to(ROOT).as_posix()
         for line, name, docstring in docstrings(path):
             if is_fragment(docstring):

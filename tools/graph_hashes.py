@@ -43,7 +43,7 @@ def main(
     """Print a line for each model and device.
 
     Args:
-        models: names in benchmarks/models/zoo.py.
+        models: names in benchmarks/zoo/catalogue.py.
         workers: of CPUs.
         target: the CPU's, as ASPEN_CPU_TARGET names it.
         architectures: of GPUs.
@@ -65,7 +65,7 @@ def lines(name: str, workers: Sequence[int], architectures: Sequence[str]) -> It
     from aspen_jax.targets.cpu.target import CpuTarget
     from aspen_jax.targets.cuda.code.image import distinct, kernels
     from aspen_jax.targets.cuda.target import CudaTarget
-    from benchmarks.models import zoo
+    from benchmarks import zoo
 
     model = zoo.build(name)
     for dtype in ("float32", "bfloat16"):

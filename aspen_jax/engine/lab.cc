@@ -1,10 +1,11 @@
-// What Python sees of the scheduling lab. Documented in _engine.pyi.
+// What Python sees of the scheduling lab.
 #include "lab.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "addresses.h"
@@ -40,14 +42,21 @@ std::span<const T> span_of(const Array<T>& array) {
   return {array.data(), array.size()};
 }
 
+// How arguments and results are named to Python; what is behind `Lab...` is looked at when it is used.
+using LabGraph = nb::typed<nb::object, VirtualGraph>;
+using LabMachine = nb::typed<nb::object, VirtualMachine>;
+using LabOrder = nb::typed<nb::object, std::variant<nb::str, nb::int_>>;
+template <nb::ssize_t... kShape>
+using NewArray = nb::typed<nb::object, nb::ndarray<nb::numpy, int64_t, nb::shape<kShape...>>>;
+
 // A new array that owns its numbers.
-template <typename Row, size_t kColumns, typename Fill>
-nb::object rows_of(size_t count, const Fill& fill) {
-  auto numbers = std::make_unique<Row[]>(count * kColumns);
+template <size_t kColumns, typename Fill>
+NewArray<-1, kColumns> rows_of(size_t count, const Fill& fill) {
+  auto numbers = std::make_unique<int64_t[]>(count * kColumns);
   for (size_t row = 0; row < count; ++row) fill(row, numbers.get() + row * kColumns);
-  Row* const data = numbers.release();
-  const nb::capsule owner(data, [](void* owned) noexcept { delete[] static_cast<Row*>(owned); });
-  return nb::cast(nb::ndarray<nb::numpy, Row>(data, {count, kColumns}, owner));
+  int64_t* const data = numbers.release();
+  const nb::capsule owner(data, [](void* owned) noexcept { delete[] static_cast<int64_t*>(owned); });
+  return nb::cast(nb::ndarray<nb::numpy, int64_t>(data, {count, kColumns}, owner));
 }
 
 // The number itself. An address that was found good is not looked up again. Throws std::invalid_argument for what cannot be one.
@@ -90,18 +99,18 @@ VirtualMachine machine_of(std::vector<int> lanes, std::vector<int> memories,
 // An expectation that keeps what it reads, and knows the time.
 class View {
  public:
-  View(nb::object graph, nb::object machine, const Array<int64_t>& nanoseconds)
+  View(LabGraph graph, LabMachine machine, const Array<int64_t>& nanoseconds)
       : graph_(std::move(graph)),
         machine_(std::move(machine)),
         nanoseconds_(nanoseconds.data(), nanoseconds.data() + nanoseconds.size()),
         expectation_(nb::cast<const VirtualGraph&>(graph_), nb::cast<const VirtualMachine&>(machine_), nanoseconds_) {}
 
-  nb::object earliest_finish(int64_t tile) const {
+  NewArray<-1> earliest_finish(int64_t tile) const {
     const auto count = static_cast<size_t>(expectation_.machine().num_resources());
-    const nb::object rows = rows_of<int64_t, 1>(count, [&](size_t resource, int64_t* number) {
+    const nb::object rows = rows_of<1>(count, [&](size_t resource, int64_t* number) {
       *number = expectation_.earliest_finish(checked(tile), static_cast<int>(resource), now_);
     });
-    return rows.attr("reshape")(-1);
+    return nb::object(rows.attr("reshape")(-1));
   }
   void earliest_finishes(int64_t tile, std::span<int64_t> ends) const {
     expectation_.earliest_finishes(checked(tile), now_, ends);
@@ -119,7 +128,8 @@ class View {
   }
   static constexpr uint32_t kNoSuchTile = ~uint32_t{0};
 
-  nb::object graph_, machine_;
+  LabGraph graph_;
+  LabMachine machine_;
   std::vector<int64_t> nanoseconds_;
   Expectation expectation_;
   int64_t now_ = 0;
@@ -140,8 +150,7 @@ int answered(const nb::object& answer, uint32_t tile) {
 
 // A policy's places as the engine asks for them: none, an array, the earliest finish, a function of Python, or the address of one
 // that was compiled.
-PlaceTile placing(const nb::object& graph, const nb::object& machine, const Array<int64_t>& nanoseconds,
-                  const nb::object& place) {
+PlaceTile placing(const LabGraph& graph, const LabMachine& machine, const Array<int64_t>& nanoseconds, const nb::object& place) {
   if (place.is_none()) return {};
   if (nb::isinstance<nb::str>(place)) {
     if (nb::cast<std::string>(place) != "earliest finish")
@@ -190,10 +199,10 @@ PlaceTile placing(const nb::object& graph, const nb::object& machine, const Arra
   return [array](uint32_t tile, int64_t) { return array.data()[tile]; };
 }
 
-nb::object rows_of_tiles(const std::vector<Placed>& tiles) {
+NewArray<-1, 3> rows_of_tiles(const std::vector<Placed>& tiles) {
   std::vector<size_t> position(tiles.size());
   for (size_t i = 0; i < tiles.size(); ++i) position[tiles[i].tile] = i;
-  return rows_of<int64_t, 3>(tiles.size(), [&](size_t tile, int64_t* row) {
+  return rows_of<3>(tiles.size(), [&](size_t tile, int64_t* row) {
     const Placed& placed = tiles[position[tile]];
     row[0] = placed.lane;
     row[1] = placed.begin;
@@ -201,8 +210,8 @@ nb::object rows_of_tiles(const std::vector<Placed>& tiles) {
   });
 }
 
-nb::object rows_of_copies(const std::vector<Copy>& copies) {
-  return rows_of<int64_t, 5>(copies.size(), [&](size_t i, int64_t* row) {
+NewArray<-1, 5> rows_of_copies(const std::vector<Copy>& copies) {
+  return rows_of<5>(copies.size(), [&](size_t i, int64_t* row) {
     const Copy& copy = copies[i];
     row[0] = copy.tile;
     row[1] = copy.from;
@@ -212,18 +221,19 @@ nb::object rows_of_copies(const std::vector<Copy>& copies) {
   });
 }
 
-nb::tuple simulated(const nb::object& graph, const nb::object& machine, const Array<int64_t>& nanoseconds,
-                    const nb::object& place, const nb::object& order) {
+std::pair<NewArray<-1, 3>, NewArray<-1, 5>> simulated(const LabGraph& graph, const LabMachine& machine,
+                                                      const Array<int64_t>& nanoseconds, const nb::any& place,
+                                                      const LabOrder& order) {
   const Simulation simulation = simulate(nb::cast<const VirtualGraph&>(graph), nb::cast<const VirtualMachine&>(machine),
                                          span_of(nanoseconds), order_of(order), placing(graph, machine, nanoseconds, place));
-  return nb::make_tuple(rows_of_tiles(simulation.tiles), rows_of_copies(simulation.copies));
+  return {rows_of_tiles(simulation.tiles), rows_of_copies(simulation.copies)};
 }
 
 }  // namespace
 
 void define_lab(nb::module_& module) {
   module.attr("NEVER") = kNever;
-  nb::class_<VirtualGraph>(module, "VirtualGraph")
+  nb::class_<VirtualGraph>(module, "VirtualGraph", "What of a graph the virtual clock reads (engine/virtual_graph.h).")
       .def(
           "__init__",
           [](VirtualGraph* self, const Array<int64_t>& child_counts, const Array<int64_t>& children,
@@ -233,27 +243,65 @@ void define_lab(nb::module_& module) {
                                     span_of(is_read));
           },
           nb::arg("child_counts"), nb::arg("children"), nb::arg("tile_ops"), nb::arg("depths"), nb::arg("bytes"),
-          nb::arg("is_read"))
+          nb::arg("is_read"), R"(Read the arrows.
+
+Args:
+    child_counts: int64 [T].
+    children: int64 [E], of the first tile, then of the second.
+    tile_ops: int64 [T].
+    depths: int64 [T], by which tiles are ordered.
+    bytes: int64 [T], what each tile writes; empty where nothing is copied.
+    is_read: uint8 [E], whether each arrow carries data; empty where nothing is copied.
+
+Raises:
+    InputError: the arrays do not fit together, or the arrows lead in a circle.)")
       .def_prop_ro("num_tiles", &VirtualGraph::num_tiles);
-  nb::class_<VirtualMachine>(module, "VirtualMachine")
+  nb::class_<VirtualMachine>(module, "VirtualMachine", "Resources, memories and links (engine/virtual_machine.h).")
       .def(
           "__init__",
           [](VirtualMachine* self, std::vector<int> lanes, std::vector<int> memories,
              const std::vector<std::pair<int64_t, double>>& links) {
             new (self) VirtualMachine(machine_of(std::move(lanes), std::move(memories), links));
           },
-          nb::arg("lanes"), nb::arg("memories"), nb::arg("links"))
+          nb::arg("lanes"), nb::arg("memories"), nb::arg("links"), R"(Describe a machine.
+
+Args:
+    lanes: of each resource.
+    memories: of each resource.
+    links: latency in nanoseconds and nanoseconds a byte, from each memory to each.
+
+Raises:
+    InputError: there is no resource, one without lanes, an unknown memory, or a negative time.)")
       .def_prop_ro("num_resources", &VirtualMachine::num_resources);
-  nb::class_<View>(module, "Expectation")
-      .def(nb::init<nb::object, nb::object, const Array<int64_t>&>(), nb::arg("graph"), nb::arg("machine"),
-           nb::arg("nanoseconds"))
-      .def("earliest_finish", &View::earliest_finish, nb::arg("tile"))
-      .def("earliest_resource", &View::earliest_resource, nb::arg("tile"))
-      .def("assign", &View::assign, nb::arg("tile"), nb::arg("resource"))
+  nb::class_<View>(module, "Expectation",
+                   "The times at which tiles would end, as they are assigned one after the other (engine/expectation.h).")
+      .def(nb::init<LabGraph, LabMachine, const Array<int64_t>&>(), nb::arg("graph"), nb::arg("machine"), nb::arg("nanoseconds"),
+           "Begin with nothing assigned; `nanoseconds` is int64 [T, resources].")
+      .def("earliest_finish", &View::earliest_finish, nb::arg("tile"),
+           "Nanoseconds at which the tile would end on each resource, int64; NEVER where it has no kernel.")
+      .def("earliest_resource", &View::earliest_resource, nb::arg("tile"),
+           "The resource on which the tile ends first; -1 where none has a kernel.")
+      .def("assign", &View::assign, nb::arg("tile"), nb::arg("resource"), "Put a tile behind what was assigned to a resource.")
       .def_prop_ro("num_resources", &View::num_resources)
       .def_prop_ro("now", &View::now);
   module.def("simulate", &simulated, nb::arg("graph"), nb::arg("machine"), nb::arg("nanoseconds"), nb::arg("place").none(),
-             nb::arg("order"));
+             nb::arg("order"), R"(A run in simulated time (engine/virtual_time.h).
+
+Args:
+    graph: what is run.
+    machine: on what.
+    nanoseconds: int64 [T, resources].
+    place: None: idle lanes take what is ready. An int32 array [T]: the resource of each tile. A function of an `Expectation`
+        and a tile: likewise, asked when the tile is ready; or the address of a compiled one (engine/place.h). "earliest
+        finish": where the tile is expected to end first.
+    order: the name of one of the engine's policies (engine/policy.h), such as "shallow first", or a compiled one's address.
+        "exact": of what is ready, the tile of the lowest level goes first, and of one level that of the lowest number.
+
+Returns:
+    int64 [T, 3]: lane, begin and end of each tile. int64 [copies, 5]: tile, memory from, memory to, begin and end of each.
+
+Raises:
+    InputError: something does not fit, or a tile comes to a resource without a kernel for it.)");
 }
 
 namespace {

@@ -1,6 +1,7 @@
-// aspen_jax._engine: what Python sees of the engine. Documented in _engine.pyi. Only this file, lab.cc,
-// python_arrivals.cc, python_recorder.cc and cuda/python.cc include nanobind.
+// aspen_jax._engine: what Python sees of the engine. After a change to a signature or docstring run tools/engine_stub.py, which
+// writes _engine.pyi. Only this file, lab.cc, python_arrivals.cc, python_recorder.cc and cuda/python.cc include nanobind.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -70,7 +71,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-nb::dict registrations() {
+nb::typed<nb::dict, nb::str, nb::capsule> registrations() {
   const FfiHandlers handlers = ffi_handlers();
   nb::dict stages;
   stages["instantiate"] = nb::capsule(handlers.instantiate);
@@ -78,7 +79,7 @@ nb::dict registrations() {
   return stages;
 }
 
-nb::dict block_opcodes() {
+nb::typed<nb::dict, nb::str, nb::typed<nb::tuple, int, int>> block_opcodes() {
   nb::dict opcodes;
 #define ASPEN_BLOCK_OP(name, number, arity) opcodes[#name] = nb::make_tuple(number, arity);
 #include "cpu/block_ops.inc"
@@ -100,6 +101,9 @@ std::vector<std::string> names_of(const std::vector<cpu::Target>& targets) {
   for (const cpu::Target target : targets) names.emplace_back(cpu::name(target));
   return names;
 }
+
+using Arrays = nb::typed<nb::sequence, nb::any>;
+using NewArrays = nb::typed<nb::list, nb::ndarray<nb::numpy>>;
 
 // Read through numpy's attributes, because the buffer protocol does not know bfloat16.
 std::vector<int64_t> shape_of(nb::handle array) { return nb::cast<std::vector<int64_t>>(array.attr("shape")); }
@@ -173,13 +177,13 @@ class PyPlan {
   const Plan& operator*() const { return *plan_; }
   uint32_t crc() const { return crc_; }
 
-  nb::list run(nb::sequence arrays, std::optional<int64_t> run_key) const {
+  NewArrays run(Arrays arrays, std::optional<int64_t> run_key) const {
     return with_arrays(arrays,
                        [&](const auto& operands, const auto& results) { run_limited(operands, results, nullptr, run_key); });
   }
 
   // Results that runs of a stream write again and again.
-  nb::list new_results() const {
+  NewArrays new_results() const {
     const nb::object numpy = nb::module_::import_("numpy");
     nb::list arrays;
     for (const nb::handle tensor : signature(*plan_, plan_->num_results(), &Plan::result)) {
@@ -203,7 +207,7 @@ class PyPlan {
                  std::make_shared<Watch>(Limits::kNone, std::ref(signals)), &continued);
   }
 
-  nb::object timeline(nb::sequence arrays) const {
+  nb::typed<nb::object, nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 3>>> timeline(Arrays arrays) const {
     const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
     const auto observer = std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows)));
     with_arrays(arrays,
@@ -211,16 +215,16 @@ class PyPlan {
     return rows;
   }
 
-  nb::tuple start(nb::sequence arrays, const PyArrivals& arrivals, std::optional<int64_t> run_key,
-                  const std::string& order) const {
+  std::pair<NewArrays, std::shared_ptr<PyArrivingRun>> start(Arrays arrays, const PyArrivals& arrivals,
+                                                             std::optional<int64_t> run_key, const std::string& order) const {
     if (arrivals.arrivals->plan() != plan_) throw std::invalid_argument("the arrivals are those of another plan");
     // The run reads arrays until it is over. They are brought into shape here, so that the run can be told to hold them.
     const nb::sequence held = required(arrays);
     std::shared_ptr<PyArrivingRun> run;
-    const nb::list results = with_arrays(
+    NewArrays results = with_arrays(
         held, [&](const auto& operands, const auto& taken) { run = start_run(arrivals, operands, taken, run_key, order); });
     run->held = nb::make_tuple(held, results);
-    return nb::make_tuple(results, run);
+    return {std::move(results), std::move(run)};
   }
 
   const std::shared_ptr<const Plan>& shared() const { return plan_; }
@@ -263,9 +267,9 @@ class PyPlan {
 
   // Calls `run` with what lies behind arrays and behind new results, which it gives.
   template <typename Run>
-  nb::list with_arrays(nb::sequence arrays, const Run& run) const {
+  NewArrays with_arrays(nb::sequence arrays, const Run& run) const {
     const Operands operands = operands_of(arrays);
-    const nb::list taken = new_results();
+    NewArrays taken = new_results();
     std::vector<void*> results;
     for (const nb::handle array : taken) results.push_back(data_of(array));
     run(operands.data, results);
@@ -307,14 +311,14 @@ class PyStream {
  public:
   explicit PyStream(const PyPlan& plan) : plan_(plan), results_(plan.new_results()) {}
 
-  nb::list run(nb::sequence arrays, std::optional<nb::bytes> chosen) {
+  NewArrays run(Arrays arrays, std::optional<nb::bytes> chosen) {
     plan_.run_on(arrays, results_, states_, std::move(chosen));
     return results_;
   }
 
  private:
   PyPlan plan_;
-  nb::list results_;
+  NewArrays results_;
   RunStateCache states_;
 };
 
@@ -325,62 +329,188 @@ NB_MODULE(_engine, module) {
   using namespace aspen;  // NOLINT: the module's body is a list of the names above
 
   nb::register_exception_translator(translate);
+  module.doc() = R"(The extension module (engine/module.cc).
+
+Attributes:
+    built_for_jaxlib: version of the jaxlib whose headers the module was compiled with.
+    CUDA_STREAMS: streams of a run on CUDA.
+    CUDA_FEWEST_TILES: fewest tiles of an op that are launched together on CUDA, where it has so many.
+    NEVER: nanoseconds that stand for never, which a resource without a kernel for a tile takes.)";
   module.attr("built_for_jaxlib") = ASPEN_JAXLIB_VERSION;
-  module.def("registrations", &registrations);
-  module.def("num_workers", [] { return runtime().num_workers(); });
+  module.def("registrations", &registrations, "The handlers of the custom call by stage, for `jax.ffi.register_ffi_target`.");
   module.def(
-      "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>());
-  module.def("cpu_targets", [] { return names_of(cpu::available_targets()); });
-  module.def("cpu_targets_compiled", [] { return names_of(cpu::compiled_targets()); });
-  module.def("cpu_targets_runnable", [] { return names_of(cpu::runnable_targets()); });
-  module.def("cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); });
-  module.def("cpu_l2_cache_bytes", &cpu::l2_cache_bytes);
-  module.def("cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); });
-  module.def("limits", [] {
-    const Limits now = limits();
-    const auto shown = [](int64_t number) { return number == Limits::kNone ? std::optional<int64_t>() : number; };
-    return std::pair(shown(now.workspace), shown(now.nanoseconds));
-  });
+      "num_workers", [] { return runtime().num_workers(); }, "Workers (DSEs) that exist or that the first run will start.");
+  module.def(
+      "set_num_workers", [](int n) { runtime().set_num_workers(n); }, nb::arg("n"), nb::call_guard<nb::gil_scoped_release>(),
+      "Add or remove workers, at any time.");
+  module.def(
+      "cpu_targets", [] { return names_of(cpu::available_targets()); },
+      "Instruction sets that this build has kernels for and this machine can run, the best last.");
+  module.def(
+      "cpu_targets_compiled", [] { return names_of(cpu::compiled_targets()); },
+      "Instruction sets that this build has kernels for, whatever this machine can run.");
+  module.def(
+      "cpu_targets_runnable", [] { return names_of(cpu::runnable_targets()); },
+      "Instruction sets that this machine can run, whatever this build has kernels for, the best last.");
+  module.def(
+      "cpu_target", [] { return std::string(cpu::name(cpu::chosen_target())); },
+      "The instruction set in use: the best, or what ASPEN_CPU_TARGET says.");
+  module.def("cpu_l2_cache_bytes", &cpu::l2_cache_bytes,
+             "Bytes of a core's L2 cache, as the operating system says; 1 MiB where it does not.");
+  module.def(
+      "cpu_few_rows", [] { return cpu::few_rows(cpu::chosen_target()); },
+      "Most rows with which the kernels of the target in use read a product's right operand once, in place.");
+  module.def(
+      "limits",
+      [] {
+        const Limits now = limits();
+        const auto shown = [](int64_t number) { return number == Limits::kNone ? std::optional<int64_t>() : number; };
+        return std::pair(shown(now.workspace), shown(now.nanoseconds));
+      },
+      "The most bytes of workspace and nanoseconds of `Plan.run` and `Plan.timeline`; None where there is no limit.");
   module.def(
       "set_limits",
       [](std::optional<int64_t> workspace, std::optional<int64_t> nanoseconds) {
         set_limits({workspace.value_or(Limits::kNone), nanoseconds.value_or(Limits::kNone)});
       },
-      nb::arg("workspace").none(), nb::arg("nanoseconds").none());
+      nb::arg("workspace").none(), nb::arg("nanoseconds").none(), "Change the limits, for runs that begin from now on.");
   module.def(
       "peak_flops", [](const std::string& target) { return cpu::peak_flops(target_named(target)); }, nb::arg("target"),
-      nb::call_guard<nb::gil_scoped_release>());
-  module.def("block_opcodes", &block_opcodes);
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Measured float32 FLOP/s of one core with the vectors of an available target; takes about 20 ms.");
+  module.def("block_opcodes", &block_opcodes, "Number and number of arguments of each instruction of block programs, by name.");
   cuda::define(module);
   define_lab(module);
   define_arrivals(module);
   define_recorder(module);
 
-  module.def("register_kernels", &register_kernels, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
-  module.def(
-      "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"));
+  module.def("register_kernels", &register_kernels, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(),
+             R"(Let graphs name the kernels of a shared library, which stays loaded, and give their names.
 
-  nb::class_<PyPlan>(module, "Plan")
-      .def(nb::init<nb::bytes>(), nb::arg("graph"))
-      .def("run", &PyPlan::run, nb::arg("operands"), nb::arg("run_key").none() = nb::none())
-      .def("timeline", &PyPlan::timeline, nb::arg("operands"))
+Raises:
+    InputError: it cannot be loaded, shows no kernels, is for another version of the engine, or names a kernel that there is.)");
+  module.def(
+      "trust", [](nb::bytes graph) { trust({static_cast<const std::byte*>(graph.data()), graph.size()}); }, nb::arg("graph"),
+      R"(Leave out, in runs of these graph bytes, what keeps a stranger's graph from reading memory that nobody has written.
+
+Its edges must be known to be right. Only results that ops of the graph read cost time without this.)");
+
+  nb::class_<PyPlan>(module, "Plan", R"(A graph that was checked and made ready to run on this machine's kernels.
+
+Plans of equal bytes share everything, with each other and with the executables of XLA.)")
+      .def(nb::init<nb::bytes>(), nb::arg("graph"), R"(Read and check graph bytes (docs/graph_format.md).
+
+Raises:
+    GraphFormatError: the bytes are no graph, or one that this machine's kernels refuse.)")
+      .def("run", &PyPlan::run, nb::arg("operands"), nb::arg("run_key").none() = nb::none(),
+           R"(Run the graph on arrays of exactly the shapes and dtypes it was made for.
+
+Other threads of Python go on meanwhile. What a signal's handler raises, such as Ctrl-C's, ends the run at its next tile.
+
+Args:
+    operands: the arrays.
+    run_key: nanoseconds after its arrival at which the run is due; of several the one that is due first goes first. The
+        graph's own if None.
+
+Raises:
+    InputError: number, shapes or dtypes of the arrays are others.
+    EngineError: the run failed, or needs more than the limits allow.)")
+      .def("timeline", &PyPlan::timeline, nb::arg("operands"),
+           R"(Run the graph as `run` does, and say where and when instead of what.
+
+Returns:
+    int64 array [T, 3]: of each tile the worker (-1: the calling thread), and when it began and ended, in nanoseconds of a
+    steady clock.)")
       .def(
           "arrivals",
           [](const PyPlan& plan, const Numbers& counts, const Numbers& tiles, const Flags& wanted) {
             return make_arrivals(plan.shared(), counts, tiles, wanted);
           },
-          nb::arg("counts"), nb::arg("tiles"), nb::arg("wanted"))
-      .def("start", &PyPlan::start, nb::arg("operands"), nb::arg("arrivals"), nb::arg("run_key").none(), nb::arg("order"))
-      .def("run_placed", &PyPlan::run_placed)
+          nb::arg("counts"), nb::arg("tiles"), nb::arg("wanted"),
+          R"(Say which tiles wait for which pieces of operands; for any number of runs.
+
+Args:
+    counts: int64 [pieces], how many tiles wait for each piece.
+    tiles: int64, those of the first piece, then of the second.
+    wanted: uint8 [T], whether the end of each tile is announced.
+
+Raises:
+    InputError: the arrays do not fit together, or the graph has no such tile.)")
+      .def("start", &PyPlan::start, nb::arg("operands"), nb::arg("arrivals"), nb::arg("run_key").none(), nb::arg("order"),
+           R"(Start a run that waits for pieces of its operands (engine/arrivals.h).
+
+Args:
+    operands: as `run` takes them. Those of which pieces are to come must be C-contiguous and aligned, or the run reads a
+        copy. They are written into until the piece that holds the place has arrived.
+    arrivals: which tiles wait for which pieces.
+    run_key: as for `run`.
+    order: the name of one of the engine's policies (engine/policy.h).
+
+Returns:
+    The results, of which a part is valid once the tiles that write it have been announced; and the run.
+
+Raises:
+    InputError: something does not fit.
+    EngineError: memory is short or beyond the limits, or no worker can be started.)")
+      .def("run_placed", &PyPlan::run_placed,
+           nb::sig("def run_placed(self, operands: collections.abc.Sequence[typing.Any], graph: VirtualGraph, "
+                   "machine: VirtualMachine, nanoseconds: numpy.ndarray, place: typing.Any, order: str | int, "
+                   "lanes: collections.abc.Sequence[tuple[int, collections.abc.Sequence[int]]], held: typing.Any, /) -> "
+                   "tuple[list[numpy.ndarray], tuple[numpy.ndarray, numpy.ndarray, int]]"),
+           R"(Run the graph as a machine of the lab would (engine/placed_run.h).
+
+Args:
+    operands: as `run` takes them.
+    graph: the same graph as the lab knows it.
+    machine: on what.
+    nanoseconds: int64 [T, resources], by which "earliest finish" and functions place.
+    place: as `simulate` takes it; not None where there is more than one memory.
+    order: as `simulate` takes it.
+    lanes: of each resource how often it runs a tile, and the cores that it may use, all if there are none.
+    held: lives as long as the run, as what a compiled function belongs to.
+
+Functions of Python are called in the calling thread. What a signal's handler raises there ends the run. A lane that is in
+a compiled function then, and does not come back, is given up: the run's memory stays held.
+
+Returns:
+    The results; and as `simulate` gives them the rows of tiles and copies, in nanoseconds since the lanes began, with
+    the nanoseconds that placing took in all, where it is done during the run.
+
+Raises:
+    InputError: something does not fit.
+    EngineError: a tile failed, the run is beyond the limits, or a compiled function said so. What a function in `place`
+        raises is raised here.)")
       .def_prop_ro("num_tiles", [](const PyPlan& plan) { return (*plan).num_tiles(); })
       .def_prop_ro("num_ops", [](const PyPlan& plan) { return (*plan).graph().ops.size(); })
-      .def_prop_ro("workspace_bytes", [](const PyPlan& plan) { return (*plan).graph().workspace_bytes; })
-      .def_prop_ro("total_cost", [](const PyPlan& plan) { return (*plan).total_cost(); })
-      .def_prop_ro("crc", &PyPlan::crc)
-      .def_prop_ro("operands", [](const PyPlan& plan) { return signature(*plan, (*plan).num_operands(), &Plan::operand); })
-      .def_prop_ro("results", [](const PyPlan& plan) { return signature(*plan, (*plan).num_results(), &Plan::result); });
+      .def_prop_ro(
+          "workspace_bytes", [](const PyPlan& plan) { return (*plan).graph().workspace_bytes; },
+          "Memory that each run in flight holds for intermediate values.")
+      .def_prop_ro(
+          "total_cost", [](const PyPlan& plan) { return (*plan).total_cost(); },
+          "Sum of the tiles' estimated costs in nanoseconds.")
+      .def_prop_ro("crc", &PyPlan::crc, "CRC-32 of the graph's payload.")
+      .def_prop_ro(
+          "operands", [](const PyPlan& plan) { return signature(*plan, (*plan).num_operands(), &Plan::operand); },
+          nb::sig("def operands(self) -> list[tuple[tuple[int, ...], numpy.dtype]]"), "Shape and dtype of each operand.")
+      .def_prop_ro(
+          "results", [](const PyPlan& plan) { return signature(*plan, (*plan).num_results(), &Plan::result); },
+          nb::sig("def results(self) -> list[tuple[tuple[int, ...], numpy.dtype]]"), "Shape and dtype of each result.");
 
-  nb::class_<PyStream>(module, "Stream")
+  nb::class_<PyStream>(
+      module, "Stream",
+      "Runs of a graph one after the other, each in the memory of the one before. The caller runs one at a time.")
       .def(nb::init<const PyPlan&>(), nb::arg("plan"))
-      .def("run", &PyStream::run, nb::arg("operands"), nb::arg("chosen").none());
+      .def("run", &PyStream::run, nb::arg("operands"), nb::arg("chosen").none(),
+           R"(Run some tiles. Values that the others write are those of the runs before.
+
+Args:
+    operands: as `Plan.run` takes them.
+    chosen: a byte for each tile, 0 for those that do not run; others wait for their parents among them. None: all run.
+
+Returns:
+    The results, the same arrays each time.
+
+Raises:
+    InputError: number, shapes or dtypes of the arrays, or the number of bytes, are others.
+    EngineError: the run failed.)");
 }

@@ -1,4 +1,4 @@
-// What Python sees of runs that begin before their operands are complete. Documented in _engine.pyi.
+// What Python sees of runs that begin before their operands are complete.
 #include "python_arrivals.h"
 
 #include <nanobind/stl/optional.h>
@@ -61,23 +61,35 @@ std::shared_ptr<PyArrivingRun> start_run(const PyArrivals& arrivals, std::span<c
 }
 
 void define_arrivals(nb::module_& module) {
-  nb::class_<PyArrivals>(module, "Arrivals").def_prop_ro("num_pieces", [](const PyArrivals& self) {
-    return self.arrivals->num_pieces();
-  });
+  nb::class_<PyArrivals>(module, "Arrivals",
+                         "Which tiles wait for which pieces of operands, and whose end is announced; see `Plan.arrivals`.")
+      .def_prop_ro("num_pieces", [](const PyArrivals& self) { return self.arrivals->num_pieces(); });
   // All let other threads of Python go on: one of them may hold what a tile, or the last piece, waits for.
-  nb::class_<PyArrivingRun>(module, "ArrivingRun")
+  nb::class_<PyArrivingRun>(module, "ArrivingRun",
+                            R"(A run that waits for pieces. Where it is dropped, it is cancelled, and waited for.
+
+Whoever asks for what has ended when the limit of time is over cancels it.)")
       .def(
           "arrived", [](PyArrivingRun& self, size_t piece) { self.run().arrived(piece); }, nb::arg("piece"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<nb::gil_scoped_release>(),
+          R"(Say that the bytes of a piece are in the operand. Does nothing after `cancel`.
+
+Raises:
+    InputError: there is no such piece, it has arrived already, or this process is a fork of the run's.)")
       .def(
           "cancel", [](PyArrivingRun& self, const std::string& why) { self.run().cancel(why); }, nb::arg("why"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<nb::gil_scoped_release>(), "End the run with this error. Does nothing if all pieces have arrived.")
       .def(
           "ended", [](PyArrivingRun& self, std::optional<double> seconds) { return self.ended().take(seconds); },
-          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>(),
+          R"(The announced tiles that have ended since the last call, in that order.
+
+Args:
+    seconds: how long to wait until there is one, or the run is over; forever if None.)")
       .def(
           "error", [](PyArrivingRun& self, std::optional<double> seconds) { return self.ended().error(seconds); },
-          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("seconds").none(), nb::call_guard<nb::gil_scoped_release>(),
+          "The run's error, empty if it has succeeded; None if it was not over within so many seconds.");
 }
 
 }  // namespace aspen

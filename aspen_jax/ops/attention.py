@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_jax.ir.dtypes import DTYPES
 from aspen_jax.ops.attrs import Attrs
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.rows import ROWS
 
@@ -64,12 +64,7 @@ class Attention(OpFamily):
     kernel = "attention"
     attrs_type = AttentionAttrs
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(
-        self, attrs: AttentionAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: AttentionAttrs, inputs: Sequence[Typed]) -> Typed:
         scores, _, values = _parsed(attrs)
         between = (attrs.shape, np.dtype(np.float32))
         if MATMUL.infer(scores[0], inputs[:2])[0] != attrs.shape:

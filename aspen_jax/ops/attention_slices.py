@@ -13,7 +13,7 @@ from jax import lax
 
 from aspen_jax.ops.attention import ATTENTION, AttentionAttrs, parts_of, weight_labels, weights_of
 from aspen_jax.ops.block import box_sizes
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.matmul import MATMUL
 from aspen_jax.ops.row_program import ROW
 from aspen_jax.ops.rows import ROWS
@@ -56,12 +56,7 @@ class AttentionSlices(OpFamily):
     alike_everywhere = False  # where a box lies says which keys are read
     attrs_type = AttentionSlicesAttrs
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(
-        self, attrs: AttentionSlicesAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: AttentionSlicesAttrs, inputs: Sequence[Typed]) -> Typed:
         shape, _ = ATTENTION.infer(attrs, inputs)
         if shape[:-1] != attrs.shape[:-1]:
             raise ValueError(f"attention_slices of scores {attrs.shape} gives {shape}")

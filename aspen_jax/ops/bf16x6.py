@@ -22,7 +22,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv import CONV2D, ConvAttrs
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -75,11 +75,9 @@ class Bf16x6Weights(OpFamily):
 
     name = "bf16x6_weights"
     kernel = "bf16x6_weights"
+    kernel_inputs = 1
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(self, attrs: None, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: None, inputs: Sequence[Typed]) -> Typed:
         ((shape, dtype),) = inputs
         if len(shape) != 4 or dtype != np.float32:
             raise ValueError(f"bf16x6_weights of {dtype} {shape}")
@@ -136,7 +134,7 @@ class Bf16x6(OpFamily):
     def num_main(self, op: Op) -> int:
         return 3 if op.attrs.scaled else 2
 
-    def infer(self, attrs: Bf16x6Attrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Bf16x6Attrs, inputs: Sequence[Typed]) -> Typed:
         (x, dtype), (parts, parts_dtype), *scale = inputs
         if scale != [(x, dtype)] * attrs.scaled or (attrs.scaled and len(x) != 4):
             raise ValueError(f"bf16x6 of {x} scaled by {scale} with {attrs}")

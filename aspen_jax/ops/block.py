@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from aspen_jax.ops.block_program import BlockProgram
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -44,12 +44,10 @@ class Block(OpFamily):
 
     name = "block"
     kernel = "block"
+    kernel_inputs = 0
     may_have_further = True
 
-    def num_main(self, op: Op) -> int:
-        return 0
-
-    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Any, inputs: Sequence[Typed]) -> Typed:
         raise ValueError("a block op's shape is that of its output; use Builder.block")
 
     def main_region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.layout import reshaped
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ class Concatenate(OpFamily):
         # Of an empty output the kernel could not tell which inputs are the epilogue's.
         return op.output.size > 0 and all(item.shape[-1] == 1 or item.view.strides()[-1] == 1 for item in op.main_inputs)
 
-    def infer(
-        self, attrs: ConcatenateAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ConcatenateAttrs, inputs: Sequence[Typed]) -> Typed:
         shape, dtype = list(inputs[0][0]), inputs[0][1]
         shape[attrs.axis] = sum(piece[attrs.axis] for piece, _ in inputs)
         return tuple(shape), dtype

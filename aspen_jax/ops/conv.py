@@ -18,7 +18,7 @@ from aspen_jax.ops.conv_3d import Depth, as_planes
 from aspen_jax.ops.conv_transposed import by_phases
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
 from aspen_jax.ops.elementwise import fill
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Typed, Work, pieces
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.ops.pad import PAD, PadAttrs
@@ -54,18 +54,16 @@ class Conv2D(OpFamily):
 
     name = "conv2d"
     kernel = "conv2d"
+    kernel_inputs = 2
     takes_epilogue = True
     weight_inputs = (1,)
     attrs_type = ConvAttrs
-
-    def num_main(self, op: Op) -> int:
-        return 2
 
     def kernel_shape(self, op: Op) -> tuple[int, ...]:
         """[KH,KW,C/groups,O]."""
         return op.inputs[1].shape
 
-    def infer(self, attrs: ConvAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ConvAttrs, inputs: Sequence[Typed]) -> Typed:
         (x, dtype), (w, _) = inputs
         if min(*attrs.strides, *attrs.dilation, attrs.groups) < 1:
             raise ValueError(f"conv2d with {attrs}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.conv import CONV2D, Conv2D, ConvAttrs
+from aspen_jax.ops.family import Typed
 from aspen_jax.ops.matmul import PANEL, to_panels
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class Conv2DPanels(Conv2D):
     def kernel_shape(self, op: Op) -> tuple[int, ...]:
         return (*op.inputs[1].shape[1:4], op.attrs.columns)
 
-    def infer(
-        self, attrs: ConvPanelsAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ConvPanelsAttrs, inputs: Sequence[Typed]) -> Typed:
         x, (w, dtype), *scale = inputs
         if scale != [x] * attrs.scaled:
             raise ValueError(f"conv2d_panels of {x} scaled by {scale} with {attrs}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv import CONV2D, Conv2D, ConvAttrs
-from aspen_jax.ops.family import PRODUCT_COLUMNS, Work
+from aspen_jax.ops.family import PRODUCT_COLUMNS, Typed, Work
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -49,9 +49,7 @@ class Conv2DSlices(Conv2D):
     weight_inputs = ()
     attrs_type = ConvSlicesAttrs
 
-    def infer(
-        self, attrs: ConvSlicesAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ConvSlicesAttrs, inputs: Sequence[Typed]) -> Typed:
         if attrs.groups != 1 or min(attrs.slices, attrs.chunk) < 1:
             raise ValueError(f"conv2d_slices with {attrs}")
         shape, _ = CONV2D.infer(attrs, inputs)

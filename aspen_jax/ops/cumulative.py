@@ -15,7 +15,7 @@ from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -39,14 +39,10 @@ class Cumulative(OpFamily):
 
     name = "cumulative"
     kernel = "cumulative"
+    kernel_inputs = 1
     attrs_type = CumulativeAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(
-        self, attrs: CumulativeAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: CumulativeAttrs, inputs: Sequence[Typed]) -> Typed:
         ((shape, dtype),) = inputs
         return shape, dtype
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Operand
 
 
+# Shape and dtype of a value.
+Typed = tuple[tuple[int, ...], np.dtype]
+
 # The boxes of tiles are int32.
 MAX_EXTENT = 2**31 - 1
 
@@ -66,6 +69,7 @@ class OpFamily(abc.ABC):
 
     name: str
     kernel: str
+    kernel_inputs: int | None = None  # how many the kernel itself reads, before those of an epilogue; None: all
     attrs_type: type[Attrs] | None = None
     takes_epilogue: bool = False
     alike_everywhere: bool = True  # whether a box of the output is computed from what it reads alone, wherever it lies
@@ -74,12 +78,12 @@ class OpFamily(abc.ABC):
     rewrites: int | None = None  # main input of which a box of the output reads that very box, so that it may lie in its memory
     weight_inputs: tuple[int, ...] = ()  # main inputs that are read fastest where they are dense: worth storing so beforehand
 
-    @abc.abstractmethod
     def num_main(self, op: Op) -> int:
         """How many of the op's inputs belong to the kernel itself; the rest belong to the epilogue."""
+        return len(op.inputs) if self.kernel_inputs is None else self.kernel_inputs
 
     @abc.abstractmethod
-    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Any, inputs: Sequence[Typed]) -> Typed:
         """Shape and dtype of the result before any epilogue, from the (shape, dtype) of the kernel's own inputs.
 
         Raises:

@@ -16,7 +16,7 @@ from aspen_jax.ir.view import MAX_RANK, View
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.layout import reshaped, viewed
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ class Gather(OpFamily):
     kernel = "gather"
     attrs_type = GatherAttrs
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(self, attrs: GatherAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: GatherAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), *indices = inputs
         if not len(attrs.walks) == len(attrs.components) == len(attrs.sizes) == len(shape):
             raise ValueError(f"gather of {shape} with {attrs}")

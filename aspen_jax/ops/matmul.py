@@ -21,7 +21,7 @@ from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import BLOCK, box_sizes, epilogue_work
 from aspen_jax.ops.block_program import single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, may_lie_in, pieces, unpermuted
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Typed, Work, may_lie_in, pieces, unpermuted
 from aspen_jax.ops.layout import reshaped, transposed
 from aspen_jax.ops.opcodes import FLOATS
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
@@ -50,14 +50,12 @@ class Matmul(OpFamily):
 
     name = "matmul"
     kernel = "matmul"
+    kernel_inputs = 2
     takes_epilogue = True
     weight_inputs = (1,)
     attrs_type = MatmulAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 2
-
-    def infer(self, attrs: MatmulAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: MatmulAttrs, inputs: Sequence[Typed]) -> Typed:
         (a, dtype), (b, _) = inputs
         if len(a) != len(attrs.a) or len(b) != len(attrs.b):
             raise ValueError(f"matmul of {a} by {b} with {attrs}")
@@ -168,9 +166,7 @@ class MatmulPanels(Matmul):
     kernel = "matmul_panels"
     attrs_type = MatmulPanelsAttrs
 
-    def infer(
-        self, attrs: MatmulPanelsAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: MatmulPanelsAttrs, inputs: Sequence[Typed]) -> Typed:
         (a, dtype), (b, _) = inputs
         output, _ = MATMUL.infer(MatmulAttrs(attrs.a, attrs.b), [(a, dtype), (attrs.shape, dtype)])
         if not panels_suit(attrs.a, attrs.b, len(output)) or min(attrs.shape, default=0) < 1 or b != panels_shape(attrs):

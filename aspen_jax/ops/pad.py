@@ -14,7 +14,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts
-from aspen_jax.ops.family import OpFamily, Work, unpermuted
+from aspen_jax.ops.family import OpFamily, Typed, Work, unpermuted
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -34,12 +34,10 @@ class Pad(OpFamily):
 
     name = "pad"
     kernel = "pad"
+    kernel_inputs = 2
     attrs_type = PadAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 2
-
-    def infer(self, attrs: PadAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: PadAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), _ = inputs
         if not len(attrs.lo) == len(attrs.hi) == len(attrs.interior) == len(shape) or min(attrs.interior, default=0) < 0:
             raise ValueError(f"pad of {shape} with {attrs}")

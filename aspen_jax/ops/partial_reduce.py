@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block import box_sizes
-from aspen_jax.ops.family import FAMILIES, OpFamily, Work
+from aspen_jax.ops.family import FAMILIES, OpFamily, Typed, Work
 from aspen_jax.ops.reduce import REDUCE, ReduceAttrs
 
 if TYPE_CHECKING:
@@ -68,9 +68,7 @@ class PartialReduce(OpFamily):
         part = part_of(op)
         return part.family.num_main(part)
 
-    def infer(
-        self, attrs: PartialReduceAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: PartialReduceAttrs, inputs: Sequence[Typed]) -> Typed:
         return _family(attrs.kernel).infer(attrs.part, inputs)
 
     def check(self, op: Op) -> None:

@@ -16,7 +16,7 @@ from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts, need_dtypes
-from aspen_jax.ops.family import OpFamily, Work, unpermuted
+from aspen_jax.ops.family import OpFamily, Typed, Work, unpermuted
 from aspen_jax.ops.opcodes import FLOATS
 
 if TYPE_CHECKING:
@@ -46,13 +46,11 @@ class Pool(OpFamily):
 
     name = "pool"
     kernel = "pool"
+    kernel_inputs = 1
     takes_epilogue = True
     attrs_type = PoolAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(self, attrs: PoolAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: PoolAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), *_ = inputs
         positive = (*attrs.window, *attrs.strides, *attrs.base_dilation, *attrs.window_dilation)
         if len(attrs.window) != len(shape) or min(positive, default=1) < 1:

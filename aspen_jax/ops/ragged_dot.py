@@ -14,7 +14,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ir.view import MAX_RANK
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Work, pieces
+from aspen_jax.ops.family import PRODUCT_COLUMNS, OpFamily, Typed, Work, pieces
 from aspen_jax.ops.layout import reshaped, transposed, viewed
 from aspen_jax.ops.opcodes import FLOATS
 
@@ -32,13 +32,11 @@ class RaggedDot(OpFamily):
 
     name = "ragged_dot"
     kernel = "ragged_dot"
+    kernel_inputs = 3
     takes_epilogue = True
     alike_everywhere = False  # where a box lies says which groups hold its rows
 
-    def num_main(self, op: Op) -> int:
-        return 3
-
-    def infer(self, attrs: None, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: None, inputs: Sequence[Typed]) -> Typed:
         (rows, dtype), (matrices, _), (sizes, of_sizes) = inputs
         fits = len(rows) >= 2 and len(matrices) == len(rows) + 1 and of_sizes == np.int32
         if not fits or matrices[:-2] != sizes or rows[:-2] != sizes[:-1] or rows[-1:] != matrices[-2:-1]:

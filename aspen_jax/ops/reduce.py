@@ -16,7 +16,7 @@ from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.block_program import BlockBuilder, BlockProgram, single
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.opcodes import FLOATS, INTS, narrowing
 
 if TYPE_CHECKING:
@@ -36,13 +36,11 @@ class Reduce(OpFamily):
 
     name = "reduce"
     kernel = "reduce"
+    kernel_inputs = 1
     takes_epilogue = True
     attrs_type = ReduceAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(self, attrs: ReduceAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ReduceAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), *_ = inputs
         return tuple(extent for axis, extent in enumerate(shape) if axis not in attrs.axes), dtype
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block import box_sizes, program_flops
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.row_program import NUMBER, ROW, RowProgram
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ class Rows(OpFamily):
     attrs_type = RowsAttrs
     may_have_further = True
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(self, attrs: RowsAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: RowsAttrs, inputs: Sequence[Typed]) -> Typed:
         shapes = {shape for shape, _ in inputs}
         (shape,) = shapes if len(shapes) == 1 else (None,)
         if shape is None or attrs.rows.num_inputs != len(inputs) or not all(0 <= axis < len(shape) for axis in attrs.axes):

@@ -15,7 +15,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.layout import viewed
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class Scatter(OpFamily):
     attrs_type = ScatterAttrs
     rewrites = 0
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(self, attrs: ScatterAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: ScatterAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), (updates, _), *_ = inputs
         if not len(attrs.walks) == len(attrs.components) == len(attrs.starts) == len(shape):
             raise ValueError(f"scatter on {shape} with {attrs}")

@@ -16,7 +16,7 @@ from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts, need_dtypes
-from aspen_jax.ops.family import OpFamily, Work, unpermuted
+from aspen_jax.ops.family import OpFamily, Typed, Work, unpermuted
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -64,9 +64,7 @@ class _SelectWindows(OpFamily):
     """f(other, x): a window chooses the first extreme element of x, or what follows a NaN; float32."""
 
     attrs_type = SelectWindowsAttrs
-
-    def num_main(self, op: Op) -> int:
-        return 2
+    kernel_inputs = 2
 
     def permuted(self, op: Op, permutations: Sequence[Shape]) -> tuple[Any, Shape] | None:
         first, second = permutations
@@ -79,7 +77,7 @@ class SelectAndScatterAdd(_SelectWindows):
     name = "select_and_scatter_add"
     kernel = "select_and_scatter_add"
 
-    def infer(self, attrs: SelectWindowsAttrs, inputs: Sequence[tuple[Shape, np.dtype]]) -> tuple[Shape, np.dtype]:
+    def infer(self, attrs: SelectWindowsAttrs, inputs: Sequence[Typed]) -> Typed:
         (source, _), (shape, dtype) = inputs
         if attrs.windows(shape) != source:
             raise ValueError(f"{self.name} of {source} on {shape} with {attrs}")
@@ -124,7 +122,7 @@ class SelectAndGatherAdd(_SelectWindows):
     name = "select_and_gather_add"
     kernel = "select_and_gather_add"
 
-    def infer(self, attrs: SelectWindowsAttrs, inputs: Sequence[tuple[Shape, np.dtype]]) -> tuple[Shape, np.dtype]:
+    def infer(self, attrs: SelectWindowsAttrs, inputs: Sequence[Typed]) -> Typed:
         (other, dtype), (shape, _) = inputs
         if other != shape:
             raise ValueError(f"{self.name} from {other} by {shape}")

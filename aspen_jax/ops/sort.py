@@ -16,7 +16,7 @@ from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, Unsupported, converts
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.gather import GATHER, GatherAttrs
 
 if TYPE_CHECKING:
@@ -57,10 +57,7 @@ class Sort(OpFamily):
     kernel = "sort"
     attrs_type = SortAttrs
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(self, attrs: SortAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: SortAttrs, inputs: Sequence[Typed]) -> Typed:
         (shape, dtype), *others = inputs
         if any(other != shape for other, _ in others) or not 0 <= attrs.axis < len(shape) or attrs.count > shape[attrs.axis]:
             raise ValueError(f"sort of {[shape for shape, _ in inputs]} with {attrs}")

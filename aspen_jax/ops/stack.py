@@ -16,7 +16,7 @@ from aspen_jax.ops.attrs import Attrs, Words
 from aspen_jax.ops.block import box_sizes
 from aspen_jax.ops.conv import CONV2D
 from aspen_jax.ops.conv_panels import CONV2D_PANELS
-from aspen_jax.ops.family import FAMILIES, OpFamily, Work
+from aspen_jax.ops.family import FAMILIES, OpFamily, Typed, Work
 from aspen_jax.ops.matmul import MATMUL, MATMUL_PANELS
 
 if TYPE_CHECKING:
@@ -112,10 +112,7 @@ class Stack(OpFamily):
     attrs_type = StackAttrs
     repeats = True
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(self, attrs: StackAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: StackAttrs, inputs: Sequence[Typed]) -> Typed:
         raise ValueError("a stack's shape is that of its last part; use stack_of")
 
     def check(self, op: Op) -> None:

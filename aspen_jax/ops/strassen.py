@@ -25,7 +25,7 @@ from jax import lax
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op
@@ -113,12 +113,10 @@ class StrassenRows(OpFamily):
 
     name = "strassen_rows"
     kernel = "strassen_rows"
+    kernel_inputs = 1
     attrs_type = StrassenRowsAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Any, inputs: Sequence[Typed]) -> Typed:
         ((shape, dtype),) = inputs
         if len(shape) < 2 or shape[-1] % 2 or attrs.padding < 1:
             raise ValueError(f"strassen_rows of {shape} with {attrs}")
@@ -157,14 +155,12 @@ class Strassen(OpFamily):
 
     name = "strassen"
     kernel = "strassen"
+    kernel_inputs = 2
     takes_epilogue = True
     weight_inputs = (1,)
     attrs_type = StrassenAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 2
-
-    def infer(self, attrs: StrassenAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: StrassenAttrs, inputs: Sequence[Typed]) -> Typed:
         (left, dtype), (right, _) = inputs
         half = right[2] if len(right) == 4 else 0
         fits = len(left) >= 3 and 1 <= half < left[-1] and (left[0], left[-2]) == (FACTORS, -(-attrs.rows // 2))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from aspen_jax.ops.attrs import Attrs, Words
-from aspen_jax.ops.family import FAMILIES, OpFamily, Work, unpermuted
+from aspen_jax.ops.family import FAMILIES, OpFamily, Typed, Work, unpermuted
 
 if TYPE_CHECKING:
     from aspen_jax.ir.program import Op, Value
@@ -53,12 +53,7 @@ class Transposed(OpFamily):
     kernel = "transposed"
     attrs_type = TransposedAttrs
 
-    def num_main(self, op: Op) -> int:
-        return len(op.inputs)
-
-    def infer(
-        self, attrs: TransposedAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]
-    ) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: TransposedAttrs, inputs: Sequence[Typed]) -> Typed:
         raise ValueError("a transposed op's shape is that of its op; use transposed_of")
 
     def check(self, op: Op) -> None:

@@ -29,7 +29,7 @@ from jax import lax
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
-from aspen_jax.ops.family import OpFamily, Work
+from aspen_jax.ops.family import OpFamily, Typed, Work
 from aspen_jax.ops.toom_cook import weight_transform
 
 if TYPE_CHECKING:
@@ -144,12 +144,10 @@ class WinogradWeights(OpFamily):
 
     name = "winograd_weights"
     kernel = "winograd_weights"
+    kernel_inputs = 1
     attrs_type = WinogradWeightsAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 1
-
-    def infer(self, attrs: Any, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: Any, inputs: Sequence[Typed]) -> Typed:
         ((shape, dtype),) = inputs
         if len(shape) != 4 or attrs.tile not in TILES.get(shape[:2], ()):
             raise ValueError(f"winograd_weights of {shape} with {attrs}")
@@ -232,13 +230,11 @@ class Winograd(OpFamily):
 
     name = "winograd"
     kernel = "winograd"
+    kernel_inputs = 2
     takes_epilogue = True
     attrs_type = WinogradAttrs
 
-    def num_main(self, op: Op) -> int:
-        return 2
-
-    def infer(self, attrs: WinogradAttrs, inputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[tuple[int, ...], np.dtype]:
+    def infer(self, attrs: WinogradAttrs, inputs: Sequence[Typed]) -> Typed:
         (x, dtype), (u, _) = inputs
         two = len(attrs.phases) == len(attrs.begin) == len(attrs.end) == 2
         if len(x) != 4 or not two or attrs.tile not in TILES.get(attrs.window, ()):

@@ -9,21 +9,19 @@ from typing import Any
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from aspen_jax import aspen
-from aspen_jax.cost.timing import check_rounds
+from aspen_jax import aspen, num_workers
 from aspen_jax.errors import InputError
 from aspen_jax.report.comparison import Comparison, compare
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks import zoo
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.chains import on_gpu
 from benchmarks.chains.rows import tables
 from benchmarks.markdown import table
-from benchmarks.models import zoo
-from benchmarks.models.bolt import PLACES, WORKLOADS
-from benchmarks.models.model import Size
 from benchmarks.options import File, Names
 from benchmarks.peers.record import DISAGREES
 from benchmarks.peers.sides import ASPEN, JIT, SIDES
+from benchmarks.zoo.bolt import PLACES, WORKLOADS
+from benchmarks.zoo.model import Size
 
 _PAPER_BATCH = 32
 _BATCHES = (1, 8, _PAPER_BATCH)
@@ -33,6 +31,7 @@ _NETWORKS = ("vgg16", "vgg19", "resnet18", "resnet50", "repvgg_a0", "repvgg_b0")
 _NARROW_TOLERANCE = 2e-2  # float16 has 11 bits, and each side rounds between layers where it likes
 
 
+@benchmark
 def chains(
     places: Names = PLACES,
     workloads: Names = tuple(WORKLOADS),
@@ -43,12 +42,12 @@ def chains(
     rounds: int = 10,
     workers: int | None = None,
     json: File = None,
-) -> int:
+) -> Run:
     """Bolt's tables 1 to 3 and figures 8 and 9: ops joined and apart, padded channels, single ops beside peers.
 
     Args:
         places: tables and figures of the paper.
-        workloads: of theirs, names in benchmarks/models/bolt.py.
+        workloads: of theirs, names in benchmarks/zoo/bolt.py.
         batches: 1, 8 and 32 by default; figure 8, whose peers take long to start, has the paper's 32 alone.
         peers: who takes part in figure 8, as in `peers`.
         full: all batches from 1 to 128, and the six networks of figure 10 at batch 32 in float16. It takes hours.
@@ -57,18 +56,16 @@ def chains(
         workers: cores for all sides; all usable ones by default.
         json: where to write the figures as well.
     """
-    check_rounds(rounds)
     for what, names, known in (("place", places, PLACES), ("workload", workloads, WORKLOADS), ("peer", peers, SIDES)):
         for name in names:
             if name not in known:
                 raise InputError(f"there is no {what} {name!r}; take {', '.join(known)}")
     if counted:
-        print("\n".join(table(on_gpu.HEADER, list(on_gpu.rows(_PAPER_BATCH)))))
-        return 0
-    workers = share_cores(workers)
+        yield "\n".join(table(on_gpu.HEADER, list(on_gpu.rows(_PAPER_BATCH))))
+        return
     results: dict[str, list[dict[str, Any]]] = {}
     agree = True
-    for place, form in tables([side for side in SIDES if side in {ASPEN, *peers}], workers, rounds).items():
+    for place, form in tables([side for side in SIDES if side in {ASPEN, *peers}], num_workers(), rounds).items():
         default = _ALL_BATCHES if full else (_PAPER_BATCH,) if place == "figure 8" else _BATCHES
         cases = [
             (name, batch)
@@ -83,15 +80,14 @@ def chains(
             agree &= all(side["state"] != DISAGREES for side in record.get("sides", {}).values())
             results.setdefault(place, []).append({"workload": name, "batch": batch, **record})
         if rows:
-            print("\n".join(["", f"{form.title}.", "", *table(["workload", "batch", *form.header], rows)]), flush=True)
+            yield "\n".join(["", f"{form.title}.", "", *table(["workload", "batch", *form.header], rows)])
     if full:
         for result in _networks(rounds):
-            print(f"\n{result}", flush=True)
+            yield f"\n{result}"
             results.setdefault("figure 10", []).append(result.to_json())
             agree &= result.agrees
-    if json is not None:
-        write_record(json, {"benchmark": "chains", "workers": workers, "results": results})
-    return 0 if agree else 1
+    yield results
+    yield 0 if agree else 1
 
 
 def _networks(rounds: int) -> Iterator[Comparison]:

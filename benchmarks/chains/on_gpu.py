@@ -17,10 +17,10 @@ from aspen_jax.passes import run_passes
 from aspen_jax.targets.cuda.families.chain import ChainPlan
 from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
-from benchmarks.models import zoo
-from benchmarks.models.bolt import WORKLOADS
-from benchmarks.models.model import Model, Size, of_network
-from benchmarks.models.repvgg import repvgg
+from benchmarks import zoo
+from benchmarks.zoo.bolt import WORKLOADS
+from benchmarks.zoo.model import Model, Size, of_network
+from benchmarks.zoo.repvgg import repvgg
 
 HEADER = ("workload", "kernels apart", "joined", "MB apart", "MB joined", "share", "between")
 _PAIRS = ("table 1", "table 2")

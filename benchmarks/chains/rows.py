@@ -14,12 +14,12 @@ from tqdm import tqdm
 from aspen_jax.cost.timing import Timing, speedup
 from aspen_jax.passes import OPTIONAL
 from aspen_jax.report.comparison import PLAIN
+from benchmarks import zoo
 from benchmarks.chains.sides import ALIGNED, APART, JOINED, PADDED, PLAIN_PADDED, UNPADDED, join, pad
-from benchmarks.models import zoo
-from benchmarks.models.bolt import WORKLOADS, Place
-from benchmarks.models.model import Size
 from benchmarks.peers.match import Match
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.bolt import WORKLOADS, Place
+from benchmarks.zoo.model import Size
 
 # Of the passes that join the ops of a pair, those that there are.
 _CHAINS = tuple(name for name in ("conv_pairs", "stacks") if name in OPTIONAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from aspen_jax import TileGraph, aspen
-from aspen_jax.cost.timing import Timing, interleaved
+from aspen_jax.cost.timing import Timing
 from aspen_jax.passes import DISABLE_VARIABLE, disabled_by_environment
 from aspen_jax.report.comparison import PLAIN
-from benchmarks.agreement import check_agreement
-from benchmarks.models.bolt import ALIGNMENT
-from benchmarks.models.model import Model
+from benchmarks.benchmark import timed
+from benchmarks.zoo.bolt import ALIGNMENT
+from benchmarks.zoo.model import Model
 
 JOINED, APART = "joined", "apart"
 ALIGNED, PADDED, UNPADDED, PLAIN_PADDED = "aligned", "padded", "as it is", f"{PLAIN} padded"
@@ -54,10 +54,10 @@ def join(model: Model, passes: Collection[str], rounds: int) -> Joining:
         apart, apart_graph = _tiled(model.apply, model.params, model.inputs)
     joined, joined_graph = _tiled(model.apply, model.params, model.inputs)
     is_joined = bytes_between(joined_graph) < bytes_between(apart_graph)
-    calls = {APART: apart, PLAIN: functools.partial(jax.jit(model.apply), *model.arguments)}
+    calls = {PLAIN: functools.partial(jax.jit(model.apply), *model.arguments), APART: apart}
     if is_joined:
         calls[JOINED] = joined
-    return Joining(is_joined, bytes_between(apart_graph), _timed(model.name, calls, rounds))
+    return Joining(is_joined, bytes_between(apart_graph), timed(model.name, calls, rounds))
 
 
 def pad(model: Model, rounds: int) -> dict[str, Timing]:
@@ -79,13 +79,13 @@ def pad(model: Model, rounds: int) -> dict[str, Timing]:
         return model.apply(params, widened(x))
 
     calls = {
+        PLAIN: functools.partial(jax.jit(model.apply), model.params, x),
         UNPADDED: _tiled(model.apply, model.params, (x,))[0],
         PADDED: _tiled(padded, wide, (x,))[0],
         ALIGNED: _tiled(model.apply, wide, (widened(x),))[0],
-        PLAIN: functools.partial(jax.jit(model.apply), model.params, x),
         PLAIN_PADDED: functools.partial(jax.jit(padded), wide, x),
     }
-    return _timed(model.name, calls, rounds)
+    return timed(model.name, calls, rounds)
 
 
 def bytes_between(graph: TileGraph) -> int:
@@ -101,11 +101,6 @@ def _tiled(apply: Callable[..., Any], params: Any, inputs: tuple[Any, ...]) -> t
     compiled = jax.jit(decorated).lower(*inputs).compile()
     (part,) = decorated.explain(*inputs).parts
     return functools.partial(compiled, *inputs), part.graph
-
-
-def _timed(name: str, calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    check_agreement(name, calls, PLAIN)
-    return interleaved(calls, rounds)
 
 
 @contextmanager

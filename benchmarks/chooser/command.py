@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from aspen_jax.report.machine import machine
 from aspen_jax.targets.cpu.choice import Rates, rates
+from benchmarks import markdown
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import generated
 from benchmarks.chooser.timing import Sample, measured
@@ -110,15 +111,13 @@ def _write(file: Path, known: Rates) -> None:
 
 def table(samples: Sequence[Sample], known: Rates) -> str:
     """A Markdown table, one kind of parts a row."""
-    lines = [
-        "| kind | parts | faster in tiles | chosen | of those lose over 10% | time over best | all XLA | all tiles |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = "kind", "parts", "faster in tiles", "chosen", "of those lose over 10%", "time over best", "all XLA", "all tiles"
+    rows = []
     kinds = dict.fromkeys(sample.kind for sample in samples)
     groups = {kind: [sample for sample in samples if sample.kind == kind] for kind in kinds}
     for kind, group in {**groups, "all": samples}.items():
         if group:
             one = Outcome.of(group, known)
             ratios = (f"{ratio:.3f}" for ratio in (one.total, one.xla, one.tiles))
-            lines.append(f"| {' | '.join(map(str, (kind, one.parts, one.faster, one.chosen, one.losing, *ratios)))} |")
-    return "\n".join(lines)
+            rows.append([*map(str, (kind, one.parts, one.faster, one.chosen, one.losing)), *ratios])
+    return "\n".join(markdown.table(columns, rows))

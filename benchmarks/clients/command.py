@@ -18,9 +18,9 @@ from aspen_jax.errors import InputError
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
+from benchmarks import zoo
 from benchmarks.clients import geometry, language, loops, science, vision
 from benchmarks.clients.program import CLIENTS, Client
-from benchmarks.models import zoo
 
 MODULES = (geometry, language, loops, science, vision)  # importing one registers its programs
 

@@ -1,4 +1,4 @@
-"""RepVGG as it is trained, with branches, and how they fold into the plain convolutions of `benchmarks/models/repvgg.py`."""
+"""RepVGG as it is trained, with branches, and how they fold into the plain convolutions of `benchmarks/zoo/repvgg.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from benchmarks.models.repvgg import Shape, convolutions
-from benchmarks.network.in_jax import ACTIVATIONS, Params
-from benchmarks.network.layers import ActivationKind
+from benchmarks.zoo.network.in_jax import ACTIVATIONS, Params
+from benchmarks.zoo.network.layers import ActivationKind
+from benchmarks.zoo.repvgg import Shape, convolutions
 
 
 class Branch(nnx.Module):
@@ -77,7 +77,7 @@ class Branches(nnx.Module):
         return self.head(x.mean((1, 2)))
 
     def folded(self) -> Params:
-        """The parameters of `benchmarks.models.repvgg.deployed`."""
+        """The parameters of `benchmarks.zoo.repvgg.deployed`."""
         params: Params = {f"Conv{number}": block.folded() for number, block in enumerate(self.blocks)}
         return {**params, "Linear0": {"weight": self.head.kernel[...], "bias": _array(self.head.bias)}}
 

@@ -20,11 +20,11 @@ from benchmarks.codesign.design import VARIANTS, Recipe
 from benchmarks.codesign.images import IMAGES, Images
 from benchmarks.codesign.page import accuracy_table, draw, speed_table
 from benchmarks.codesign.speed import Speed, speeds
-from benchmarks.models import repvgg
-from benchmarks.models.model import Size
-from benchmarks.network.network import Network
 from benchmarks.options import Folder, Names
 from benchmarks.record import Record
+from benchmarks.zoo import repvgg
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.network import Network
 
 _LARGEST_DIFFERENCE = 1e-5  # that folding may make, as a share of the largest output: rounding alone makes a tenth of it
 

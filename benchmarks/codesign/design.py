@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from benchmarks.codesign.images import CLASSES
-from benchmarks.models.repvgg import Shape, deployed
-from benchmarks.network.layers import ActivationKind
-from benchmarks.network.network import Network
+from benchmarks.zoo.network.layers import ActivationKind
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.repvgg import Shape, deployed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax
 from aspen_jax import aspen
 from aspen_jax.cost.timing import Timing, interleaved
 from aspen_jax.report.comparison import PLAIN, TILED
-from benchmarks.agreement import check_agreement
-from benchmarks.models.model import of_network
-from benchmarks.network.network import Network
+from benchmarks.benchmark import check_agreement
+from benchmarks.zoo.model import of_network
+from benchmarks.zoo.network.network import Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def speeds(networks: Mapping[str, Network], rounds: int) -> dict[str, Speed]:
         model = of_network(name, network)
         plain = functools.partial(jax.jit(model.apply), *model.arguments)
         tiled = functools.partial(jax.jit(aspen(functools.partial(model.apply, model.params))), *model.inputs)
-        check_agreement(name, {PLAIN: plain, TILED: tiled}, PLAIN)
+        check_agreement(name, {PLAIN: plain, TILED: tiled})
         calls |= {f"{PLAIN} {name}": plain, f"{TILED} {name}": tiled}
     timings = interleaved(calls, rounds)
     return {

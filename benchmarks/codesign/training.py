@@ -17,7 +17,7 @@ from aspen_jax.report.difference import largest_difference
 from benchmarks.codesign.branches import Branches
 from benchmarks.codesign.design import Recipe, Variant
 from benchmarks.codesign.images import CLASSES, Images
-from benchmarks.network.in_jax import in_jax
+from benchmarks.zoo.network.in_jax import in_jax
 
 _WEIGHT_DECAY = 1e-2
 _WARM_UP = 0.1  # of all steps

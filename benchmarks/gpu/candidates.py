@@ -13,11 +13,9 @@ import numpy as np
 from jax import lax
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import aligned
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Op
 from aspen_jax.passes import run_passes
-from aspen_jax.report.record import write_record
 from aspen_jax.targets.cuda.code.image import compile_log
 from aspen_jax.targets.cuda.code.source import kernels
 from aspen_jax.targets.cuda.passes.stages import UNPLANNED
@@ -26,6 +24,7 @@ from aspen_jax.targets.cuda.products.candidates import Architecture, Candidate
 from aspen_jax.targets.cuda.products.candidates import candidates as of_problem
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering
 from aspen_jax.targets.cuda.products.problem import Problem
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.options import File
 
 # Few and many rows, so that small and large blocks are among what suits them.
@@ -58,9 +57,10 @@ class Assembled(NamedTuple):
     faults: tuple[str, ...]
 
 
+@benchmark
 def candidates(
     architectures: tuple[str, ...] = ("sm_80", "sm_90a"), only: str = "", jobs: int | None = None, json: File = None
-) -> int:
+) -> Run:
     """Compile every candidate of the CUDA kernels, and say what the assembler says; needs NVRTC, but no GPU.
 
     Args:
@@ -69,21 +69,19 @@ def candidates(
         jobs: how many are compiled at once; all usable cores by default.
         json: where to write the figures as well.
     """
-    rows, record = [("architecture", "kernel", "candidate", "threads", "registers", "faults")], []
+    text = dict.fromkeys(("architecture", "kernel", "candidate"), "")
+    table = Table("", {**text, "threads": "d", "registers": "d", "faults": ""})
     for architecture in architectures:
         ways = [way for way in ways_of(architecture) if only in way.what]
         with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
             found = pool.map(lambda way, name=architecture: assembled(way, name), ways)
             for way, item in zip(ways, tqdm(found, architecture, len(ways), leave=False, disable=None), strict=True):
-                faults = ", ".join(item.faults)
-                rows.append((architecture, way.what, str(way.candidate), str(way.candidate.threads), str(item.registers), faults))
-                record.append(dict(zip(rows[0], rows[-1], strict=True)))
-    print("\n".join(aligned(rows)))
-    bad = sum(bool(row[-1]) for row in rows[1:])
-    print(f"{len(rows) - 1} kernels, {bad} with faults")
-    if json is not None:
-        write_record(json, {"kernels": record})
-    return int(bad > 0)
+                numbers = way.candidate.threads, item.registers
+                table.add(architecture, way.what, str(way.candidate), *numbers, ", ".join(item.faults))
+    yield table
+    bad = sum(bool(row["faults"]) for row in table.rows)
+    yield f"{len(table.rows)} kernels, {bad} with faults"
+    yield int(bad > 0)
 
 
 def ways_of(architecture: str) -> list[Way]:

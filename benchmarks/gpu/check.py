@@ -36,6 +36,7 @@ from aspen_jax.targets.cuda.device import architecture
 from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
+from benchmarks import zoo
 from benchmarks.child import measure_in_child
 from benchmarks.gpu.kernel_table import kernels_table
 from benchmarks.gpu.networks import compiled_for_cuda, jaxpr_of, on_cpu
@@ -43,10 +44,9 @@ from benchmarks.gpu.networks import error as error_of
 from benchmarks.gpu.row import DType
 from benchmarks.in_float64 import all_in_float64, in_float64
 from benchmarks.kernel_cases import GPU_CASES, KernelCase
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
 from benchmarks.options import Models, Sizes
 from benchmarks.record import Record
+from benchmarks.zoo.model import Model, Size
 
 Check = Literal["kernels", "executors", "table", "sanitizer"]
 
@@ -80,7 +80,7 @@ def gpu_check(
     Kernels are timed by the device's events, beside PyTorch and CuPy. Medians count. `gpu` times models.
 
     Args:
-        models: names in benchmarks/models/zoo.py.
+        models: names in benchmarks/zoo/catalogue.py.
         size: of the inputs.
         only: what to do.
         dtypes: of parameters, inputs and all between them.

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
 from aspen_jax.targets.cuda.device import ARCHITECTURE_VARIABLE
+from benchmarks.benchmark import settings_of
 from benchmarks.gpu import programs as of_cuda
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.row import DType, chosen
 from benchmarks.gpu.run import Steps, about_gpu
-from benchmarks.options import Models
+from benchmarks.options import Folder, Models
 
 # What code is compiled for where there is no GPU: H100 and H200.
 _ARCHITECTURE = "sm_90a"
 _MINUTES = 5.0
-
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 
 
 def gpu(
@@ -49,7 +42,7 @@ def gpu(
     1 and bfloat16 unless told otherwise. Models compile at once; a lock lets one process at a time take times.
 
     Args:
-        models: names in benchmarks/models/zoo.py.
+        models: names in benchmarks/zoo/catalogue.py.
         batches: examples a call.
         dtypes: of parameters, inputs and all between them.
         image_size: height and width of images; each model's own by default.
@@ -63,7 +56,7 @@ def gpu(
         jobs: processes at a time; half as many as there are cores by default.
         out: a folder for gpu.json and gpu.md; a new one by default.
     """
-    settings = dict(locals())
+    settings = settings_of(locals())
     check_rounds(rounds)
     for what, number in (("minutes", minutes), ("jobs", jobs)):
         if number is not None and not number > 0:
@@ -80,7 +73,7 @@ def gpu(
         return 1 if steps.failures else 0
     device = about_gpu()
     folder = out or Path(time.strftime("gpu-%Y%m%d-%H%M%S"))
-    record = Record(folder, rows, device, _call(settings))
+    record = Record(folder, rows, device, settings)
     steps = Steps(architecture or device["architecture"], rounds, minutes or _MINUTES, jobs)
     steps.run_programs(programs, record)
     compiled = steps.compile(rows, record)
@@ -89,17 +82,3 @@ def gpu(
     print(record.page)
     print(f"all of it is in {folder}")
     return 1 if steps.failures else 0
-
-
-def _call(settings: Mapping[str, Any]) -> str:
-    """The command line that gives these settings; where results go is no part of it."""
-    words = ["python", "-m", "benchmarks", "gpu"]
-    for name, parameter in inspect.signature(gpu).parameters.items():
-        value, option = settings[name], name.replace("_", "-")
-        if value == parameter.default or name == "out":
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [f"--{option}", *map(str, value if isinstance(value, tuple) else (value,))]
-    return shlex.join(words)

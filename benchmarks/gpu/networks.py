@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.targets.cuda.target import CudaTarget
-from benchmarks.models.model import Model
+from benchmarks.zoo.model import Model
 
 REFERENCE = "float32 on the CPU"  # a side in files of outputs
 

@@ -34,7 +34,7 @@ from benchmarks.gpu.networks import (
     save_outputs,
 )
 from benchmarks.gpu.row import Row
-from benchmarks.models.model import Model
+from benchmarks.zoo.model import Model
 
 # By how much of the largest output a side may be off: float32 is rounded to TF32 in products, bfloat16 after every op. A network
 # that amplifies roundings may be off further, if XLA is as well.

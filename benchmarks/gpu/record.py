@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jaxlib
-
-import aspen_jax
 from aspen_jax.errors import InputError
+from aspen_jax.report.machine import machine
 from aspen_jax.report.record import write_record
-from benchmarks.gpu.page import page
 from benchmarks.gpu.row import Row
+from benchmarks.gpu.tables import tables
+from benchmarks.page import lines
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,10 +23,12 @@ class Record:
     """Figures by row, and those of programs.
 
     Attributes:
-        content: plain data, as it is written.
+        machine: where, by which device and versions.
+        programs: what each program said.
+        remarks: what is absent, and what failed.
     """
 
-    def __init__(self, folder: Path, rows: Sequence[Row], device: dict[str, Any], call: str):
+    def __init__(self, folder: Path, rows: Sequence[Row], device: Mapping[str, Any], settings: Mapping[str, Any]):
         """Makes the folder.
 
         Raises:
@@ -42,23 +42,16 @@ class Record:
         if self._figures.exists():
             raise InputError(f"{str(self._figures)!r} holds the figures of another run; name another folder")
         self._rows = {row: _entry(row) for row in rows}
-        versions = {
-            "aspen_jax": aspen_jax.__version__,
+        self.machine: dict[str, Any] = {
+            **machine(),
+            "gpu": device["name"],
+            "device": device,
             "commit": _said_by("git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"),
-            "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
             "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         }
-        self.content: dict[str, Any] = {
-            "benchmark": "gpu",
-            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "call": call,
-            "device": device,
-            "versions": versions,
-            "rows": list(self._rows.values()),
-            "programs": {},
-            "remarks": [],
-        }
+        self.programs: dict[str, Any] = {}
+        self.remarks: list[str] = []
+        self._content = {"benchmark": "gpu", "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "settings": settings}
 
     def __getitem__(self, row: Row) -> dict[str, Any]:
         """The figures of a row, to be added to."""
@@ -66,8 +59,8 @@ class Record:
 
     def remark(self, text: str) -> None:
         """Say something once: what is absent, and what failed."""
-        if text not in self.content["remarks"]:
-            self.content["remarks"].append(text)
+        if text not in self.remarks:
+            self.remarks.append(text)
             print(text, flush=True)
 
     def write(self) -> None:
@@ -76,13 +69,18 @@ class Record:
         Raises:
             InputError: they cannot be written.
         """
-        write_record(self._figures, self.content)
+        write_record(self._figures, self._record)
         self._page.write_text(self.page)
 
     @property
     def page(self) -> str:
         """The tables as Markdown."""
-        return page(self.content)
+        return "\n".join(lines(self._record)).rstrip() + "\n"
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        found = tables(list(self._rows.values()), self.programs, self.remarks)
+        return {**self._content, "machine": self.machine, "results": [table.to_json() for table in found]}
 
 
 def _entry(row: Row) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import jax
 
 from aspen_jax.errors import InputError
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks import zoo
+from benchmarks.zoo.model import Model, Size
 
 DType = Literal["float32", "bfloat16"]
 

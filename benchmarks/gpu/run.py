@@ -89,7 +89,7 @@ class Steps:
             except AspenError as error:
                 record.remark(str(error))
                 continue
-            record.content["programs"][name] = found
+            record.programs[name] = found
             print(f"{name}: {len(found['figures'])} figures", flush=True)
             if "error" in found:
                 record.remark(found["error"])
@@ -147,7 +147,7 @@ class Steps:
                 text = found["error"]
                 record.remark(f"torch is {text}" if text.startswith(_ABSENT) else f"{row}: {side}: {text}")
                 continue
-            record.content["versions"]["torch"] = found.pop("version")
+            record.machine["torch"] = found.pop("version")
             error = record[row]["errors"]["against float32 on the CPU"][side] = found.pop("error")
             record[row]["times"][side] = found
             print(f"{row}: {_summary({side: found})}", flush=True)

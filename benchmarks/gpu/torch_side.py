@@ -79,10 +79,10 @@ def measure(side: str, row: str, rounds: str, expected: str) -> dict[str, Any]:
 
 def _on_gpu(torch: Any, row: Row) -> tuple[Any, tuple[Any, ...]]:
     """The module and its inputs, with the weights of `Row.build`; images and their maps have the channels last."""
-    from benchmarks.models import zoo
-    from benchmarks.models.gpt2_in_torch import decode_in_torch
-    from benchmarks.network.in_torch import in_torch, inputs_in_torch
-    from benchmarks.network.parameters import draw_inputs
+    from benchmarks import zoo
+    from benchmarks.zoo.gpt2_in_torch import decode_in_torch
+    from benchmarks.zoo.network.in_torch import in_torch, inputs_in_torch
+    from benchmarks.zoo.network.parameters import draw_inputs
 
     is_network = row.model in zoo.NETWORKS
     if is_network:
@@ -145,8 +145,8 @@ def _timed(torch: Any, run: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 def _arrays(results: Any, row: Row) -> list[np.ndarray]:
     """Results in the order of JAX's leaves, images with the channels last."""
-    from benchmarks.models import zoo
-    from benchmarks.network.layout import to_nhwc
+    from benchmarks import zoo
+    from benchmarks.zoo.network.layout import to_nhwc
 
     def flat(results: Any) -> list[Any]:
         return [item for part in results for item in flat(part)] if isinstance(results, (list, tuple)) else [results]

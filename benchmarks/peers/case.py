@@ -6,8 +6,8 @@ import dataclasses
 import re
 
 from aspen_jax.errors import InputError
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.zoo.model import Size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import AspenError, InputError
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
 from benchmarks.options import Folder, Models, Names, Sizes
 from benchmarks.peers.case import read_case
 from benchmarks.peers.match import Match
@@ -22,6 +21,7 @@ from benchmarks.peers.picture import draw_speedups, draw_times
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.record import DISAGREES, Answers
 from benchmarks.peers.sides import ASPEN, SIDES
+from benchmarks.zoo.model import Size
 
 
 def peers(

@@ -13,10 +13,10 @@ import numpy as np
 from aspen_jax.errors import AspenError
 from aspen_jax.report.cores import share_cores
 from benchmarks.child import serve
-from benchmarks.models.model import Size
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.parameters import calibrated, draw, draw_inputs
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.parameters import calibrated, draw, draw_inputs
 
 
 def _prepare(folder: str, name: str, size: str, threads: str, what: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _write_onnx(prepared: Prepared) -> str:
     """
     try:
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
-            from benchmarks.network.in_onnx import write_onnx
+            from benchmarks.zoo.network.in_onnx import write_onnx
 
             write_onnx(prepared.network, prepared.params, prepared.onnx)
             return "written from the description"

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import zoo
 from benchmarks.child import measure_in_child
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
-from benchmarks.network.in_jax import Params
-from benchmarks.network.network import Network
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.network import Network
 
 _QUIET = {"PYTHONWARNINGS": "ignore"}
 

@@ -16,9 +16,9 @@ import jax
 
 from aspen_jax import aspen
 from aspen_jax.report.cores import share_cores
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.layout import to_nchw
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.layout import to_nchw
 
 Run = Callable[[], Sequence[Any]]  # the outputs, each something that numpy.asarray takes
 

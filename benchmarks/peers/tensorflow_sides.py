@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from benchmarks.network.in_jax import Params
-from benchmarks.network.in_tensorflow import in_tensorflow
-from benchmarks.network.layers import BatchNorm, Conv
-from benchmarks.network.network import Network
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.in_tensorflow import in_tensorflow
+from benchmarks.zoo.network.layers import BatchNorm, Conv
+from benchmarks.zoo.network.network import Network
 
 
 def graph(prepared: Prepared, threads: int) -> Any:

@@ -11,9 +11,9 @@ os.environ["TORCHINDUCTOR_FREEZING"] = "1"  # weights are constants, which torch
 
 import torch
 
-from benchmarks.network.in_torch import in_torch, inputs_in_torch
-from benchmarks.network.network import Network
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.network.in_torch import in_torch, inputs_in_torch
+from benchmarks.zoo.network.network import Network
 
 
 def eager(prepared: Prepared, threads: int) -> Any:

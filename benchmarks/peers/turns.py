@@ -27,10 +27,10 @@ from aspen_jax.errors import AspenError
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from benchmarks.models.model import Size
-from benchmarks.network.layout import to_nhwc
 from benchmarks.peers.prepared import Prepared
 from benchmarks.peers.sides import SIDES
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layout import to_nhwc
 
 PEAK = "multiply-add peak"  # takes its turns like the sides, and gives FLOP/s
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aspen_jax.errors import InputError
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.options import File, Folder, Names
 from benchmarks.split import energy, offline, over_heads, over_links, over_loads, over_tiles
 
@@ -19,6 +17,7 @@ PARTS: tuple[str, ...] = (
 )
 
 
+@benchmark
 def split(
     parts: Names = offline.PARTS,
     trained: offline.Options = offline.Options(),  # noqa: B008 - immutable
@@ -28,7 +27,7 @@ def split(
     tiles: over_tiles.Options = over_tiles.Options(),  # noqa: B008 - immutable
     json: File = None,
     pictures: Folder = None,
-) -> int:
+) -> Run:
     """DynO's experiments; docs/how-to/benchmarks.md says which part gives which of the paper's figures.
 
     Args:
@@ -50,12 +49,9 @@ def split(
         raise InputError(f"there is no part {min(unknown)!r}; take some of {', '.join(PARTS)}")
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"benchmark": "split", **offline.run(parts, trained, pictures)}
-    record |= over_heads.run(parts, heads, pictures)
-    record |= over_links.run(parts, over, pictures)
-    record |= over_loads.run(parts, over, loads, pictures)
-    record |= over_tiles.run(parts, tiles)
-    record |= energy.run(parts, over)
-    if json is not None:
-        write_record(json, record)
-    return 0
+    yield offline.run(parts, trained, pictures)
+    yield over_heads.run(parts, heads, pictures)
+    yield over_links.run(parts, over, pictures)
+    yield over_loads.run(parts, over, loads, pictures)
+    yield over_tiles.run(parts, tiles)
+    yield energy.run(parts, over)

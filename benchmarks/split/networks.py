@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from aspen_jax.demo import PHOTOGRAPH
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.zoo.model import Size
 
 _QUALITY = 90
 

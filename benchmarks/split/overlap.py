@@ -26,7 +26,7 @@ from aspen_jax.report.difference import largest_difference
 from aspen_jax.split.codec import pack, unpack
 from aspen_jax.split.cut import crossings, cut
 from aspen_jax.split.overlap import receive, send
-from benchmarks.agreement import Disagreement
+from benchmarks.benchmark import Disagreement
 from benchmarks.markdown import table
 from benchmarks.split import networks
 from benchmarks.split.loads import others_on

@@ -18,14 +18,14 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
-from benchmarks.models.blocks import RELU, max_pool
-from benchmarks.network.in_jax import Params
-from benchmarks.network.layers import BatchNorm
-from benchmarks.network.layout import to_nchw, to_nhwc
-from benchmarks.network.network import Network
-from benchmarks.network.parameters import draw
 from benchmarks.policies import moved_bytes
 from benchmarks.stacks.graphs import graph_of
+from benchmarks.zoo.blocks import RELU, max_pool
+from benchmarks.zoo.network.in_jax import Params
+from benchmarks.zoo.network.layers import BatchNorm
+from benchmarks.zoo.network.layout import to_nchw, to_nhwc
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.network.parameters import draw
 
 STEPS: dict[str, int | None] = {"1 step": 1, "5 steps": 5, "any": None}
 ONNX_RUNTIME = "ONNX Runtime"
@@ -118,7 +118,7 @@ def _onnx_runtime(network: Network, params: Params, image: np.ndarray, threads: 
         return None
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
-    from benchmarks.network.in_onnx import write_onnx
+    from benchmarks.zoo.network.in_onnx import write_onnx
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -6,19 +6,16 @@ import dataclasses
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from aspen_jax.cost.machine import Machine
-from aspen_jax.cost.timing import aligned, check_rounds
 from aspen_jax.errors import InputError
-from aspen_jax.report.record import write_record
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark, samples
 from benchmarks.native import cmake_program
-from benchmarks.network.parameters import draw_inputs
 from benchmarks.options import File, Models
 from benchmarks.picture import save_curves
 from benchmarks.sharing import find_tool
@@ -26,10 +23,13 @@ from benchmarks.stacks import blocks as blocks_
 from benchmarks.stacks import networks
 from benchmarks.stacks.counts import PAPER, count
 from benchmarks.stacks.graphs import MOST_STEPS, found_in, program_of
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.parameters import draw_inputs
 
 Part = Literal["counts", "blocks", "networks"]
 
 
+@benchmark
 def stacks(
     parts: tuple[Part, ...] = ("counts", "blocks", "networks"),
     models: Models = ("alexnet", "inception_v3", "densenet121", "resnet50", "squeezenet1_1", "vgg16_bn"),
@@ -45,7 +45,7 @@ def stacks(
     json: File = None,
     picture: File = None,
     bytes_picture: File = None,
-) -> int:
+) -> Run:
     """BrainSlug's tables 1 and 2 and its figure 10: layers and stacks, chains of pools, whole networks with and without stacks.
 
     Args:
@@ -64,33 +64,25 @@ def stacks(
         picture: where to draw the times of `blocks`, a PNG, PDF or SVG file.
         bytes_picture: where to draw its bytes.
     """
-    check_rounds(rounds)
     names, batches = (tuple(PAPER), tuple(2**n for n in range(9))) if full else (models, batches)
     if unknown := set(names) - set(PAPER):
         raise InputError(f"{min(unknown)!r} is not in the paper; take some of {', '.join(PAPER)}")
     if any(kib < 1 or kib & (kib - 1) for kib in cache_kib):
         raise InputError(f"the caches' sizes are {cache_kib} KiB; take powers of two, such as 1024")
-    record: dict[str, Any] = {"benchmark": "stacks"}
     if "counts" in parts:
-        record["counts"] = _counts(names, image_size)
+        yield _counts(names, image_size)
     if "blocks" in parts:
-        rows = _blocks(blocks, extent, channels, rounds, cache_kib, program)
-        record["blocks"] = [
-            {**dataclasses.asdict(row), "timings": {name: timing.to_json() for name, timing in row.timings.items()}}
-            for row in rows
-        ]
+        rows = _measured_blocks(blocks, extent, channels, rounds, cache_kib, program)
+        yield _blocks(rows, cache_kib)
         _draw(rows, f"<max-pool, batch norm, ReLU> on {extent}x{extent}x{channels}", picture, bytes_picture)
     if "networks" in parts:
-        record["networks"] = _networks(names, batches, image_size, rounds)
-    if json is not None:
-        write_record(json, record)
-    return 0
+        yield _networks(names, batches, image_size, rounds)
 
 
-def _counts(names: tuple[str, ...], image_size: int | None) -> dict[str, Any]:
-    head = "layers", "paper", "optimisable", "paper", "stacks", "paper", "share", "ops here", "in stacks", "our stacks"
-    rows: list[tuple[str, ...]] = [("", *head)]
-    results = {}
+def _counts(names: tuple[str, ...], image_size: int | None) -> Table:
+    columns = [title for what in ("layers", "optimisable", "stacks") for title in (what, f"{what}, paper")]
+    forms = {**dict.fromkeys(columns, "d"), "share": ".0%", "ops here": "d", "in stacks": "d", "our stacks": "d"}
+    table = Table("", {"": "", **forms})
     for name in names:
         ours, theirs = count(name), PAPER[name].counts
         network = zoo.describe(name, Size(image_size=image_size))
@@ -98,35 +90,31 @@ def _counts(names: tuple[str, ...], image_size: int | None) -> dict[str, Any]:
         # Zeros take no time to draw, and no pass looks at what weights are.
         params = {node: {key: np.zeros(shape, np.float32) for key, shape in own.items()} for node, own in shapes.items()}
         found = found_in(program_of(network, params, draw_inputs(network), Machine.unmeasured(), MOST_STEPS))
-        pairs = ((getattr(ours, field.name), getattr(theirs, field.name)) for field in dataclasses.fields(ours))
-        share = f"{ours.optimisable / ours.layers:.0%}"
-        cells = [number for pair in pairs for number in pair]
-        rows.append((name, *map(str, cells), share, *map(str, (found.ops, found.parts, found.stacks))))
-        records = {"counts": ours, "paper": theirs, "found": found}
-        results[name] = {what: dataclasses.asdict(record) for what, record in records.items()}
-    print("\n".join([*aligned(rows), ""]), flush=True)
-    return results
+        pairs = zip(dataclasses.astuple(ours), dataclasses.astuple(theirs), strict=True)
+        table.add(name, *itertools.chain(*pairs), ours.optimisable / ours.layers, found.ops, found.parts, found.stacks)
+    return table
 
 
-def _blocks(
+def _measured_blocks(
     counts: tuple[int, ...], extent: int, channels: int, rounds: int, cache_kib: tuple[int, ...], program: Path | None
 ) -> list[blocks_.Row]:
     valgrind = find_tool("valgrind", package="valgrind") if cache_kib else ""
     with tempfile.TemporaryDirectory() as directory:
         path = program or (cmake_program("policies", Path(directory)) if cache_kib else None)
-        rows = [blocks_.measure(number, extent, channels, rounds, cache_kib, valgrind, path) for number in counts]
-    sides = list(rows[0].timings)
-    head = [f"{side}, ms" for side in sides] + [f"{name}, MB" for name in blocks_.STEPS]
-    head += [f"{name}, {what} {kib} KiB" for kib in cache_kib for name in blocks_.STEPS for what in ("MB for", "MB past")]
-    lines: list[tuple[str, ...]] = [("blocks", *head)]
+        return [blocks_.measure(number, extent, channels, rounds, cache_kib, valgrind, path) for number in counts]
+
+
+def _blocks(rows: list[blocks_.Row], cache_kib: tuple[int, ...]) -> Table:
+    times = {f"{side}, ms": ".2f" for side in rows[0].timings}
+    sizes = [f"{name}, MB" for name in blocks_.STEPS]
+    sizes += [f"{name}, {what} {kib} KiB" for kib in cache_kib for name in blocks_.STEPS for what in ("MB for", "MB past")]
+    table = Table("", {"blocks": "d", **times, **dict.fromkeys(sizes, ".1f")})
     for row in rows:
-        cells = [f"{row.timings[side].minimum * 1e3:.2f}" for side in sides]
-        cells += [f"{row.estimated[name] / 1e6:.1f}" for name in blocks_.STEPS]
-        for kib in cache_kib:
-            cells += [f"{by[kib][name] / 1e6:.1f}" for name in blocks_.STEPS for by in (row.counted, row.moved)]
-        lines.append((str(row.blocks), *cells))
-    print("\n".join([*aligned(lines), ""]), flush=True)
-    return rows
+        moved = [row.estimated[name] for name in blocks_.STEPS]
+        moved += [by[kib][name] for kib in cache_kib for name in blocks_.STEPS for by in (row.counted, row.moved)]
+        minima = (timing.minimum * 1e3 for timing in row.timings.values())
+        table.add(row.blocks, *minima, *(number / 1e6 for number in moved), **samples(row.timings))
+    return table
 
 
 def _draw(rows: list[blocks_.Row], title: str, picture: Path | None, bytes_picture: Path | None) -> None:
@@ -142,19 +130,14 @@ def _draw(rows: list[blocks_.Row], title: str, picture: Path | None, bytes_pictu
         save_curves(bytes_picture, title, "blocks", "MB between cache and memory", moved, log_y=True)
 
 
-def _networks(names: tuple[str, ...], batches: tuple[int, ...], image_size: int | None, rounds: int) -> list[dict[str, Any]]:
-    head = "batch", "no stacks, ms", "stacks, ms", "times as fast", "optimisable", "in stacks", "optimisable, paper"
-    rows: list[tuple[str, ...]] = [("", *head)]
-    results = []
+def _networks(names: tuple[str, ...], batches: tuple[int, ...], image_size: int | None, rounds: int) -> Table:
+    forms = {"batch": "d", "no stacks, ms": ".1f", "stacks, ms": ".1f", "times as fast": ".3f"}
+    table = Table("", {"": "", **forms, "optimisable": ".1%", "in stacks": ".1%", "optimisable, paper": ".1%"})
     for name, batch in tqdm(list(itertools.product(names, batches)), desc="networks", dynamic_ncols=True):
         row = networks.measure(name, Size(batch, image_size), rounds)
-        times = (
-            f"{row.timings[side].minimum * 1e3:.1f}" if side in row.timings else "the same"
-            for side in (networks.ALONE, networks.JOINED)
+        minima = (
+            row.timings[side].minimum * 1e3 if side in row.timings else "the same" for side in (networks.ALONE, networks.JOINED)
         )
-        ratio = "" if row.speedup is None else f"{row.speedup:.3f}"
-        shares = f"{row.optimisable:.1%}", f"{row.in_stacks:.1%}", f"{PAPER[name].share:.1f}%"
-        rows.append((name, str(batch), *times, ratio, *shares))
-        results.append(row.to_json())
-    print("\n".join([*aligned(rows), ""]), flush=True)
-    return results
+        shares = row.optimisable, row.in_stacks, PAPER[name].share / 100
+        table.add(name, batch, *minima, row.speedup, *shares, **samples(row.timings))
+    return table

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from benchmarks.models import zoo
-from benchmarks.network import layers
-from benchmarks.network.network import Network
+from benchmarks import zoo
+from benchmarks.zoo.network import layers
+from benchmarks.zoo.network.network import Network
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Program
 from aspen_jax.ops.stack import STACK, parts_of
 from aspen_jax.passes import run_passes
-from benchmarks.network.in_jax import Params, in_jax
-from benchmarks.network.network import Network
+from benchmarks.zoo.network.in_jax import Params, in_jax
+from benchmarks.zoo.network.network import Network
 
 # More than the pass ever joins where it has the choice.
 MOST_STEPS = 64

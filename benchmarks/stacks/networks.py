@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 
 import numpy as np
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.cost.timing import Timing, interleaved, speedup
-from aspen_jax.errors import AspenError
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ops.stack import STACK
-from aspen_jax.report.comparison import TOLERANCE
 from aspen_jax.report.cores import share_cores
-from aspen_jax.report.difference import largest_difference
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
-from benchmarks.network.parameters import draw, draw_inputs
+from benchmarks import zoo
+from benchmarks.benchmark import check_agreement
 from benchmarks.stacks.graphs import MOST_STEPS, graph_of, is_optimisable
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.parameters import draw, draw_inputs
 
 ALONE, JOINED = "no stacks", "stacks"
 _STEPS = {ALONE: 1, JOINED: MOST_STEPS}
@@ -47,31 +45,26 @@ class Row:
         """How many times as fast the network is with stacks; None where it has none."""
         return speedup(self.timings[ALONE], self.timings[JOINED]) if JOINED in self.timings else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        timings = {name: timing.to_json() for name, timing in self.timings.items()}
-        return {**dataclasses.asdict(self), "timings": timings, "speedup": self.speedup}
-
 
 def measure(name: str, size: Size, rounds: int) -> Row:
     """Check that both give the same, then time them in turns.
 
     Raises:
-        AspenError: results differ.
+        Disagreement: results differ.
     """
     workers = share_cores()
     network = zoo.describe(name, size)
     params, inputs = draw(network), draw_inputs(network)
     machine = Machine.here(workers)
     graphs = {side: graph_of(network, params, inputs, machine, steps, workers) for side, steps in _STEPS.items()}
-    joined, alone = (graphs[side].run(*inputs) for side in (JOINED, ALONE))
-    if largest_difference(joined, alone) > TOLERANCE:
-        raise AspenError(f"{name}: stacks give another result than the same ops alone")
-    timed = {ALONE: graphs[ALONE]} if graphs[ALONE] == graphs[JOINED] else graphs
-    timings = interleaved({side: lambda graph=graph: graph.run(*inputs) for side, graph in timed.items()}, rounds)
+    calls = {side: functools.partial(graph.run, *inputs) for side, graph in graphs.items()}
+    check_agreement(name, calls)
+    if graphs[ALONE] == graphs[JOINED]:
+        del calls[JOINED]
+    timings = interleaved(calls, rounds)
     optimisable = _share(graphs[ALONE], inputs, rounds, [is_optimisable(op) for op in graphs[ALONE].program().ops])
     in_stacks = 0.0
-    if JOINED in timed:
+    if JOINED in calls:
         in_stacks = _share(graphs[JOINED], inputs, rounds, [op.family is STACK for op in graphs[JOINED].program().ops])
     return Row(name, size.batch, timings, optimisable, in_stacks)
 

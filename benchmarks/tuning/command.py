@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from aspen_jax import num_workers
 from aspen_jax.cache.disk_cache import CACHE_VARIABLE
 from aspen_jax.errors import AspenError, InputError
 from aspen_jax.report.comparison import TOLERANCE
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_record
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.child import measure_in_child
 from benchmarks.markdown import table
-from benchmarks.models.model import Size
-from benchmarks.network.layout import to_nchw
 from benchmarks.options import File, Sizes
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.layout import to_nchw
 
 _ASPEN, _TVM = "aspen", "TVM MetaSchedule"
 
 
+@benchmark
 def tuning(
     model: str = "squeezenet1_1",
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -34,7 +35,7 @@ def tuning(
     workers: int | None = None,
     timeout: float = 3600.0,
     json: File = None,
-) -> int:
+) -> Run:
     """Bolt's figure 10b on a CPU: how long tuning a network takes here and by TVM's MetaSchedule, and what it gains.
 
     Each side begins with nothing known, has the machine alone, and times its own runs before and after.
@@ -53,11 +54,11 @@ def tuning(
     python = Path(sys.executable) if tvm_python is None else tvm_python
     if not python.is_file():
         raise InputError(f"there is no Python {python}; name one that has apache-tvm, onnx and xgboost")
-    workers = share_cores(workers)
+    threads = str(num_workers())
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        words = [str(folder), model, json_.dumps(dataclasses.asdict(size)), str(workers)]
+        words = [str(folder), model, json_.dumps(dataclasses.asdict(size)), threads]
         for what in ("weights", "onnx"):
             measure_in_child("benchmarks.peers.prepare", [*words, what])
         prepared = Prepared(folder, model, size)
@@ -65,16 +66,13 @@ def tuning(
         empty_cache = {CACHE_VARIABLE: str(folder / "cache")}
         found[_ASPEN] = measure_in_child("benchmarks.tuning.in_aspen", words, empty_cache, timeout)
         try:
-            threads = {"TVM_NUM_THREADS": str(workers)}
-            of_tvm = [str(folder), str(trials), str(workers)]
-            found[_TVM] = measure_in_child("benchmarks.tuning.in_tvm", of_tvm, threads, timeout, python)
+            of_tvm = [str(folder), str(trials), threads]
+            found[_TVM] = measure_in_child("benchmarks.tuning.in_tvm", of_tvm, {"TVM_NUM_THREADS": threads}, timeout, python)
         except AspenError as error:
             found[_TVM] = {"error": str(error)}
-    print("\n".join(table(("", *_HEADER), [[side, *_cells(result)] for side, result in found.items()])))
-    if json is not None:
-        record = {"benchmark": "tuning", "model": model, "size": dataclasses.asdict(size), "trials": trials, "workers": workers}
-        write_record(json, {**record, "results": found})
-    return 0 if all(result.get("difference", 0) <= TOLERANCE for result in found.values()) else 1
+    yield "\n".join(table(("", *_HEADER), [[side, *_cells(result)] for side, result in found.items()]))
+    yield found
+    yield 0 if all(result.get("difference", 0) <= TOLERANCE for result in found.values()) else 1
 
 
 _HEADER = ("tasks", "timed", "tuning, s", "untuned, ms", "tuned, ms", "times as fast", "largest difference")

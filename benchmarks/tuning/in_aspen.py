@@ -14,9 +14,9 @@ from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from aspen_jax.targets.cpu.tuning import Tuning
 from benchmarks.child import serve
-from benchmarks.models.model import Size
-from benchmarks.network.in_jax import in_jax
 from benchmarks.peers.prepared import Prepared
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
 
 
 def _measure(folder: str, name: str, size: str, threads: str) -> dict[str, Any]:

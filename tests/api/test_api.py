@@ -10,7 +10,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ import pytest
 import aspen_jax
 from aspen_jax import InputError, UnsupportedError, aspen
 from aspen_jax.api.function import AspenFunction
+from tests.threads import at_once
 
 
 def normal(seed, *shape):
@@ -447,21 +447,8 @@ def test_eight_threads_at_once():
 
     decorated = aspen(fun)
     inputs = [(normal(seed, 1 + seed % 3, 5), normal(seed + 100, 5, 7)) for seed in range(8)]
-    barrier = threading.Barrier(8)
-    results = [[] for _ in inputs]
-
-    def work(index):
-        barrier.wait()
-        for _ in range(20):
-            results[index].append(np.asarray(decorated(*inputs[index])))
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = at_once(lambda index: [np.asarray(decorated(*inputs[index])) for _ in range(20)], 8)
     for args, got in zip(inputs, results, strict=True):
-        assert len(got) == 20
         for result in got:
             np.testing.assert_allclose(result, fun(*args), rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(result, got[0])

@@ -10,16 +10,11 @@ import pytest
 
 from aspen_jax import aspen
 
+pytestmark = pytest.mark.usefixtures("either_mode")
+
 X = jax.random.normal(jax.random.key(1), (4, 8))
 KEY = jax.random.key(2)
 ADAM = optax.adam(1e-2)
-
-
-@pytest.fixture(params=["forced", "default"], autouse=True)
-def mode(request):
-    """Forced tiles and what users run."""
-    if request.param == "default":
-        request.getfixturevalue("choosing")
 
 
 class Net(eqx.Module):

@@ -14,19 +14,15 @@ import numpy as np
 import pytest
 
 from aspen_jax import InputError, aspen
+from tests.threads import at_once
+
+pytestmark = pytest.mark.usefixtures("either_mode")
 
 X = jnp.arange(3.0)
 
 
 def full(value):
     return value * jnp.ones(3)
-
-
-@pytest.fixture(params=["forced", "default"], autouse=True)
-def mode(request):
-    """Forced tiles and what users run."""
-    if request.param == "default":
-        request.getfixturevalue("choosing")
 
 
 class Layer:
@@ -510,16 +506,10 @@ def test_eight_threads_with_an_object_each():
         def __call__(self, x):
             return x * self.w
 
-    def work(scale):
-        model = Model(scale)
+    def work(index):
+        model = Model(100.0 * index)
         for step in range(10):
-            model.w = full(scale + step)
-            right.append(np.array_equal(model(X), X * (scale + step)))
+            model.w = full(100.0 * index + step)
+            np.testing.assert_array_equal(model(X), X * (100.0 * index + step))
 
-    right = []
-    threads = [threading.Thread(target=work, args=(float(100 * index),)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True] * 80
+    at_once(work, 8)

@@ -16,14 +16,9 @@ import pytest
 
 from aspen_jax import InputError, aspen
 
+pytestmark = pytest.mark.usefixtures("either_mode")
+
 X = jnp.arange(3.0)
-
-
-@pytest.fixture(params=["forced", "default"], autouse=True)
-def mode(request):
-    """Forced tiles and what users run."""
-    if request.param == "default":
-        request.getfixturevalue("choosing")
 
 
 class Config:

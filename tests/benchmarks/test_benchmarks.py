@@ -25,23 +25,31 @@ from tests.content import generator
 RNG = generator(__name__)
 
 
+def rows(record, table=0):
+    """The rows of a table of a record."""
+    return json.loads(record.read_text())["results"][table]["rows"]
+
+
 def test_overhead(record, capsys):
     assert main(["overhead", "--rounds", "3", "--json", str(record)]) == 0
-    results = json.loads(record.read_text())["results"]
-    assert results["empty custom call"]["more_than_empty_s"] == 0
-    assert results["x + 1, aspen"]["min_s"] > 0
+    by_call = {row[""]: row for row in rows(record)}
+    assert by_call["empty custom call"]["us beside an empty custom call"] == 0
+    assert by_call["x + 1, aspen"]["min"] == min(by_call["x + 1, aspen"]["samples_s"]) > 0
+    content = json.loads(record.read_text())
+    assert content.keys() == {"machine", "benchmark", "date", "settings", "results"}
+    assert content["settings"] == {"rounds": 3, "workers": content["machine"]["workers"]}
     assert "us beside an empty custom call" in capsys.readouterr().out
 
 
 def test_kernels(record, capsys):
     words = ["mobilenet conv 1x1/1 14", "depthwise 3x3/1 14"]
     assert main(["kernels", *words, "--targets", "portable", "--rounds", "2", "--json", str(record)]) == 0
-    rows = json.loads(record.read_text())["results"]
-    assert [row["case"] for row in rows] == ["mobilenet conv 1x1/1 14x14x384->64", "mobilenet depthwise 3x3/1 14x14x384->384"]
-    assert all(row["target"] == "portable" and row["difference"] < 1e-5 and row["min_s"] > 0 for row in rows)
-    assert rows[0]["flops"] == 2 * 14 * 14 * 384 * 64
-    assert rows[0]["bytes"] == 4 * (14 * 14 * 384 + 384 * 64 + 14 * 14 * 64)
-    assert rows[1]["flops"] == 2 * 14 * 14 * 384 * 9
+    found = rows(record)
+    assert [row["case"] for row in found] == ["mobilenet conv 1x1/1 14x14x384->64", "mobilenet depthwise 3x3/1 14x14x384->384"]
+    assert all(row["target"] == "portable" and row["difference"] < 1e-5 and row["min_s"] > 0 for row in found)
+    assert found[0]["flops"] == 2 * 14 * 14 * 384 * 64
+    assert found[0]["bytes"] == 4 * (14 * 14 * 384 + 384 * 64 + 14 * 14 * 64)
+    assert found[1]["flops"] == 2 * 14 * 14 * 384 * 9
     assert "of peak" in capsys.readouterr().out
 
 
@@ -53,14 +61,12 @@ def test_kernel_cases_are_told_apart_by_name():
 def test_models_and_build(record, capsys):
     choice = ["--models", "VGG16", "--image-size", "32"]
     assert main(["models", *choice, "--batch", "2", "--rounds", "2", "--json", str(record)]) == 0
-    result = json.loads(record.read_text())["results"][0]
+    (result,) = rows(record)
     assert result["custom_calls"] == 1
     assert result["agrees"]
     assert 0 < result["difference"] < 1e-4
     assert main(["build", *choice, "--rounds", "1", "--json", str(record)]) == 0
-    result = json.loads(record.read_text())["results"][0]
-    assert result["tiles"] > 0
-    assert all(timing["min_s"] > 0 for timing in result["stages"].values())
+    assert all(row["min"] > 0 for row in rows(record))
     assert "jaxpr to ready graph" in capsys.readouterr().out
 
 
@@ -68,7 +74,8 @@ def test_models_and_build(record, capsys):
 def test_accuracy_is_that_of_float32_and_a_wrong_model_is_told(record, capsys, monkeypatch):
     arguments = ["accuracy", "--models", "squeezenet1_1", "--image-size", "32", "--json", str(record)]
     assert main(arguments) == 0
-    found = json.loads(record.read_text())["results"]["squeezenet1_1"]
+    (found,) = rows(record)
+    assert found.pop("model") == "squeezenet1_1"
     assert set(found) == {f"{precision} {side}" for precision in ("default", "highest") for side in ("aspen", "jax.jit")}
     assert all(1e-9 < error < 1e-4 for error in found.values())
     assert "squeezenet1_1" in capsys.readouterr().out
@@ -81,7 +88,7 @@ def test_accuracy_is_that_of_float32_and_a_wrong_model_is_told(record, capsys, m
 
 def test_transformers_and_their_rate(record, capsys):
     assert main(["models", "--models", "llama-small", "--tokens", "8", "--rounds", "2", "--json", str(record)]) == 0
-    result = json.loads(record.read_text())["results"][0]
+    (result,) = rows(record)
     products = 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1408) + 512 * 8192  # multiply-adds a token
     assert 1 < result["flops"] / (2 * 8 * products) < 1.1
     assert "GFLOP/s" in capsys.readouterr().out
@@ -176,11 +183,9 @@ oneTBB: absent; install it
         (["codesign", "--seeds", "0"], "0 trainings of each variant"),
         (["unequal", "--seconds", "-1"], "-1.0 seconds"),
         (["unequal", "--models", "ResNet5"], "no model 'ResNet5'"),
-        (["together", "--load", "1"], "a load of 1.0"),
-        (["together", "--seconds", "-1"], "-1.0 seconds"),
         (["serving", "--loads", "1"], "loads of (1.0,)"),
         (["serving", "--requests", "0"], "0 requests"),
-        (["serving", "--rounds", "0"], "in 0 rounds"),
+        (["serving", "--rounds", "0"], "the number of rounds is 0"),
         (["serving", "--slack", "0"], "due 0.0 times"),
         (["serving", "--peers", "caffe"], "there is no server 'caffe'"),
         (["peers", "--rounds", "0"], "the number of rounds is 0"),
@@ -215,18 +220,22 @@ def test_serving_gives_all_servers_the_same_requests(record, capsys):
         "a process a core",
     ]
     assert main(["serving", "--long", "resnet18", *small, "--json", str(record)]) == 0
-    served = json.loads(record.read_text())["served"]
-    groups = [list(group) for _, group in itertools.groupby(served, lambda item: (item["load"], item["mix"]))]
-    assert [len(group) for group in groups] == [4, 5], "requests of two kinds may have deadlines"
-    for items in groups:
-        counts = [{kind: len(values) for kind, values in item["latencies_s"].items()} for item in items]
-        assert all(count == counts[0] for count in counts)
-        assert min(counts[0].values()) > 0
+    served = rows(record, 1)
+    assert len(served) == 4 + 2 * 6, "requests of two kinds may have deadlines"
+    for _, group in itertools.groupby(sorted(served, key=_kind), key=_kind):
+        items = list(group)
+        assert len({len(item["latencies_s"]) for item in items}) == 1
         for item in items:
-            assert all(value > 0 for values in item["latencies_s"].values() for value in values)
-            assert item["requests_per_s"] > 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
-    assert len(rows) == 4 + 2 * 5 + 1 + 2 * 2, "a row for each server and kind, and quotients of each Ready Pool's"
+            assert min(item["latencies_s"]) > 0
+            assert item["p50 from"] <= item["p50"] <= item["p50 to"]
+            assert item["a second"] > 0
+    assert len(rows(record, 2)) == 1 + 2 * 3, "quotients of each Ready Pool"
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 0.9 ")]
+    assert len(lines) == 4 + 2 * 6 + 1 + 2 * 3, "a row for each server and kind, and quotients of each Ready Pool's"
+
+
+def _kind(row):
+    return row["requests"], row["kind"]
 
 
 def test_quantiles_have_intervals():
@@ -243,13 +252,12 @@ def test_quantiles_have_intervals():
 def test_lab(record, capsys):
     choice = ["--models", "mobilenet_v2", "--image-size", "32", "--machines", "1 worker", "two memories", "--rounds", "2"]
     assert main(["lab", *choice, "--json", str(record)]) == 0
-    written = json.loads(record.read_text())
-    rows = {(row["machine"], row["policy"]): row for row in written["results"]}
-    assert [policy for machine, policy in rows if machine == "1 worker"] == ["ReadyPool", "FirstReadyFirst"]
-    assert ("two memories", "ReadyPool") not in rows
-    assert rows["two memories", "Dmda"]["place_ns"] > 0
-    assert all(row["simulated_ns"] > 0 and row["measured_ns"] > 0 for row in rows.values())
-    assert min(written["calls_ns"]["mobilenet_v2"]) > 0
+    found = {(row["machine"], row["policy"]): row for row in rows(record)}
+    assert [policy for machine, policy in found if machine == "1 worker"] == ["ReadyPool", "FirstReadyFirst"]
+    assert ("two memories", "ReadyPool") not in found
+    assert found["two memories", "Dmda"]["place ns"] > 0
+    assert all(row["simulated, ms"] > 0 and row["measured, ms"] > 0 for row in found.values())
+    assert rows(record, 1)[0]["TileGraph.run, ms"] > 0
     assert "Heft" in capsys.readouterr().out
     assert main(["lab", "--policies", "Luck"]) == 2
     assert "there is no policy 'Luck'" in capsys.readouterr().err

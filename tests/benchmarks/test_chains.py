@@ -9,15 +9,14 @@ import os
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import agreement
+from benchmarks import benchmark, zoo
 from benchmarks.__main__ import main
 from benchmarks.chains import command, on_gpu
 from benchmarks.chains.sides import APART, JOINED, join
-from benchmarks.models import zoo
-from benchmarks.models.bolt import WORKLOADS
-from benchmarks.models.model import Size
 from benchmarks.peers.match import Match
 from benchmarks.peers.record import ABSENT, DISAGREES, TIMED, ModelResult, SideResult
+from benchmarks.zoo.bolt import WORKLOADS
+from benchmarks.zoo.model import Size
 
 
 def only_input(name, batch):
@@ -103,7 +102,7 @@ def test_peers_take_part_in_figure_8(record, capsys, monkeypatch, state, status)
 
 
 def test_nothing_is_timed_where_results_differ(record, capsys, monkeypatch):
-    monkeypatch.setattr(agreement, "TOLERANCE", 0)
+    monkeypatch.setattr(benchmark, "TOLERANCE", 0)
     assert main(["chains", "--workloads", "conv-20x26x46x32k3x3", "--batches", "1", "--json", str(record)]) == 1
     assert "of the largest output, so nothing was timed" in capsys.readouterr().err
     assert not record.exists()

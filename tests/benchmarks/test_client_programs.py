@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from aspen_jax.cost.timing import Timing
+from benchmarks import zoo
 from benchmarks.__main__ import main
 from benchmarks.clients import command
 from benchmarks.clients.program import CLIENTS, Client, library, normal
-from benchmarks.models import squeezenet, zoo
-from benchmarks.models.model import Size, of_network
+from benchmarks.zoo import squeezenet
+from benchmarks.zoo.model import Size, of_network
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from aspen_jax.report.difference import largest_difference
 from benchmarks.__main__ import main
 from benchmarks.codesign.design import VARIANTS
 from benchmarks.codesign.page import accuracy_table
-from benchmarks.models.model import Size
-from benchmarks.models.repvgg import Shape, repvgg
-from benchmarks.network.in_jax import in_jax
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.repvgg import Shape, repvgg
 
 nnx = pytest.importorskip("flax.nnx")
 

@@ -22,7 +22,7 @@ from aspen_jax.ir.program import Program
 from aspen_jax.targets.cuda.tuning import sides
 from benchmarks import child
 from benchmarks.__main__ import main
-from benchmarks.gpu import lock, ours, page, run, torch_side
+from benchmarks.gpu import lock, ours, run, tables, torch_side
 from benchmarks.gpu.networks import REFERENCE, largest_error, outputs_on_cpu, read_outputs
 from benchmarks.gpu.row import Row, chosen
 from tests.targets.cuda import cuda_host, fake_cuda
@@ -93,11 +93,11 @@ def test_every_figure_is_there_and_every_output_is_right(played, tmp_path, monke
     assert played.fake_cuda_count(b"cuGraphLaunch") > launched
     assert sorted(file.name for file in out.iterdir()) == ["gpu.json", "gpu.md"]
     content = json.loads((out / "gpu.json").read_text())
-    assert content["device"] == PLAYED
-    assert content["call"].startswith("python -m benchmarks gpu --models squeezenet1_1 --image-size 33 --programs ")
-    assert {"aspen_jax", "jax", "jaxlib", "torch"} <= {name for name, version in content["versions"].items() if version}
-    assert content["remarks"] == ["copies ended with status 1: no green contexts"]
-    (row,) = content["rows"]
+    assert content["machine"]["device"] == PLAYED
+    assert {"aspen_jax", "jax", "jaxlib", "torch"} <= {name for name, version in content["machine"].items() if version}
+    assert content["settings"] | {"models": ["squeezenet1_1"], "image_size": 33, "rounds": 1} == content["settings"]
+    assert content["results"][-1]["rows"] == [{"remark": "copies ended with status 1: no green contexts"}]
+    (row,) = content["results"][0]["rows"]
     beside = row["errors"]["against xla"]
     assert beside.keys() == {"graph by device", "stream by device", "graph", "stream"}
     assert all(0 < error < 6e-2 for error in beside.values())  # two programs, not one under two names
@@ -133,12 +133,12 @@ def test_wrong_outputs_and_peers_that_are_absent_are_reported(tmp_path, monkeypa
     arguments = ["gpu", *CHOICE, "--minutes", "60", "--out", str(out)]
     assert main(arguments) == 1
     content = json.loads((out / "gpu.json").read_text())
-    assert content["remarks"] == [
+    assert [row["remark"] for row in content["results"][-1]["rows"]] == [
         "there is no nvcc",
         "squeezenet1_1, bfloat16, 1, images of 33: wrong, by more than 6.0e-02: graph by device, stream by device",
         "torch is absent: pip install torch",
     ]
-    assert content["rows"][0]["times"]["xla"]["call_us"] > 0
+    assert content["results"][0]["rows"][0]["times"]["xla"]["call_us"] > 0
     assert "wrong: graph by device, stream by device |" in (out / "gpu.md").read_text()
     capsys.readouterr()
     assert main(arguments) == 2
@@ -200,9 +200,9 @@ def test_the_share_of_the_best_is_that_of_the_h200_page():
         torch_side.COMPILED: {"call_us": 847.0, "device_us": 510.0},
         torch_side.EAGER: {"call_us": 838.0, "device_us": 826.0},
     }
-    assert f"{page.share_of_best(times):.2f} {page.share_of_best_call(times):.2f}" == "1.13 0.79"
+    assert f"{tables.share_of_best(times):.2f} {tables.share_of_best_call(times):.2f}" == "1.13 0.79"
     times |= {"graph by device": {"device_us": 390.0}, torch_side.COMPILED: {"call_us": 349.0, "device_us": 272.0}}
-    assert f"{page.share_of_best(times):.2f}" == "0.70"
+    assert f"{tables.share_of_best(times):.2f}" == "0.70"
 
 
 def test_pytorch_that_is_missing_says_what_to_install(tmp_path):

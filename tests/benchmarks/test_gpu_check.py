@@ -15,11 +15,11 @@ from aspen_jax.errors import AspenError
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.ir.program import Program
 from aspen_jax.ops.block_program import BlockProgram, Instruction, single
+from benchmarks import zoo
 from benchmarks.gpu import check, kernel_table, peers
 from benchmarks.in_float64 import in_float64
 from benchmarks.kernel_cases import KernelCase
-from benchmarks.models import zoo
-from benchmarks.models.model import Model, Size
+from benchmarks.zoo.model import Model, Size
 from tests.targets.cuda import cuda_host, fake_cuda
 from tests.targets.cuda.cuda_check import exactly, ops_of, random
 

@@ -10,15 +10,16 @@ import pytest
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.report.difference import largest_difference
-from benchmarks.models import bert, gpt2, vit, zoo
-from benchmarks.models.blocks import RELU, conv, max_pool, mean_pool, norm_conv
-from benchmarks.models.model import Size
-from benchmarks.models.transformer import Config
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.layers import Activation, Flatten, GlobalMean, Linear, Upsample
-from benchmarks.network.layout import to_nchw, to_nhwc
-from benchmarks.network.network import Network
-from benchmarks.network.parameters import calibrated, draw, draw_inputs
+from benchmarks import zoo
+from benchmarks.zoo import bert, gpt2, vit
+from benchmarks.zoo.blocks import RELU, conv, max_pool, mean_pool, norm_conv
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.layers import Activation, Flatten, GlobalMean, Linear, Upsample
+from benchmarks.zoo.network.layout import to_nchw, to_nhwc
+from benchmarks.zoo.network.network import Network
+from benchmarks.zoo.network.parameters import calibrated, draw, draw_inputs
+from benchmarks.zoo.transformer import Config
 
 # As their authors, torchvision or Hugging Face count them.
 PARAMETERS = {
@@ -116,7 +117,7 @@ def test_all_of_it_is_tiled(small):
 
 def test_onnx_runtime_gives_the_same(small, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    from benchmarks.network.in_onnx import write_onnx
+    from benchmarks.zoo.network.in_onnx import write_onnx
 
     network, params, inputs, expected = small
     write_onnx(network, params, tmp_path / "model.onnx")
@@ -127,7 +128,7 @@ def test_onnx_runtime_gives_the_same(small, tmp_path):
 
 def test_torch_gives_the_same(small):
     torch = pytest.importorskip("torch", reason="PyTorch is a peer, and optional")
-    from benchmarks.network.in_torch import in_torch, inputs_in_torch
+    from benchmarks.zoo.network.in_torch import in_torch, inputs_in_torch
 
     network, params, inputs, expected = small
     with torch.no_grad():
@@ -139,7 +140,7 @@ def test_torch_gives_the_same(small):
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "XLA"])
 def test_tensorflow_gives_the_same(small, jit_compile):
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is a peer, and optional")
-    from benchmarks.network.in_tensorflow import in_tensorflow
+    from benchmarks.zoo.network.in_tensorflow import in_tensorflow
 
     network, params, inputs, expected = small
     function = tf.function(functools.partial(in_tensorflow(network), params), jit_compile=jit_compile)
@@ -168,7 +169,7 @@ def test_torchvisions_network_gives_the_same(name, extent):
         from torchvision import models
     except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
         pytest.skip(f"torchvision cannot be imported: {error}")
-    from benchmarks.network.in_torch import in_torch
+    from benchmarks.zoo.network.in_torch import in_torch
 
     network = zoo.describe(name, Size(2, image_size=extent))
     ours = in_torch(network, draw(network))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.models.model import Size
 from benchmarks.peers.case import read_case
 from benchmarks.peers.record import ModelResult, SideResult, reference, to_markdown
+from benchmarks.zoo.model import Size
 
 pytest.importorskip("onnxruntime")
 

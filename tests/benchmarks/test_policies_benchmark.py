@@ -26,10 +26,12 @@ def test_each_policy_is_timed_simulated_and_counted(tmp_path, monkeypatch, capsy
     record = tmp_path / "record.json"
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--rounds", "2", "--beyond", "4", "--cache-mib", "1"]
     assert main(["policies", *options, "--program", str(program), "--json", str(record)]) == 0
-    (result,) = json.loads(record.read_text())["results"]
-    assert result["ns"] == {name: [3_000_000, 5_000_000] for name in policies.NAMES}
-    assert set(result["simulated_ns"]["4"]) == set(policies.NAMES)
-    assert result["bytes"]["1"] == dict.fromkeys(policies.NAMES, 64_000)
+    (found,) = json.loads(record.read_text())["results"]
+    assert [row["policy"] for row in found["rows"]] == list(policies.NAMES)
+    for row in found["rows"]:
+        assert row["samples_ns"] == [3_000_000, 5_000_000]
+        assert row["4 simulated, ms"] > 0
+        assert row["1 MiB, MB"] == 0.064
     table = capsys.readouterr().out
     assert "1 MiB, MB" in table
     assert "child cache of 16" in table

@@ -36,7 +36,7 @@ def run(folder, *options):
     """The record that the command writes."""
     record = folder / "split.json"
     assert main(["split", *options, "--json", str(record), "--pictures", str(folder)]) == 0
-    return json.loads(record.read_text())
+    return json.loads(record.read_text())["results"]
 
 
 @pytest.mark.usefixtures("small")

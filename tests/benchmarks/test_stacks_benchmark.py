@@ -13,6 +13,11 @@ from benchmarks.stacks.blocks import STEPS
 from benchmarks.stacks.counts import PAPER, count
 
 
+def tables(record):
+    """The rows of each table of a record."""
+    return [table["rows"] for table in json.loads(record.read_text())["results"]]
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_counts_are_the_papers(name):
     ours, theirs = count(name), PAPER[name].counts
@@ -23,13 +28,13 @@ def test_counts_are_the_papers(name):
 def test_networks_are_counted_and_timed(record, capsys):
     options = ["--models", "squeezenet1_1", "--image-size", "32", "--batches", "1", "2", "--rounds", "1"]
     assert main(["stacks", "--parts", "counts", "networks", *options, "--json", str(record)]) == 0
-    content = json.loads(record.read_text())
-    assert content["counts"]["squeezenet1_1"]["counts"] == content["counts"]["squeezenet1_1"]["paper"]
-    assert content["counts"]["squeezenet1_1"]["found"]["ops"] == 4  # three pools and the mean of all pixels
-    assert [row["batch"] for row in content["networks"]] == [1, 2]
-    assert all(0 < row["optimisable"] < 1 for row in content["networks"])
+    (counts,), networks = tables(record)
+    assert all(counts[what] == counts[f"{what}, paper"] for what in ("layers", "optimisable", "stacks"))
+    assert counts["ops here"] == 4  # three pools and the mean of all pixels
+    assert [row["batch"] for row in networks] == [1, 2]
+    assert all(0 < row["optimisable"] < 1 for row in networks)
     # No value here is large enough for a stack, so there is nothing to compare.
-    assert all(row["speedup"] is None and list(row["timings"]) == ["no stacks"] for row in content["networks"])
+    assert all(row["times as fast"] is None and list(row["samples_s"]) == ["no stacks"] for row in networks)
     assert "the same" in capsys.readouterr().out
 
 
@@ -38,9 +43,9 @@ def test_networks_with_stacks_are_compared(record, capsys, monkeypatch):
     monkeypatch.setattr(stacks, "_HELD", float("inf"))
     options = ["--models", "densenet121", "--image-size", "32", "--batches", "1", "--rounds", "1", "--json", str(record)]
     assert main(["stacks", "--parts", "networks", *options]) == 0
-    (row,) = json.loads(record.read_text())["networks"]
-    assert row["speedup"] > 0
-    assert row["in_stacks"] > 0
+    ((row,),) = tables(record)
+    assert row["times as fast"] > 0
+    assert row["in stacks"] > 0
 
 
 def test_blocks_are_timed_and_their_bytes_counted(record, tmp_path, monkeypatch, capsys):
@@ -62,10 +67,10 @@ def test_blocks_are_timed_and_their_bytes_counted(record, tmp_path, monkeypatch,
         str(pictures[1]),
     ]
     assert main(["stacks", "--parts", "blocks", *options, *files]) == 0
-    one, seven = json.loads(record.read_text())["blocks"]
-    assert set(STEPS) <= set(seven["timings"])
-    assert one["estimated"]["1 step"] == one["estimated"]["any"]
-    assert seven["moved"]["64"] == dict.fromkeys(STEPS, 64_000)
+    ((one, seven),) = tables(record)
+    assert set(STEPS) <= set(seven["samples_s"])
+    assert one["1 step, MB"] == one["any, MB"]
+    assert all(seven[f"{name}, MB past 64 KiB"] == 0.064 for name in STEPS)
     assert all(path.stat().st_size for path in pictures)
     assert "MB past 64 KiB" in capsys.readouterr().out
 

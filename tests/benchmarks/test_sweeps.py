@@ -10,10 +10,10 @@ import pytest
 from aspen_jax.errors import InputError
 from benchmarks import layers, paper
 from benchmarks.__main__ import main
-from benchmarks.models.model import Size
 from benchmarks.peers.case import read_case
 from benchmarks.picture import save_curves
 from benchmarks.scaling import parallel_fraction
+from benchmarks.zoo.model import Size
 
 SMALL = ["--models", "VGG16", "--image-size", "32"]
 
@@ -22,13 +22,17 @@ def results(record):
     return json.loads(record.read_text())["results"]
 
 
+def rows(record, table=0):
+    return results(record)[table]["rows"]
+
+
 def test_tiles_a_layer(record, tmp_path):
     picture = tmp_path / "tiles.png"
     options = ["--counts", "1", "8", "--rounds", "2", "--json", str(record), "--picture", str(picture)]
     assert main(["tiles", *SMALL, *options]) == 0
-    (result,) = results(record)
-    assert result["tiles"]["1"] < result["tiles"]["8"]
-    assert set(result["timings"]) == {"1", "8", "as chosen"}
+    tiles = {row["tiles a layer"]: row["tiles"] for row in rows(record)}
+    assert tiles["1"] < tiles["8"]
+    assert set(tiles) == {"1", "8", "as chosen"}
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -36,14 +40,15 @@ def test_scaling(record, capsys):
     picture = record.with_name("scaling.png")
     options = ["--rounds", "2", "--beyond", "8", "--json", str(record), "--picture", str(picture)]
     assert main(["scaling", *SMALL, *options]) == 0
-    (result,) = results(record)
-    assert len(result["timings"]) == len(result["parallel_fraction"]) + 1
-    assert {*result["timings"], "8"} == set(result["simulated_ns"])
+    found = {row["workers"]: row for row in rows(record, 1)}
+    timed = {count: row for count, row in found.items() if row["min"]}
+    assert {*timed, 8} == set(found)
+    assert [count for count, row in timed.items() if row["fraction"] is None] == [1]
     # A limit of memory makes nothing faster.
-    assert all(0 < spans["free"] <= spans["limited"] for spans in result["simulated_ns"].values())
+    assert all(0 < row["simulated"] <= row["simulated, with a limit of memory"] for row in found.values())
     shown = capsys.readouterr().out
     assert "GB/s for 8 workers" in shown
-    assert "with memory" in shown
+    assert "with a limit of memory: error" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["scaling", *SMALL, "--beyond", "0"]) == 2
     assert "0 workers are to be simulated" in capsys.readouterr().err
@@ -60,19 +65,17 @@ def test_karp_and_flatts_fraction(speedup, workers, fraction):
 
 def test_weights(record, capsys):
     assert main(["weights", *SMALL, "--rounds", "2", "--json", str(record)]) == 0
-    assert set(results(record)[0]["ratios"]) == {"prepared", "closed over"}
+    ratios = {row[""]: row["times as fast as plain tracers"] for row in rows(record)}
+    assert set(ratios) == {"jax.jit", "plain tracers", "prepared", "closed over"}
+    assert ratios["plain tracers"] == 1
     assert "times as fast as plain tracers" in capsys.readouterr().out
 
 
 def test_layers(record, monkeypatch):
     monkeypatch.setattr(layers, "SWEEPS", {"layers": (1, 2), "size": (7,), "channels": (8,)})
     assert main(["layers", "--rounds", "1", "--json", str(record)]) == 0
-    assert [(row["sweep"], row["layers"], row["agrees"]) for row in results(record)] == [
-        ("layers", 1, True),
-        ("layers", 2, True),
-        ("size", 8, True),
-        ("channels", 8, True),
-    ]
+    found = [(row["name"], row["agrees"]) for table in range(3) for row in rows(record, table)]
+    assert found == [("layers 1", True), ("layers 2", True), ("size 7", True), ("channels 8", True)]
 
 
 @pytest.mark.sweep
@@ -83,21 +86,17 @@ def test_unequal_cores(record):
     options = ["--rounds", "1", "--seconds", "0.2", "--json", str(record), "--picture", str(picture)]
     assert main(["unequal", "--models", "llama-small", *options]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    (result,) = results(record)
-    assert all(rate > 0 for by_set in result["calls_per_s"].values() for rates in by_set.values() for rate in rates)
+    assert all(rate > 0 for row in rows(record) for rates in row["samples"].values() for rate in rates)
 
 
 def test_cores_of_two_speeds(record, capsys):
     picture = record.with_name("hybrid.png")
     options = ["--rounds", "2", "--performance", "2", "--efficiency", "2", "--slower", "2"]
     assert main(["hybrid", *SMALL, *options, "--json", str(record), "--picture", str(picture)]) == 0
-    (result,) = results(record)
-    curves = result["throughput"]
-    assert list(curves["sum of the cores"].values()) == [1, 2, 2.5, 3]
-    for count, bound in curves["sum of the cores"].items():
-        assert 0 < curves["equal shares and barriers"][count] <= bound * (1 + 1e-6)
-        assert 0 < curves["Algorithm 1"][count] <= bound * (1 + 1e-6)
-        assert 0 < curves["Dmda"][count] <= bound * (1 + 1e-6)
+    assert [row["sum of the cores"] for row in rows(record)] == [1, 2, 2.5, 3]
+    for row in rows(record):
+        for scheduler in ("equal shares and barriers", "Algorithm 1", "Dmda"):
+            assert 0 < row[scheduler] <= row["sum of the cores"] * (1 + 1e-6)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["hybrid", *SMALL, "--efficiency", "0"]) == 2
     assert "take 1 or more of each kind" in capsys.readouterr().err
@@ -107,11 +106,10 @@ def test_cores_of_two_speeds(record, capsys):
 
 @pytest.mark.sweep
 def test_two_models_together(record):
-    options = ["--models", "llama-small", "--short", "squeezenet1_1", "--rounds", "2", "--seconds", "0.2", "--load", "0.5"]
-    assert main(["together", *options, "--json", str(record)]) == 0
-    found = json.loads(record.read_text())
-    assert [pair["models"] for pair in found["pairs"]] == [["llama-small", "llama-small"]]
-    assert len(found["served"]) == 2 + 3
+    assert main(["together", "--models", "llama-small", "--rounds", "2", "--json", str(record)]) == 0
+    (pair,) = results(record)
+    assert pair["title"] == "llama-small and llama-small"
+    assert [row[""] for row in pair["rows"]] == ["in turn", "at once"]
 
 
 @pytest.mark.sweep

@@ -519,11 +519,7 @@ int test_conversions() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kRounds = 300;
-#else
-  constexpr int kRounds = 3000;
-#endif
+  constexpr int kRounds = ASPEN_SMALL_TESTS ? 300 : 3000;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   Random random(7);
   const int failures = test_functions(static_cast<uint32_t>(60'000'000 / rounds) | 1) +

@@ -387,11 +387,7 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kRounds = 300;
-#else
-  constexpr int kRounds = 3000;
-#endif
+  constexpr int kRounds = ASPEN_SMALL_TESTS ? 300 : 3000;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   Random random(7);
   int failures = test_nan_in_fusions() + test_refusals() + test_hostile_words(random, rounds);

@@ -45,11 +45,7 @@ void use(const Bytes& bytes) {
 }
 
 TEST(a_child_forked_at_any_moment_can_parse_run_and_end) {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kForks = 30;
-#else
-  constexpr int kForks = 300;
-#endif
+  constexpr int kForks = ASPEN_SMALL_TESTS ? 30 : 300;
   std::vector<Bytes> files;
   for (int64_t i = 0; i < 8; ++i) files.push_back(long_file(i % 2 * kDear, i));
   std::atomic<bool> stop{false};

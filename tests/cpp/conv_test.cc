@@ -6,11 +6,7 @@ using namespace aspen::cpu::testing;
 
 namespace {
 
-#ifdef ASPEN_SMALL_TESTS
-constexpr int64_t kCases = 60;
-#else
-constexpr int64_t kCases = 400;
-#endif
+constexpr int64_t kCases = ASPEN_SMALL_TESTS ? 60 : 400;
 
 struct Geometry {
   int64_t images = 1, height = 1, width = 1, channels = 1, kernel_height = 1, kernel_width = 1, out_channels = 1, groups = 1;

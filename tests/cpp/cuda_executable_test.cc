@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "cuda/executable.h"
-#include "cuda/loaded.h"
+#include "cuda/owned.h"
+#include "cuda/replay_graph.h"
 #include "cuda/standalone.h"
 #include "dag.h"
 #include "engine_check.h"
@@ -178,6 +179,30 @@ TEST(an_executable_may_end_while_the_device_is_busy) {
   }
 }
 
+TEST(what_was_in_a_context_that_is_gone_is_not_given_back) {
+  const Driver& driver = Driver::get();
+  cuda::Context context = nullptr;
+  CHECK_EQ(driver.cuDevicePrimaryCtxRetain(&context, 0), cuda::kSuccess);
+  for (const bool is_gone : {false, true}) {
+    const int before = fake_cuda_count("cuEventDestroy");
+    cuda::Event event = nullptr;
+    {
+      cuda::HomeContext home(driver, context);
+      cuda::Owned<&Driver::cuEventDestroy> owned(home);
+      CHECK_EQ(owned.take(driver.cuEventCreate, cuda::kEventDisableTiming), cuda::kSuccess);
+      event = owned.get();
+      if (is_gone) fake_cuda_fail("cuCtxPushCurrent", 0, 709);
+      home.close();
+      CHECK_EQ(fake_cuda_current(), is_gone ? 0 : 1);
+    }
+    CHECK_EQ(fake_cuda_count("cuEventDestroy") - before, is_gone ? 0 : 1);
+    CHECK_EQ(fake_cuda_current(), 0);
+    if (is_gone) driver.cuEventDestroy(event);
+  }
+  driver.cuDevicePrimaryCtxRelease(0);
+  CHECK_EQ(fake_cuda_live(), 0);
+}
+
 TEST(runs_on_several_streams_do_not_meet_in_the_workspace) {
   const Driver& driver = Driver::get();
   for (const Executor executor : {Executor::kStream, Executor::kGraph}) {
@@ -265,7 +290,7 @@ TEST(nodes_that_were_half_set_are_not_used) {
   {
     Executable executable(example.graph, Code{fake_image(), example.kernels}, Executor::kGraph);
     Caller caller(driver, 2, 3);
-    for (size_t i = 0; i < 2 * cuda::Loaded::kMostInstances; ++i) {  // new instances, then some that were used
+    for (size_t i = 0; i < 2 * cuda::ReplayGraph::kMostInstances; ++i) {  // new instances, then some that were used
       caller.run(executable);
       caller.check(example);
       for (const size_t operand : {0u, 1u}) caller.spoil(caller.move(operand));

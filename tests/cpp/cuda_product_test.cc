@@ -22,11 +22,7 @@ namespace {
 
 using namespace aspen::cuda;  // NOLINT: this is about nothing else
 
-#ifdef ASPEN_SMALL_TESTS
-constexpr int kTrials = 3;
-#else
-constexpr int kTrials = 25;
-#endif
+constexpr int kTrials = ASPEN_SMALL_TESTS ? 3 : 25;
 
 std::mt19937 random_bits(1);
 

@@ -301,11 +301,7 @@ TEST(independent_launches_take_streams_of_their_own) {
 }
 
 TEST(a_large_graph_is_scheduled_in_a_moment) {
-#ifdef ASPEN_SMALL_TESTS
-  const int steps = 50;
-#else
-  const int steps = 500;
-#endif
+  const int steps = ASPEN_SMALL_TESTS ? 50 : 500;
   const Graph graph = parse_graph(encode_dag(stencil_dag(steps, 200), "any", 1000));
   const LaunchGraph launches = cuda::group_tiles(graph, 32);
   check_launches(graph, launches);

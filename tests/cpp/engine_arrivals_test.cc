@@ -15,11 +15,7 @@
 namespace aspen::testing {
 namespace {
 
-#ifdef ASPEN_SMALL_TESTS
-constexpr int kRounds = 4;
-#else
-constexpr int kRounds = 20;
-#endif
+constexpr int kRounds = ASPEN_SMALL_TESTS ? 4 : 20;
 
 // Which pieces each task of a Dag reads.
 struct Reads {

@@ -28,11 +28,7 @@
 namespace aspen::testing {
 namespace {
 
-#ifdef ASPEN_SMALL_TESTS  // under a sanitizer, everything takes ten times as long
-constexpr int kScale = 1;
-#else
-constexpr int kScale = 4;
-#endif
+constexpr int kScale = ASPEN_SMALL_TESTS ? 1 : 4;
 
 // Tasks that read their parents' values where their own memory has them. Each op reads all layers before it.
 struct ReadingDag {

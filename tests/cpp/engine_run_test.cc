@@ -17,11 +17,7 @@ extern "C" const char* __tsan_default_options() { return "allocator_may_return_n
 namespace aspen::testing {
 namespace {
 
-#ifdef ASPEN_SMALL_TESTS  // under a sanitizer, everything takes ten times as long
-constexpr int kScale = 1;
-#else
-constexpr int kScale = 10;
-#endif
+constexpr int kScale = ASPEN_SMALL_TESTS ? 1 : 10;
 
 std::string text_of(const std::vector<std::string>& errors) {
   std::string text;

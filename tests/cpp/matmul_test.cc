@@ -6,11 +6,7 @@ using namespace aspen::cpu::testing;
 
 namespace {
 
-#ifdef ASPEN_SMALL_TESTS
-constexpr int64_t kCases = 60;
-#else
-constexpr int64_t kCases = 400;
-#endif
+constexpr int64_t kCases = ASPEN_SMALL_TESTS ? 60 : 400;
 
 // What docs/graph_format.md says: a label for each dimension of an operand.
 struct Labels {

@@ -208,11 +208,7 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kRounds = 100;
-#else
-  constexpr int kRounds = 700;
-#endif
+  constexpr int kRounds = ASPEN_SMALL_TESTS ? 100 : 700;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   int failures = test_refusals();
   for (int round = 0; round < rounds && failures < 10; ++round) {

@@ -120,11 +120,7 @@ int test_ragged_dot(Random& random) {
 }  // namespace
 
 int main() {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kTimes = 60;
-#else
-  constexpr int kTimes = 300;
-#endif
+  constexpr int kTimes = ASPEN_SMALL_TESTS ? 60 : 300;
   Random random(20261128);
   int failures = 0;
   for (int i = 0; i < kTimes; ++i) failures += test_ragged_dot(random);

@@ -193,11 +193,7 @@ int test_refusals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef ASPEN_SMALL_TESTS
-  constexpr int kRounds = 150;
-#else
-  constexpr int kRounds = 1000;
-#endif
+  constexpr int kRounds = ASPEN_SMALL_TESTS ? 150 : 1000;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : kRounds;
   Random random(1);
   int failures = test_refusals() + test_long_sums(random) + test_special_values(random);

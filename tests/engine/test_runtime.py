@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from aspen_jax.graph import graph_format
 from aspen_jax.ir.dtypes import DTYPE_NUMBERS
 from aspen_jax.ops.block_program import BlockProgram, Instruction
 from tests.rotation import examples
+from tests.threads import at_once
 
 SUM = BlockProgram(2, (), (Instruction("add_f", (0, 1)),), 2)
 COPY = BlockProgram(1, (), (), 0)
@@ -166,25 +166,15 @@ def test_a_graph_that_needs_more_memory_than_there_is_fails_and_others_go_on() -
 
 
 def test_eight_threads_run_graphs_of_their_own_at_once() -> None:
-    failures: list[BaseException] = []
-
     def work(seed: int) -> None:
-        try:
-            shape = (40 + seed, 17)
-            graph = block_graph(SUM, shape, splits=range(1, 40))
-            plan, a, b = _engine.Plan(graph), normal(shape, seed), normal(shape, seed + 100)
-            for _ in range(25):
-                np.testing.assert_array_equal(plan.run([a, b])[0], a + b)
-                np.testing.assert_array_equal(call(graph, shape, "float32", a, b), a + b)
-        except BaseException as error:
-            failures.append(error)
+        shape = (40 + seed, 17)
+        graph = block_graph(SUM, shape, splits=range(1, 40))
+        plan, a, b = _engine.Plan(graph), normal(shape, seed), normal(shape, seed + 100)
+        for _ in range(25):
+            np.testing.assert_array_equal(plan.run([a, b])[0], a + b)
+            np.testing.assert_array_equal(call(graph, shape, "float32", a, b), a + b)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(work, 8)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1 << 20, 1 << 40, -(1 << 70), 2.0, float("nan"), True, "2", None])

@@ -45,14 +45,6 @@ def case(make: Callable[[], Case]) -> Callable[[], Case]:
     return make
 
 
-@pytest.fixture(params=["default", "forced"])
-def mode(request) -> str:
-    """The users' mode, and that of the tests, in which all is tiled that can be."""
-    if request.param == "default":
-        request.getfixturevalue("choosing")
-    return request.param
-
-
 def assert_alike(actual: Any, expected: Any, tolerance: float) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(expected)[0]]
@@ -481,7 +473,7 @@ def jraph() -> Case:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_as_undecorated(name, mode):
+def test_values_and_gradients_are_as_undecorated(name, either_mode):
     made = CASES[name]()
     whole = jax.value_and_grad(made.fun, has_aux=True) if made.is_loss else made.fun
     expected = jax.jit(whole)(*made.args)
@@ -491,7 +483,7 @@ def test_values_and_gradients_are_as_undecorated(name, mode):
         assert_alike(jax.jit(around)(*made.args), expected, made.tolerance)
 
 
-def test_what_orbax_restores_goes_on_as_if_nothing_had_happened(mode, tmp_path):
+def test_what_orbax_restores_goes_on_as_if_nothing_had_happened(either_mode, tmp_path):
     checkpoints, optax = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("optax")
     optimizer = optax.adam(1e-2)
     x, y = normal(16, 12), normal(16, 4)

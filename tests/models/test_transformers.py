@@ -11,9 +11,9 @@ import pytest
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
 from aspen_jax.report.difference import largest_difference
-from benchmarks.models import bert, gpt2, llama, vit
-from benchmarks.models.model import Model, Size, of_network
-from benchmarks.models.transformer import Config
+from benchmarks.zoo import bert, gpt2, llama, vit
+from benchmarks.zoo.model import Model, Size, of_network
+from benchmarks.zoo.transformer import Config
 
 SMALL = Config(layers=2, width=48, heads=4, hidden=80, tokens=13, vocabulary=57)
 LLAMA = llama.LlamaConfig(**{**dataclasses.asdict(SMALL), "heads": 6, "key_heads": 2})

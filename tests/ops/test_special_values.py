@@ -129,13 +129,6 @@ MULTIPLIES = {
 }
 
 
-@pytest.fixture(params=["forced", "default"])
-def mode(request) -> str:
-    if request.param == "default":
-        request.getfixturevalue("choosing")
-    return request.param
-
-
 def tiled(mode, function, *arguments) -> np.ndarray:
     """What tiles give. In the default mode they run beside products that are worth it."""
 
@@ -160,20 +153,20 @@ def selects(mode, function, finite, *arguments) -> None:
 
 @pytest.mark.parametrize("name", SELECTS)
 @pytest.mark.sweep
-def test_a_product_with_a_mask_selects(mode, name):
+def test_a_product_with_a_mask_selects(either_mode, name):
     behind = np.where(MASK, NUMBERS, np.nan).astype(np.float32)
-    selects(mode, SELECTS[name], (MASK, np.where(MASK, NUMBERS, 0).astype(np.float32)), MASK, behind)
+    selects(either_mode, SELECTS[name], (MASK, np.where(MASK, NUMBERS, 0).astype(np.float32)), MASK, behind)
 
 
 @pytest.mark.parametrize("name", SELECTS_KNOWN)
-def test_a_product_with_a_mask_that_is_known_selects(mode, name):
-    selects(mode, SELECTS_KNOWN[name], [NUMBERS], NUMBERS)
+def test_a_product_with_a_mask_that_is_known_selects(either_mode, name):
+    selects(either_mode, SELECTS_KNOWN[name], [NUMBERS], NUMBERS)
 
 
 @pytest.mark.parametrize("name", MULTIPLIES)
 @pytest.mark.sweep
-def test_a_mask_that_xla_takes_for_a_number_is_one(mode, name):
-    assert np.isnan(tiled(mode, MULTIPLIES[name], MASK, np.full((N, N), np.nan, np.float32)).astype(np.float32)).all()
+def test_a_mask_that_xla_takes_for_a_number_is_one(either_mode, name):
+    assert np.isnan(tiled(either_mode, MULTIPLIES[name], MASK, np.full((N, N), np.nan, np.float32)).astype(np.float32)).all()
 
 
 def root(x, mask):
@@ -181,7 +174,7 @@ def root(x, mask):
     return jnp.sqrt(floats(mask) * jnp.tanh(jnp.abs(x) @ jnp.abs(WEIGHTS[:N, :N]))).sum()
 
 
-def test_float16_keeps_float32_between_two_operations_as_bfloat16_does_in_xla(mode):
+def test_float16_keeps_float32_between_two_operations_as_bfloat16_does_in_xla(either_mode):
     """XLA may: `xla_allow_excess_precision`. On CPU it does so for bfloat16, and rounds float16 after each operation."""
 
     def product(h):
@@ -190,11 +183,11 @@ def test_float16_keeps_float32_between_two_operations_as_bfloat16_does_in_xla(mo
     for dtype in (jnp.bfloat16, jnp.float16):
         numbers = jnp.asarray(np.float32([[300.0, 3.3, 1e-3, 2048.0]] * N), dtype)
         exact = np.asarray(numbers, np.float32) ** 2
-        np.testing.assert_array_equal(tiled(mode, product, numbers), exact)
+        np.testing.assert_array_equal(tiled(either_mode, product, numbers), exact)
 
 
 @pytest.mark.parametrize("inner", [root, jax.checkpoint(root)], ids=["root", "checkpoint"])
-def test_gradients_of_a_decorated_function_select(mode, inner):
+def test_gradients_of_a_decorated_function_select(either_mode, inner):
     def loss(function):
         return jax.jit(jax.grad(lambda x, mask: function(x, mask)))
 

@@ -15,11 +15,11 @@ from aspen_jax.targets.cuda.passes import siblings
 from aspen_jax.targets.cuda.passes.stages import UNPLANNED
 from aspen_jax.targets.cuda.price import Gpu
 from benchmarks.in_float64 import all_in_float64
-from benchmarks.models import bert, gpt2
-from benchmarks.models.model import Size
-from benchmarks.models.transformer import Config
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.parameters import draw, draw_inputs
+from benchmarks.zoo import bert, gpt2
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.parameters import draw, draw_inputs
+from benchmarks.zoo.transformer import Config
 from tests.content import generator
 from tests.targets.cuda import cuda_host
 from tests.targets.cuda.cuda_check import exactly, ops_of, prepared, run_on_host, trace_of

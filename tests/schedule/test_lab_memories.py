@@ -13,11 +13,12 @@ import pytest
 import aspen_jax.schedule as sched
 from aspen_jax import TileGraph, aspen
 from aspen_jax.schedule.costs import random_inputs
-from benchmarks.models import bert, zoo
-from benchmarks.models.model import Size
-from benchmarks.models.transformer import Config
-from benchmarks.network.in_jax import in_jax
-from benchmarks.network.parameters import draw, draw_inputs
+from benchmarks import zoo
+from benchmarks.zoo import bert
+from benchmarks.zoo.model import Size
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.network.parameters import draw, draw_inputs
+from benchmarks.zoo.transformer import Config
 from tests.tile_graphs import build_with_random_tiles, random_graph, random_program
 
 CONFIG = Config(layers=2, width=48, heads=4, hidden=80, tokens=13, vocabulary=57)

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import jax
@@ -18,6 +17,7 @@ import pytest
 import aspen_jax.schedule as sched
 from aspen_jax import EngineError, InputError, UnsupportedError, aspen
 from aspen_jax.schedule.costs import random_inputs
+from tests.threads import at_once
 
 TWO_KINDS = sched.Machine([sched.Cpu(1), sched.Cpu(2, "slow cores")])
 LINKS = [sched.Link("host", "fake", 10_000, 2e9), sched.Link("fake", "host", 10_000, 2e9)]
@@ -175,22 +175,12 @@ def test_what_cannot_be_run_is_said(graph, inputs):
 
 
 def test_many_runs_at_once(graph, inputs):
-    failures = []
-
     def work(seed):
-        try:
-            for machine in (TWO_KINDS, MIXED):
-                check(graph, inputs, machine, sched.run(graph, *inputs, machine=machine, policy=at_random(graph, machine, seed)))
-                check(graph, inputs, machine, sched.run(graph, *inputs, machine=machine, policy=Nearest()))
-        except BaseException as error:
-            failures.append(error)
+        for machine in (TWO_KINDS, MIXED):
+            check(graph, inputs, machine, sched.run(graph, *inputs, machine=machine, policy=at_random(graph, machine, seed)))
+            check(graph, inputs, machine, sched.run(graph, *inputs, machine=machine, policy=Nearest()))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(work, 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")

@@ -14,8 +14,8 @@ from jax import lax
 
 from aspen_jax import aspen
 from aspen_jax.split import cut
-from benchmarks.models import zoo
-from benchmarks.models.model import Size
+from benchmarks import zoo
+from benchmarks.zoo.model import Size
 
 # Small enough to be cut in a test; the smallest image that each takes.
 SHALLOW = {"squeezenet1_1": 48, "resnet18": 40, "alexnet": 64, "vgg11_bn": 40}

@@ -370,13 +370,6 @@ def test_weights_must_be_there_to_be_held():
     assert len(cut(f, num_cuts(f, shape, x) - 1, shape, x)) == 2  # nobody behind that cut reads them
 
 
-@pytest.fixture(params=["forced", "default"])
-def either_mode(request):
-    """The mode of the tests, in which all is tiled, and that of users."""
-    if request.param == "default":
-        request.getfixturevalue("choosing")
-
-
 def two_layers(params, x, scale=1.0):
     return jnp.tanh(x @ params["a"]) @ params["b"] * scale
 

@@ -83,6 +83,20 @@ def random(seed, *shape, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
+def shaped(*shapes, dtype=jnp.bfloat16):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def operands_of(trace, part):
+    """A function that gives a part's operands, from the arguments of the traced function."""
+
+    def operands(given):
+        values = dict(zip(trace.inputs, jax.tree.leaves(given), strict=True))
+        return [values[value] for value in part.inputs]
+
+    return operands
+
+
 def exactly(function):
     """The function in float32 throughout."""
 

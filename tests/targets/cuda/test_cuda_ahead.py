@@ -19,16 +19,12 @@ from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from tests.targets.cuda import cuda_host, fake_cuda
-from tests.targets.cuda.cuda_check import ops_of, prepared, random, trace_of
+from tests.targets.cuda.cuda_check import ops_of, prepared, random, shaped, trace_of
 
 played = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler")
 
 GPU = Gpu(places=1)  # of so few places no depth is split
 OF_THREAD = 256  # bytes
-
-
-def shaped(*shapes, dtype=jnp.bfloat16):
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
 def ahead_of(function, *shapes):

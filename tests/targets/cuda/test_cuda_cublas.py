@@ -26,7 +26,7 @@ from aspen_jax.targets.cuda.products.blocks import block
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
 from tests.targets.cuda import cuda_host, fake_cuda
-from tests.targets.cuda.cuda_check import ops_of, prepared, random, trace_of
+from tests.targets.cuda.cuda_check import operands_of, ops_of, prepared, random, shaped, trace_of
 from tests.targets.cuda.fake_libraries import CUBLAS, check_failures, check_runs
 from tests.targets.cuda.test_cuda_runtime import EXECUTORS
 
@@ -61,10 +61,6 @@ def _own_cache(tmp_path, monkeypatch):
 def product_of(function, *arguments):
     (op,) = (op for op in ops_of(function, arguments, GPU) if op.family.name == "matmul")
     return LibraryProduct.of(op)
-
-
-def shaped(*shapes, dtype=jnp.bfloat16):
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
 def test_matrices_as_the_library_is_told_of_them():
@@ -177,10 +173,6 @@ def example():
             assert "conv2d" in taken
             assert sum("ByCublas<" in cuda_host.source([op]) for op in program.ops) >= 2
 
-        def operands(given):
-            values = dict(zip(trace.inputs, given, strict=True))
-            return [values[value] for value in part.inputs]
-
         def is_right(results, given):
             with jax.default_matmul_precision("highest"):
                 expected = jax.jit(function)(*(item.astype(np.float32) for item in given))
@@ -188,7 +180,7 @@ def example():
             pairs = [(np.asarray(ours, np.float64), np.asarray(theirs)) for ours, theirs in zip(results, expected, strict=True)]
             return all(np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max() for ours, theirs in pairs)
 
-        return graph, code, arguments, operands, is_right
+        return graph, code, arguments, operands_of(trace, part), is_right
 
     return of
 

@@ -28,7 +28,7 @@ from aspen_jax.targets.cuda.products import kernel_choices
 from aspen_jax.targets.cuda.products.kernel_choices import KernelChoices, Timed, considering, current
 from aspen_jax.targets.cuda.products.problem import Problem
 from tests.targets.cuda import cuda_host, fake_cuda
-from tests.targets.cuda.cuda_check import ops_of, prepared, random, trace_of
+from tests.targets.cuda.cuda_check import operands_of, ops_of, prepared, random, shaped, trace_of
 from tests.targets.cuda.fake_libraries import CUDNN, check_failures, check_runs
 from tests.targets.cuda.test_cuda_runtime import EXECUTORS
 
@@ -62,10 +62,6 @@ def convolution(x, w, strides=(1, 1), padding="SAME", dilation=(1, 1)):
 def normed(w, mean, scale, bias, x, y):
     """A residual block's end: its scale stays behind the convolution in 16 bits."""
     return jax.nn.relu((convolution(x, w) - mean) * scale + bias + y)
-
-
-def shaped(*shapes, dtype=jnp.bfloat16):
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
 def convolution_of(function, *arguments):
@@ -161,10 +157,6 @@ def example():
             graph = apu.build(program, NUM_BLOCKS, Gpu())
             code = fake_cuda.code_of(program, graph)
 
-        def operands(given):
-            values = dict(zip(trace.inputs, given, strict=True))
-            return [values[value] for value in part.inputs]
-
         def is_right(results, given):
             with jax.default_matmul_precision("highest"):
                 wide = [item.astype(np.float32) for item in weights]
@@ -172,7 +164,7 @@ def example():
             pairs = [(np.asarray(ours, np.float64), np.asarray(theirs)) for ours, theirs in zip(results, expected, strict=True)]
             return all(np.abs(ours - theirs).max() <= 3e-2 * np.abs(theirs).max() for ours, theirs in pairs)
 
-        return graph, code, arguments, operands, is_right
+        return graph, code, arguments, operands_of(trace, part), is_right
 
     return functools.cache(of)
 

@@ -14,8 +14,8 @@ from aspen_jax.ops.reference import evaluate
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
 from aspen_jax.targets.cuda.code.source import translation_unit
 from aspen_jax.targets.cuda.passes.fit import fitted
-from benchmarks.models import zoo
-from benchmarks.network.in_jax import in_jax
+from benchmarks import zoo
+from benchmarks.zoo.network.in_jax import in_jax
 from tests.random_programs import random_program
 from tests.targets.cuda import cuda_host
 from tests.targets.cuda.cuda_check import check, exactly, ops_of, random

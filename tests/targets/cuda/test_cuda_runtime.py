@@ -30,7 +30,7 @@ from aspen_jax.targets.cuda.device_run import DeviceRun
 from aspen_jax.targets.cuda.executor import Executor
 from aspen_jax.targets.cuda.price import Gpu
 from tests.targets.cuda import cuda_host, fake_cuda
-from tests.targets.cuda.cuda_check import prepared
+from tests.targets.cuda.cuda_check import operands_of, prepared, trace_of
 from tests.tile_graphs import small_net
 from tests.tiled import TINY_TILES
 
@@ -82,17 +82,12 @@ def example():
         return params, random(seed, 2, 24, 20, 8)
 
     with jax.default_matmul_precision("highest"):
-        jaxpr = jax.make_jaxpr(network)(*arguments(0))
-    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+        trace = trace_of(network, arguments(0))
     (part,) = trace.parts
     program = prepared(part)
 
-    def operands(given):
-        values = dict(zip(trace.inputs, jax.tree.leaves(given), strict=True))
-        return [values[value] for value in part.inputs]
-
     graph = apu.build(program, 8, TINY_TILES)
-    return Example(graph, fake_cuda.code_of(program, graph), arguments, operands)
+    return Example(graph, fake_cuda.code_of(program, graph), arguments, operands_of(trace, part))
 
 
 def is_right(results, arguments):
@@ -300,18 +295,14 @@ def mapped():
     def arguments(seed):
         return [random(seed + i, *shape).astype(jnp.bfloat16) / 8 for i, shape in enumerate(shapes)]
 
-    jaxpr = jax.make_jaxpr(by_maps)(*arguments(0))
-    trace = frontend.trace(core.ClosedJaxpr(jaxpr.jaxpr, jaxpr.consts))
+    trace = trace_of(by_maps, arguments(0))
     (part,) = trace.parts
     program = prepared(part, Gpu(places=1))  # the depth is not split
     mapped = [op.family.name for op in program.ops if "MappedBuffers<" in translation_unit([op], "")]
     assert sorted(mapped) == ["conv2d", "matmul", "matmul", "matmul"]
 
-    def operands(given):
-        values = dict(zip(trace.inputs, given, strict=True))
-        return [values[value] for value in part.inputs]
-
-    return Example(apu.build(program, 8, TINY_TILES), fake_cuda.code_of(program, warpgroups=True), arguments, operands)
+    code = fake_cuda.code_of(program, warpgroups=True)
+    return Example(apu.build(program, 8, TINY_TILES), code, arguments, operands_of(trace, part))
 
 
 def agree(results, arguments):

@@ -28,9 +28,10 @@ from aspen_jax.targets.cuda.code.horizontal import launched_with
 from aspen_jax.targets.cuda.code.kernel import UnsupportedOp
 from aspen_jax.targets.cuda.price import NUM_BLOCKS, Gpu
 from aspen_jax.targets.cuda.target import CudaTarget
-from benchmarks.models import gpt2, zoo
-from benchmarks.models.transformer import Config
-from benchmarks.network.in_jax import in_jax
+from benchmarks import zoo
+from benchmarks.zoo import gpt2
+from benchmarks.zoo.network.in_jax import in_jax
+from benchmarks.zoo.transformer import Config
 from tests.random_programs import random_program
 from tests.targets.cuda.vector_clocks import LAUNCH, RECORD, WAIT, Device
 from tests.tile_graphs import build_with_random_tiles

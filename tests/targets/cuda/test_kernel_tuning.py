@@ -30,7 +30,7 @@ from aspen_jax.targets.cuda.products.problem import Problem
 from aspen_jax.targets.cuda.target import CudaTarget
 from benchmarks.gpu.candidates import assembled, ways_of
 from tests.targets.cuda import cuda_check, cuda_host, fake_cuda
-from tests.targets.cuda.cuda_check import ops_of, trace_of
+from tests.targets.cuda.cuda_check import ops_of, shaped, trace_of
 
 LARGE = Problem("product", "bfloat16", False, 8, False, 4096, 4096, 1024, 1)
 SMALL = dataclasses.replace(LARGE, rows=128, columns=768, depth=768)
@@ -53,12 +53,8 @@ def layer(x, w):
     return jax.nn.relu(x @ w)
 
 
-def arrays(*shapes, dtype=jnp.bfloat16):
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-
-
 def programs(function=layer, shapes=((256, 512), (512, 512)), dtype=jnp.bfloat16):
-    return list(trace_of(function, arrays(*shapes, dtype=dtype)).parts)
+    return list(trace_of(function, shaped(*shapes, dtype=dtype)).parts)
 
 
 class FakeTimer:
@@ -131,7 +127,7 @@ def test_one_pixel_convolutions_are_products_and_groups_are_no_problem():
             numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
             return lax.conv_general_dilated(x, w, (stride, stride), "SAME", **numbers)
 
-        (op,) = (op for op in ops_of(function, arrays((2, 14, 14, 64), w), Gpu(places=1)) if op.family.name == "conv2d")
+        (op,) = (op for op in ops_of(function, shaped((2, 14, 14, 64), w), Gpu(places=1)) if op.family.name == "conv2d")
         return Problem.of(op)
 
     assert problem((1, 1, 64, 128)) == Problem("product", "bfloat16", False, 8, False, 392, 128, 64, 1)
@@ -144,10 +140,10 @@ def test_one_pixel_convolutions_are_products_and_groups_are_no_problem():
 
 
 def test_the_fastest_is_kept_for_other_programs_and_processes():
-    best = candidates(Problem.of(ops_of(layer, arrays((256, 512), (512, 512)), Gpu(places=1))[0]), HOPPER)[3]
+    best = candidates(Problem.of(ops_of(layer, shaped((256, 512), (512, 512)), Gpu(places=1))[0]), HOPPER)[3]
     timer = FakeTimer(lambda candidate: 1e-6 if candidate == best else 1e-5)
     with considering(KernelChoices("sm_90a")):
-        (op,) = ops_of(layer, arrays((256, 512), (512, 512)), Gpu(places=1))
+        (op,) = ops_of(layer, shaped((256, 512), (512, 512)), Gpu(places=1))
         as_modelled = block(op)
     found = tune_kernels(programs(), frozenset({"split_depth"}), timer)
     assert (found.products, found.known, found.refused) == (1, 0, ())
@@ -155,7 +151,7 @@ def test_the_fastest_is_kept_for_other_programs_and_processes():
     assert found.default_s == pytest.approx(10 * found.tuned_s)
     assert "10.00 times as fast as by default" in str(found)
     kernel_choices.forget()  # another process
-    (op,) = ops_of(layer, arrays((256, 512), (512, 512)), Gpu(places=1))
+    (op,) = ops_of(layer, shaped((256, 512), (512, 512)), Gpu(places=1))
     assert kernel_choices.choice_for(op) == Choice(best, "timed")
     assert block(op) == (best.rows, best.columns) != as_modelled
     # Another model with the same product: nothing is timed again.
@@ -175,7 +171,7 @@ def test_the_default_stays_where_no_candidate_gains():
 
 
 def test_what_fails_or_is_wrong_is_refused():
-    (op,) = ops_of(layer, arrays((256, 512), (512, 512)), Gpu(places=1))
+    (op,) = ops_of(layer, shaped((256, 512), (512, 512)), Gpu(places=1))
     found = candidates(Problem.of(op), HOPPER)
     first, second, third, fourth, best, *_ = found
     seconds = {first: 1e-9, second: 1e-9, third: math.nan, fourth: 1e-9, best: 1e-6}
@@ -216,7 +212,7 @@ def test_a_shape_never_timed_takes_the_choice_of_the_nearest():
 
 def test_the_number_of_slices_is_timed_and_taken():
     shapes = ((49, 4608), (4608, 512))
-    modelled = next(op for op in ops_of(layer, arrays(*shapes)) if op.family.name == "matmul").output.shape[0]
+    modelled = next(op for op in ops_of(layer, shaped(*shapes)) if op.family.name == "matmul").output.shape[0]
     assert modelled > 2
 
     class Slower(FakeTimer):
@@ -231,7 +227,7 @@ def test_the_number_of_slices_is_timed_and_taken():
 
     found = tune_kernels(programs(shapes=shapes), frozenset(), Slower())
     assert found.products == 1
-    sliced = next(op for op in ops_of(layer, arrays(*shapes)) if op.family.name == "matmul")
+    sliced = next(op for op in ops_of(layer, shaped(*shapes)) if op.family.name == "matmul")
     assert sliced.output.shape[0] < modelled
 
 
@@ -265,7 +261,7 @@ def test_choices_belong_to_a_card_an_architecture_and_the_kernels(monkeypatch):
 
 
 def test_functions_compiled_before_are_compiled_anew_with_what_was_timed():
-    shapes = arrays((4096, 256), (256, 4096))
+    shapes = shaped((4096, 256), (256, 4096))
     jaxpr = jax.make_jaxpr(layer)(*shapes)
 
     def blocks():
