@@ -243,7 +243,7 @@ def _decided(step: Tileable | Fallback, options: Options, *, is_whole: bool) -> 
         return (_tile_bodies(step, options),)
     part = Part.build(step.program, options)
     reason = options.target.why_left_to_xla(step, part, is_whole=is_whole) if options.chooses else None
-    return (part,) if reason is None else step.left_to_xla(reason)
+    return (part,) if reason is None else tuple(_tile_bodies(item, options) for item in step.left_to_xla(reason))
 
 
 def _options_of_bodies(fallback: Fallback, options: Options) -> Options:

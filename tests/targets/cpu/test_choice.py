@@ -13,6 +13,7 @@ from aspen_jax import aspen
 from aspen_jax.frontend import trace as frontend
 from aspen_jax.frontend.partition import Tileable
 from aspen_jax.lowering.compile import Options, compile_jaxpr
+from aspen_jax.ops.loop import LOOP
 from aspen_jax.targets.cpu import choice, xla_cost
 from aspen_jax.targets.cpu import tile_cost as estimate
 from aspen_jax.targets.cpu.choice import Evidence, Rates, of_machine, rates
@@ -169,7 +170,9 @@ def test_a_convolution_in_a_body_is_tiled_where_xla_runs_plain_loops(kind, dtype
     function = _in_a_loop(kind, body)
     explanation = aspen(function).explain(x, kernel)
     assert len(explanation.parts) == 1
-    assert "control flow; bodies that run as tiles: 1" in [item.reason for item in explanation.fallbacks]
+    reasons = [item.reason for item in explanation.fallbacks]
+    is_one_op = not reasons and kind != "cond"  # one worker runs all turns of a loop
+    assert is_one_op or "control flow; bodies that run as tiles: 1" in reasons
     ours, theirs = aspen(function)(x, kernel), jax.jit(function)(x, kernel)
     tolerance = 1e-4 if dtype == np.float32 else 3e-2
     np.testing.assert_allclose(ours.astype(np.float32), theirs.astype(np.float32), atol=tolerance)
@@ -209,8 +212,9 @@ def test_what_is_the_same_in_each_turn_stays_outside_of_the_call(kind, monkeypat
     w, x = normal(64, 64) * 0.1, normal(8, 64)
     jaxpr = jax.make_jaxpr(loop)(w, x)
     compiled = compile_jaxpr(jaxpr, Options())
-    (body,) = compiled.bodies
-    assert "concatenate" not in {op.family.name for part in body.parts for op in part.program.ops}
+    (part,) = compiled.parts
+    (turns,) = (op for op in part.program.ops if op.family is LOOP)
+    assert "concatenate" not in {op.family.name for op in turns.attrs.body.ops}
     # While a graph is traced under x64 or not, the counter's dtype is jax's.
     for ours, theirs in zip(jax.tree.leaves(aspen(loop)(w, x)), jax.tree.leaves(jax.jit(loop)(w, x)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
