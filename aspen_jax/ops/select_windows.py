@@ -68,6 +68,11 @@ class _SelectWindows(OpFamily):
     def num_main(self, op: Op) -> int:
         return 2
 
+    def attrs_of_part(self, op: Op, part: Op) -> SelectWindowsAttrs | None:
+        attrs: SelectWindowsAttrs = op.attrs
+        whole, own = ((attrs.windows(item.inputs[1].shape), item.inputs[1].shape) for item in (op, part))
+        return attrs if windows.lie_alike(whole, own, attrs.strides, [1] * len(attrs.strides)) else None
+
     def permuted(self, op: Op, permutations: Sequence[Shape]) -> tuple[Any, Shape] | None:
         first, second = permutations
         return (op.attrs.permuted(first), first) if first == second else None
