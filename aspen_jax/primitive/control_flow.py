@@ -16,8 +16,15 @@ from aspen_jax.primitive.primitive import aspen_call_p, parameters, prune, why_i
 
 TOO_LITTLE = "too little work for tiles"
 
-# Parameters that hold the bodies.
-_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
+# Parameters that hold the bodies. Calls are inlined, but for those that say how devices share arguments or results.
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "shard_map": ("jaxpr",),
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+}
 
 
 # What a tile reads in place.

@@ -224,6 +224,30 @@ def test_results_lie_where_their_types_say(mode, request):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5)
 
 
+@pytest.mark.one_mode("both modes are its cases")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_jits_inside_say_how_devices_share_the_work(mode, request):
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    rows, columns = NamedSharding(mesh, P("x", None)), NamedSharding(mesh, P(None, "x"))
+    x = np.random.default_rng(3).normal(size=(512, 512)).astype(np.float32)
+    given = jax.jit(lambda x: jnp.tanh(x) - x.mean(1, keepdims=True), in_shardings=rows)
+    returned = jax.jit(lambda x: jnp.tanh(x) - x.mean(1, keepdims=True), out_shardings=columns)
+    for fun, argument in (
+        (given, x),
+        (returned, x),
+        (lambda x: returned(jnp.sin(x)), x),
+        (jax.vmap(returned), np.stack([x, -x])),
+        (jax.grad(lambda x: given(x).sum()), x),
+    ):
+        want, got = jax.jit(fun)(argument), aspen(fun, strict=True)(argument)
+        assert got.sharding.is_equivalent_to(want.sharding, want.ndim)
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-3, atol=1e-3)
+        text = jax.jit(aspen(fun, strict=True)).lower(argument).compile().as_text() or ""
+        assert CUSTOM_CALL_TARGET in text
+
+
 @pytest.fixture
 def checking():
     """JAX checks the types of what it traces, as its own tests do."""
