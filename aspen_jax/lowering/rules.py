@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.lowering import share
-from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, typed_as
 from aspen_jax.primitive import sharding, warning
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, flag
@@ -64,7 +64,11 @@ def _lower_compiled(
         warning.warn_of_all(jaxpr.jaxpr, reason, choices)
         return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices)
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    call = partial(compiled.call, num_devices=sharding.num_devices(ctx))
+
+    def call(*arguments: Any) -> list[Any]:
+        results = compiled.call(*arguments, num_devices=sharding.num_devices(ctx))
+        return [typed_as(item, aval) for item, aval in zip(results, jaxpr.out_avals, strict=True)]
+
     return mlir.lower_fun(call, multiple_results=True)(with_devices or ctx, *operands)
 
 
