@@ -73,11 +73,8 @@ HOLDERS: dict[type, Holder] = {
         lambda func, args, keywords: functools.partial(func, *args, **keywords),
     ),
     types.MethodType: Holder(lambda value: (value.__func__, value.__self__), types.MethodType),
-    # In JAX 0.10 equal ones hash by identity.
-    jax.P: Holder(
-        lambda value: (tuple(value), value.unreduced, value.reduced),
-        lambda axes, unreduced, reduced: jax.P(*axes, unreduced=unreduced, reduced=reduced),
-    ),
+    # In JAX 0.10 equal ones hash by identity. What pickle asks for is all that they hold, in every version.
+    jax.P: Holder(lambda value: value.__getnewargs_ex__(), lambda axes, others: jax.P(*axes, **others)),
 }
 
 # What is known of a type: its values never change; they say themselves what equals them; or neither, and False.

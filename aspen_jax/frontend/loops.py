@@ -255,7 +255,7 @@ class _Body:
                     break
                 moves.insert(0, last)
                 moved = last.invars[0]
-            operands = set(last.invars)
+            operands = _read([last])
             is_known = not operands.isdisjoint([*self.constants, *of_constants, *self.jaxpr.constvars])
             # One that is read elsewhere, too, would be computed twice.
             if (
@@ -270,8 +270,8 @@ class _Body:
     def after(self) -> list[core.JaxprEqn]:
         """The products that no turn reads, with what only they lead to, in order."""
         readers = self._readers()
-        stacked = set(self.jaxpr.outvars[self.num_carries :])
-        carried = set(self.jaxpr.outvars[: self.num_carries])
+        results = self.jaxpr.outvars
+        carried, stacked = map(_variables, (results[: self.num_carries], results[self.num_carries :]))
         late: set[int] = set()
         for own in reversed(self.jaxpr.eqns):
             read_late = all(
@@ -315,14 +315,14 @@ def _run(
     kept = [own for own in jaxpr.eqns if id(own) not in gone]
     stacked = jaxpr.outvars[body.num_carries :]
     behind = {var for own in after for var in own.outvars}
-    in_turn = [atom for atom in stacked if atom not in behind] if behind else list(stacked)
+    in_turn = [atom for atom in stacked if not (isinstance(atom, core.Var) and atom in behind)]
     # What is computed afterwards reads these of each turn.
     wanted = _read([*after, *(item.product for item in sums)]) - behind - {*body.constants, *body.entries, *jaxpr.constvars}
     of_constants = body.of_constants()
     wanted -= {var for own in of_constants for var in own.outvars}
     by_before = {var for own in before for var in own.outvars}
     results = [atom for number, atom in enumerate(jaxpr.outvars[: body.num_carries]) if number not in summed]
-    read = _read(kept) | {atom for atom in (*results, *in_turn) if isinstance(atom, core.Var)} | wanted
+    read = _read(kept) | _variables((*results, *in_turn)) | wanted
     crossing = [var for own in before for var in own.outvars if var in read]
     over = functools.partial(jax.vmap, axis_size=body.length)
     axes = [None] * body.num_constants
@@ -357,7 +357,7 @@ def _run(
     found = iter(stacks)
     made_after = {}
     if behind:
-        ends = [var for var in dict.fromkeys(stacked) if var in behind]
+        ends = [var for own in after for var in own.outvars if var in _variables(stacked)]
         varying = [*entries, *extra]
         rest = body.part([*of_constants, *after], [*body.constants, *varying], ends)
         made = over(rest, in_axes=(*axes, *[0] * len(varying)))(*constants, *(known[var] for var in varying))
@@ -367,12 +367,16 @@ def _run(
 
 
 def _read(equations: Iterable[core.JaxprEqn]) -> set[core.Var]:
-    return {atom for own in equations for atom in own.invars if isinstance(atom, core.Var)}
+    return _variables(atom for own in equations for atom in own.invars)
+
+
+def _variables(atoms: Iterable[Any]) -> set[core.Var]:
+    return {atom for atom in atoms if isinstance(atom, core.Var)}
 
 
 def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[Any]) -> list[core.JaxprEqn]:
     """The equations that results need, in order."""
-    wanted = {atom for atom in results if isinstance(atom, core.Var)}
+    wanted = _variables(results)
     needed = []
     for own in reversed(equations):
         if own.effects or not wanted.isdisjoint(own.outvars):

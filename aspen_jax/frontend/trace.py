@@ -195,7 +195,7 @@ class _Converter:
             inputs = [read(atom) for atom in equation.invars]
             name = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
             source = user_code.line_of(equation.source_info.traceback, function) or line
-            called = called_jaxpr(equation)
+            called = None if _spreads(equation) else called_jaxpr(equation)
             if called is not None:
                 outputs = self.inline(called.jaxpr, called.consts, inputs, name, source)
             elif equation.primitive.name in _CASTS:
@@ -447,6 +447,12 @@ def called_jaxpr(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     if isinstance(jaxpr, core.Jaxpr) and not jaxpr.constvars:
         return core.ClosedJaxpr(jaxpr, ())
     return None
+
+
+def _spreads(equation: core.JaxprEqn) -> bool:
+    """Whether a call says how several devices share its arguments or results, which inlined it would say no more."""
+    shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
+    return any(isinstance(item, jax.sharding.Sharding) and item.num_devices > 1 for item in shardings)
 
 
 def _whole_array(item: Any) -> np.ndarray | None:

@@ -187,19 +187,21 @@ def run_fallback(fallback: Fallback, environment: dict[Value, Any], masks: Colle
     if masks:
         is_mask = [isinstance(item, Value) and item in masks for item in variables.values()]
         arguments = [as_mask(item) if shown else item for item, shown in zip(arguments, is_mask, strict=True)]
-    arguments = [_typed_as(item, var.aval) for var, item in zip(variables, arguments, strict=True)]
+    arguments = [typed_as(item, var.aval) for var, item in zip(variables, arguments, strict=True)]
     results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*arguments)
     environment.update(zip(fallback.outputs, results, strict=True))
 
 
-def _typed_as(item: Any, aval: Any) -> Any:
-    """An array of the type that an equation takes: the mesh axes over which it varies, and how it is cut along explicit ones.
+def typed_as(item: Any, aval: Any) -> Any:
+    """An array of the type that a value was traced with: the mesh axes over which it varies, and how explicit ones cut it.
 
     JAX goes by these again here. Constants, and what tiles compute, have lost them.
     """
     wanted, found = aval.sharding, jax.typeof(item).sharding
     missing = aval.manual_axis_type.varying - jax.typeof(item).manual_axis_type.varying
-    is_cut_otherwise = (wanted.mesh, wanted.spec) != (found.mesh, found.spec) and not (wanted.mesh.empty or found.mesh.empty)
+    # An array of no mesh, such as a constant, fits any mesh without explicit axes.
+    is_of_mesh = not wanted.mesh.empty and bool(not found.mesh.empty or wanted.mesh.explicit_axes)
+    is_cut_otherwise = is_of_mesh and (wanted.mesh, wanted.spec) != (found.mesh, found.spec)
     if not (missing or is_cut_otherwise):
         return item
     with jax.sharding.use_abstract_mesh(wanted.mesh):

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 
 from aspen_jax.errors import UnsupportedError
 from aspen_jax.lowering import share
-from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr
+from aspen_jax.lowering.compile import Compiled, Options, compile_jaxpr, typed_as
 from aspen_jax.primitive import sharding, warning
 from aspen_jax.primitive.choices import Choices
 from aspen_jax.primitive.primitive import aspen_call_p, flag
@@ -65,7 +65,12 @@ def _lower_compiled(
         warning.warn_of_all(jaxpr.jaxpr, reason, choices)
         return _lower_plain(ctx, *operands, call_jaxpr=jaxpr, choices=choices)
     share.warn_of_fallbacks(jaxpr.jaxpr, compiled)
-    return mlir.lower_fun(compiled.call, multiple_results=True)(with_devices or ctx, *operands)
+
+    def call(*arguments: Any) -> list[Any]:
+        results = compiled.call(*arguments)
+        return [typed_as(item, aval) for item, aval in zip(results, jaxpr.out_avals, strict=True)]
+
+    return mlir.lower_fun(call, multiple_results=True)(with_devices or ctx, *operands)
 
 
 def _is_exported_for_several(ctx: mlir.LoweringRuleContext) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from aspen_jax.ir.program import Operand
-from aspen_jax.ops import conv_few_outputs, conv_masked
+from aspen_jax.ops import conv_few_outputs, conv_masked, windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.conv_3d import Depth, as_planes
@@ -93,6 +93,10 @@ class Conv2D(OpFamily):
         region[:, 3, 0] = boxes[:, 3, 0] // per_group * w[2]
         region[:, 3, 1] = ((boxes[:, 3, 1] - 1) // per_group + 1) * w[2]
         return region
+
+    def attrs_of_part(self, op: Op, part: Op) -> Any | None:
+        whole, own = ((item.output.shape[1:3], item.inputs[0].shape[1:3]) for item in (op, part))
+        return op.attrs if windows.lie_alike(whole, own, op.attrs.strides, (1, 1)) else None
 
     def grain(self, op: Op) -> tuple[int, ...]:
         *rows, channels = super().grain(op)

@@ -165,6 +165,15 @@ class OpFamily(abc.ABC):
         """All results in jax.lax, where a kernel has several outputs."""
         return [self.reference(attrs, *inputs)]
 
+    def attrs_of_part(self, op: Op, part: Op) -> Any | None:
+        """Attributes with which the op gives one of equal parts of its output; None where no attributes do so for each part.
+
+        Args:
+            op: the whole. Each part of its output reads only the same part of some inputs, and the same of all others.
+            part: the op with a part of the output and of those inputs, and with its attributes as they are.
+        """
+        return op.attrs
+
     def region(self, op: Op, index: int, boxes: np.ndarray) -> np.ndarray:
         """The box of input `index`, in its view's coordinates, that each output box reads: the only source of dependencies."""
         if index >= self.num_main(op):

@@ -55,6 +55,8 @@ class Gather(OpFamily):
         (shape, dtype), *indices = inputs
         if not len(attrs.walks) == len(attrs.components) == len(attrs.sizes) == len(shape):
             raise ValueError(f"gather of {shape} with {attrs}")
+        if any(not 0 <= size <= extent for size, extent in zip(attrs.sizes, shape, strict=True)):
+            raise ValueError(f"gather of windows of {attrs.sizes} from {shape}")
         out = {walk: size for walk, size in zip(attrs.walks, attrs.sizes, strict=True) if walk >= 0}
         for index_shape, _ in indices:
             out.update(zip(attrs.index_axes, index_shape, strict=True))
@@ -73,6 +75,12 @@ class Gather(OpFamily):
                 region[:, axis] = whole if component >= 0 else boxes[:, walk] if walk >= 0 else (0, 1)
         region[(boxes[:, :, 1] <= boxes[:, :, 0]).any(axis=1)] = 0
         return region
+
+    def attrs_of_part(self, op: Op, part: Op) -> GatherAttrs:
+        # Windows are as long as x is along an axis that walks a batch.
+        attrs: GatherAttrs = op.attrs
+        extents = zip(attrs.sizes, op.inputs[0].shape, part.inputs[0].shape, strict=True)
+        return dataclasses.replace(attrs, sizes=tuple(size if whole == own else min(size, own) for size, whole, own in extents))
 
     def work(self, op: Op, boxes: np.ndarray) -> Work:
         own = epilogue_work(op, boxes)
@@ -94,7 +102,8 @@ class Gather(OpFamily):
         assert order == offsets, "lax.gather keeps the order of the axes of x"
         indices = jnp.stack(components, -1) if components else jnp.zeros((0,), jnp.int32)
         mode = lax.GatherScatterMode.FILL_OR_DROP if attrs.fills else lax.GatherScatterMode.CLIP
-        return lax.gather(x, indices, numbers, attrs.sizes, mode=mode, fill_value=_element(attrs.fill, np.dtype(x.dtype)))
+        sizes = [1 if axis in batching else size for axis, size in enumerate(attrs.sizes)]
+        return lax.gather(x, indices, numbers, sizes, mode=mode, fill_value=_element(attrs.fill, np.dtype(x.dtype)))
 
 
 GATHER = Gather()

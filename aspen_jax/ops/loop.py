@@ -164,7 +164,7 @@ def _result_from(words: Words, values: Sequence[Value]) -> Operand:
 
 
 class Loop(OpFamily):
-    """For t in turns: carries, further[t] = body(constants, carries, inputs[t]); the outputs are the last carries, and `further`.
+    """Turns of a body: carries, further[t] = body(constants, carries, inputs[t]). The outputs are the last carries, and `further`.
 
     One tile runs all turns. Outputs have shapes of their own, which that tile writes whole.
     """

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from aspen_jax.ir.program import Operand
+from aspen_jax.ops import windows
 from aspen_jax.ops.attrs import Attrs
 from aspen_jax.ops.block import box_sizes, epilogue_work
 from aspen_jax.ops.converters import Builder, Equation, converts
@@ -56,6 +57,11 @@ class Pad(OpFamily):
             region[:, axis, 0] = np.clip(-(-(boxes[:, axis, 0] - low) // step), 0, extent)
             region[:, axis, 1] = np.clip((boxes[:, axis, 1] - 1 - low) // step + 1, 0, extent)
         return region
+
+    def attrs_of_part(self, op: Op, part: Op) -> PadAttrs | None:
+        whole, own = ((item.output.shape, item.inputs[0].shape) for item in (op, part))
+        steps = [between + 1 for between in op.attrs.interior]
+        return op.attrs if windows.lie_alike(whole, own, [1] * len(steps), steps) else None
 
     def permuted(self, op: Op, permutations: Sequence[tuple[int, ...]]) -> tuple[Any, tuple[int, ...]] | None:
         order = permutations[0]

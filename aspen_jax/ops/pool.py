@@ -74,6 +74,11 @@ class Pool(OpFamily):
             region[:, axis, 1] = np.clip(last // base + 1, 0, extent)
         return region
 
+    def attrs_of_part(self, op: Op, part: Op) -> PoolAttrs | None:
+        attrs: PoolAttrs = op.attrs
+        whole, own = ((item.output.shape, item.inputs[0].shape) for item in (op, part))
+        return attrs if windows.lie_alike(whole, own, attrs.strides, attrs.base_dilation) else None
+
     def reads_well(self, op: Op, index: int, operand: Operand) -> bool:
         return operand.shape[-1:] == (1,) or operand.view.strides()[-1:] in ((1,), ())
 

@@ -66,6 +66,11 @@ class _SelectWindows(OpFamily):
     attrs_type = SelectWindowsAttrs
     kernel_inputs = 2
 
+    def attrs_of_part(self, op: Op, part: Op) -> SelectWindowsAttrs | None:
+        attrs: SelectWindowsAttrs = op.attrs
+        whole, own = ((attrs.windows(item.inputs[1].shape), item.inputs[1].shape) for item in (op, part))
+        return attrs if windows.lie_alike(whole, own, attrs.strides, [1] * len(attrs.strides)) else None
+
     def permuted(self, op: Op, permutations: Sequence[Shape]) -> tuple[Any, Shape] | None:
         first, second = permutations
         return (op.attrs.permuted(first), first) if first == second else None

@@ -14,7 +14,6 @@ import numpy as np
 
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ir.view import View
-from aspen_jax.ops.block import BLOCK
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ class Batched:
         return cls(program, size, frozenset(batched))
 
     def part(self, count: int) -> Program | None:
-        """The program of one of `count` equal parts of the batch; None where a view cannot be cut."""
+        """The program of one of `count` equal parts of the batch; None where a view or an op cannot be cut."""
         if self.size % count:
             return None
         new: dict[Value, Value] = {}
@@ -84,11 +83,9 @@ class Batched:
             kept = [item for item in inputs if item is not None]
             if len(kept) < len(inputs):
                 return None
-            part = op.replace(inputs=tuple(kept), output=new[op.output])
-            if op.family is not BLOCK:
-                main = [(item.shape, item.dtype) for item in part.main_inputs]
-                if op.family.infer(op.attrs, main)[0] != part.output.shape:
-                    return None
+            part = _checked(op, op.replace(inputs=tuple(kept), output=new[op.output]))
+            if part is None:
+                return None
             ops.append(part)
         return self.program.replace(
             inputs=tuple(new.get(value, value) for value in self.program.inputs),
@@ -108,13 +105,30 @@ class Batched:
         boxes = _slices(op.output.shape, self.size)
         assert boxes is not None
         region = op.family.region(op, index, boxes)
-        shape = list(operand.shape)
-        for dimension in range(len(shape)):
+        shape, strides, step = list(operand.shape), operand.view.strides(), 0
+        for dimension, extent in enumerate(operand.shape):
             if not (region[:, dimension] == region[:1, dimension]).all():
-                shape[dimension] //= count
+                shape[dimension] = extent // count
+                step += strides[dimension] * (extent // self.size)
+        # Each part finds its entries in the same places of its own slice, which a diagonal does not.
+        if step != (operand.value.size // self.size if operand.value in new else 0):
+            return None
         value = new.get(operand.value, operand.value)
-        view = View.from_flat(value.size, operand.view.offset(), operand.view.strides(), shape)
+        view = View.from_flat(value.size, operand.view.offset(), strides, shape)
         return None if view is None else Operand(value, view)
+
+
+def _checked(op: Op, part: Op) -> Op | None:
+    """A part of an op with attributes for it; None where there are none with which it fits its inputs."""
+    attrs = op.family.attrs_of_part(op, part)
+    if attrs is None and op.attrs is not None:
+        return None
+    part = part.replace(attrs=attrs)
+    try:
+        part.family.check(part)
+    except ValueError:
+        return None
+    return part
 
 
 def slowest_axis(shape: Sequence[int]) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from itertools import compress
 from typing import Any
 
+import jax
 from jax.extend import core
 
 from aspen_jax.cost import equations as cost
@@ -15,8 +17,15 @@ from aspen_jax.primitive.primitive import aspen_call_p, parameters, prune, why_i
 
 TOO_LITTLE = "too little work for tiles"
 
-# Parameters that hold the bodies.
-_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
+# Parameters that hold the bodies. Calls are inlined, but for those that say how devices share arguments or results.
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "shard_map": ("jaxpr",),
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+}
 
 
 # What a tile reads in place.
@@ -112,15 +121,21 @@ def _tiled(
     reason = why_left(called) if wanted else TOO_LITTLE
     if reason is not None:
         return body, reason
-    equation = rest[0].replace(
-        primitive=aspen_call_p,
-        invars=list(compress(operands, used)),
-        outvars=wanted,
-        params=parameters(called, choices=choices),
-        effects=set(),
-    )
+    equation = _equation_of_call(rest[0], list(compress(operands, used)), wanted, parameters(called, choices=choices))
     tiled = jaxpr.replace(eqns=[*hoisted, equation])
     return (closed.replace(jaxpr=tiled) if body is closed else tiled), None
+
+
+def _equation_of_call(first: core.JaxprEqn, invars: list[Any], outvars: list[Any], params: dict[str, Any]) -> core.JaxprEqn:
+    """The equation of a body's call, which begins where the first equation did.
+
+    That one may be of another mesh than the body, as inside `jax.sharding.auto_axes`. What the call takes and gives is of the
+    body's mesh.
+    """
+    meshes = (var.aval.sharding.mesh for var in (*invars, *outvars) if hasattr(var.aval, "sharding"))
+    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
+    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+        return core.new_jaxpr_eqn(invars, outvars, aspen_call_p, params, core.no_effects, first.source_info)
 
 
 def _invariant(jaxpr: core.Jaxpr, num_constants: int) -> list[core.JaxprEqn]:

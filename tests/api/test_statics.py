@@ -263,3 +263,18 @@ def test_meshes_and_partition_specs_are_static():
     assert seen == [jax.P("x"), jax.P(None, "x"), jax.P(free, "x")]
     assert isinstance(seen[0], jax.P)
     np.testing.assert_array_equal(constrained(x, jax.P("x"), mesh.abstract_mesh), x * 2)
+
+
+def test_partition_specs_are_static_with_sums_that_devices_add_up_later():
+    """JAX lets nobody unpack such a specification."""
+    seen = []
+
+    @aspen
+    def doubled(x, spec):
+        seen.append(spec)
+        return x * 2
+
+    specs = [jax.P(None, unreduced={"x"}), jax.P(None, reduced={"x"}), jax.P("y", unreduced={"x"})]
+    for spec in specs + specs:
+        np.testing.assert_array_equal(doubled(np.ones(4, np.float32), spec), 2)
+    assert seen == specs

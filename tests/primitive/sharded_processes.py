@@ -46,6 +46,14 @@ def attention(params, x):
     return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) + jnp.arange(length)[:, None]
 
 
+def chosen(params, x):
+    at = jnp.argmax(x, 1)
+    greatest = jax.vmap(lambda row, place: row[place])(x, at)
+    window = jax.vmap(lambda row, place: lax.dynamic_slice(row, (place,), (2,)))(x, at)
+    columns = jax.vmap(lambda row: row[params["at"]])(x)
+    return greatest[:, None] + window[:, :1] + columns + lax.top_k(x, 3)[0]
+
+
 def with_fallback(params, x):
     return jnp.tanh(jax.lax.bessel_i0e(x @ params["w"]) * 2)
 
@@ -60,6 +68,7 @@ CASES = {
     "image": (image, {"kernel": normal(3, 3, 3, 8), "head": normal(8, 5)}, normal(8, 9, 8, 3)),
     "volume": (volume, {"kernel": normal(3, 3, 2, 3, 8)}, normal(8, 4, 6, 5, 3)),
     "attention": (attention, {"qkv": normal(8, 24)}, normal(8, 6, 8)),
+    "chosen": (chosen, {"at": np.array([5, 1, 5], np.int32)}, normal(8, 16)),
     "with_fallback": (with_fallback, {"w": normal(256, 256) / 16}, normal(8, 256)),
     "looped": (looped, {"w": normal(64, 64) / 8}, normal(8, 64)),
 }
@@ -106,6 +115,7 @@ def check_what_is_no_batch() -> None:
         lambda x: (x * 2, jnp.tanh(x).sum()),
         lambda x: (x @ x.T) * 2,
         lambda x: jnp.tanh(x.reshape(4, 32)).reshape(8, 16),
+        lambda x: jnp.tanh(x).reshape(-1)[::17] * 2,  # a diagonal
     ):
         with jax.default_device(jax.local_devices()[0]):
             want = jax.jit(fun)(x)

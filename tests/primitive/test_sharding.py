@@ -154,6 +154,12 @@ def _in_shard_map(fun):
     return jax.shard_map(fun, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
 
 
+def _updated(rows):
+    """A constant, some rows of which are others; tiles hold no complex numbers."""
+    ones = jnp.ones((256, 8), np.complex64, out_sharding=P("x"))
+    return lax.dynamic_update_slice(ones, lax.complex(rows, rows), (3, 0)).real
+
+
 def _thrice(fun, x):
     return lax.scan(lambda carry, _: (fun(carry), None), x, None, length=3)[0]
 
@@ -172,6 +178,11 @@ OF_EXPLICIT_AXES = {
     "auto axes inside shard_map": lambda x: _in_shard_map(
         lambda v: jax.sharding.auto_axes(lambda u: _of_xla(jnp.tanh(u)) * 2, axes="y", out_sharding=P())(jnp.sin(v))
     )(jnp.sin(x)),
+    "auto axes first in shard_map": lambda x: _in_shard_map(
+        lambda v: jax.sharding.auto_axes(lambda u: _of_xla(jnp.tanh(u)) * 2, axes="y", out_sharding=P())(v) * 3
+    )(x),
+    "repeats in shard_map": lambda x: _in_shard_map(lambda v: jnp.repeat(v, 2, axis=1))(jnp.sin(x)),
+    "an update of a constant": lambda x: _updated(jnp.tanh(x)[:128, :8]).sum() * jnp.sin(x),
     "random numbers": lambda x: jax.random.gamma(jax.random.key(3), jnp.abs(jnp.tanh(x)) + 1, out_sharding=P("x")),
 }
 
@@ -188,12 +199,53 @@ def test_what_stays_with_xla_gets_the_types_that_it_was_traced_with(name, mode, 
     with jax.set_mesh(mesh):
         given = jax.device_put(x, P("x"))
         for transform in (_itself, lambda fun: jax.grad(lambda x: fun(x).sum())):
-            if transform is not _itself and name == "auto axes inside shard_map":
+            if transform is not _itself and name in ("auto axes inside shard_map", "auto axes first in shard_map"):
                 continue  # JAX has no gradient of it
             want, got = jax.jit(transform(function))(given), jax.jit(transform(aspen(function)))(given)
             assert jax.typeof(got) == jax.typeof(want)
             np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-3, atol=1e-3 * np.abs(want).max())
         assert mode == "default" or CUSTOM_CALL_TARGET in (jax.jit(aspen(function)).lower(given).compile().as_text() or "")
+
+
+@pytest.mark.one_mode("both modes are its cases")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_results_lie_where_their_types_say(mode, request):
+    """Where some axes are automatic JAX does not say so to XLA once more, outside of the call."""
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Explicit))
+
+    def numbered():
+        return jnp.tanh(lax.broadcasted_iota(np.float32, (256, 256), 1, out_sharding=P("y", None)))
+
+    with jax.set_mesh(mesh):
+        got, want = jax.jit(aspen(numbered))(), jax.jit(numbered)()
+        assert got.sharding == want.sharding == NamedSharding(mesh, P("y", None))
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5)
+
+
+@pytest.mark.one_mode("both modes are its cases")
+@pytest.mark.parametrize("mode", ["forced", "default"])
+def test_jits_inside_say_how_devices_share_the_work(mode, request):
+    if mode == "default":
+        request.getfixturevalue("choosing")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    rows, columns = NamedSharding(mesh, P("x", None)), NamedSharding(mesh, P(None, "x"))
+    x = np.random.default_rng(3).normal(size=(512, 512)).astype(np.float32)
+    given = jax.jit(lambda x: jnp.tanh(x) - x.mean(1, keepdims=True), in_shardings=rows)
+    returned = jax.jit(lambda x: jnp.tanh(x) - x.mean(1, keepdims=True), out_shardings=columns)
+    for fun, argument in (
+        (given, x),
+        (returned, x),
+        (lambda x: returned(jnp.sin(x)), x),
+        (jax.vmap(returned), np.stack([x, -x])),
+        (jax.grad(lambda x: given(x).sum()), x),
+    ):
+        want, got = jax.jit(fun)(argument), aspen(fun, strict=True)(argument)
+        assert got.sharding.is_equivalent_to(want.sharding, want.ndim)
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-3, atol=1e-3)
+        text = jax.jit(aspen(fun, strict=True)).lower(argument).compile().as_text() or ""
+        assert CUSTOM_CALL_TARGET in text
 
 
 @pytest.fixture
