@@ -262,6 +262,7 @@ class _Body:
                 last.primitive.name == "dot_general"
                 and readers[result] == [None]
                 and not is_known
+                and all(isinstance(atom, core.Var) for atom in last.invars)
                 and operands.issubset({*self.jaxpr.invars, *writers})
             ):
                 found.append(_Sum(number, last, tuple(moves), add))
