@@ -73,7 +73,7 @@ struct Loop final : OpState {
   std::vector<int64_t> places;  // in scratch, of each value that lies there
   size_t num_pointers = 0;      // of the part with the most inputs
   size_t most_further = 0;
-  int64_t scratch_bytes = 0;    // of all of these
+  int64_t scratch_bytes = 0;  // of all of these
 };
 
 // Where the values are in a turn.
@@ -136,8 +136,8 @@ class Run {
     static constexpr int32_t kLow[kMaxRank] = {};
     for (size_t i = 0; i < part.inputs.size(); ++i) inputs_[i] = values_[part.inputs[i].value] + part.inputs[i].offset;
     for (size_t i = 1; i < part.outputs.size(); ++i) further_[i - 1] = values_[part.outputs[i]];
-    return part.op.run({part.op.state.get(), inputs_, values_[part.outputs[0]], kLow, part.hi, args_.scratch + loop_.scratch_bytes,
-                        further_});
+    return part.op.run(
+        {part.op.state.get(), inputs_, values_[part.outputs[0]], kLow, part.hi, args_.scratch + loop_.scratch_bytes, further_});
   }
 
   const Loop& loop_;
@@ -265,8 +265,8 @@ class LoopReader {
 
   // Which value a part reads, from which element on, and the shape and strides of what it sees.
   TensorView read_view(Part& part, const std::string& what) {
-    const auto value = static_cast<size_t>(
-        reader_.integer(0, static_cast<int64_t>(values_.size()) - 1, "the value that a part reads"));
+    const auto value =
+        static_cast<size_t>(reader_.integer(0, static_cast<int64_t>(values_.size()) - 1, "the value that a part reads"));
     const int64_t offset = reader_.integer(0, kMaxScratch, "the first element that a part reads");
     const auto shape = reader_.list();
     check_range(static_cast<int64_t>(shape.size()), 0, kMaxRank, "the rank of what a part reads");
@@ -322,7 +322,8 @@ class LoopReader {
 
   void check_while() const {
     if (!loop_->is_while) return;
-    if (!loop_->entries.empty() || !loop_->stacked.empty()) throw GraphError("a loop of unknown length has entries for each turn");
+    if (!loop_->entries.empty() || !loop_->stacked.empty())
+      throw GraphError("a loop of unknown length has entries for each turn");
     if (loop_->carries.empty()) throw GraphError("a loop of unknown length carries nothing");
     const TensorView& first = values_[loop_->carries[0].read];
     check_view(first, "the first carry of a loop of unknown length", {.rank = 0, .dtypes = DType::kBool});

@@ -442,8 +442,7 @@ class GraphReader {
       move_to_result(graph_.further.back());
       const TensorView& first = graph_.values[op.output].dense;
       const TensorView& view = graph_.values[graph_.further.back()].dense;
-      if (!is_whole_part(view, first) &&
-          std::ranges::count(graph_.tile_ops, static_cast<int32_t>(last)) != 1) {
+      if (!is_whole_part(view, first) && std::ranges::count(graph_.tile_ops, static_cast<int32_t>(last)) != 1) {
         throw GraphError(where + ", of " + op_name(static_cast<size_t>(last)) +
                          ", has a shape that is no whole part of that of the op's first output, which more or less than one tile "
                          "writes");

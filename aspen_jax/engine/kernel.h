@@ -78,8 +78,8 @@ class OpState {
   virtual ~OpState() = default;
 };
 
-// What a tile that may take long asks now and then: whether its run goes on. Where it does not, the tile ends with any message; the
-// run has its own reason.
+// What a tile that may take long asks now and then: whether its run goes on. Where it does not, the tile ends with any message;
+// the run has its own reason.
 struct Pulse {
   bool (*goes_on)(void* run) noexcept;
   void* run;

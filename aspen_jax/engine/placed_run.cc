@@ -331,8 +331,10 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
       for (int i = 0; i < 2 * view.rank; ++i) {
         const int d = i % view.rank;
         // What is no part of the first output has one tile.
-        if (!is_part) box[i] = i < view.rank ? 0 : static_cast<int32_t>(view.shape[d]);
-        else box[i] = view.shape[d] == 0 ? 0 : static_cast<int32_t>(planned.box[i] / (first.shape[d] / view.shape[d]));
+        if (!is_part)
+          box[i] = i < view.rank ? 0 : static_cast<int32_t>(view.shape[d]);
+        else
+          box[i] = view.shape[d] == 0 ? 0 : static_cast<int32_t>(planned.box[i] / (first.shape[d] / view.shape[d]));
       }
       copy_box(view, box, static_cast<std::byte*>(source), static_cast<std::byte*>(target));
     };

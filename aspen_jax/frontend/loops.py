@@ -121,7 +121,8 @@ def with_products_outside(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     before, sums, after = body.before(), body.sums(), body.after()
     if not (before or sums or after):
         return None
-    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
+    avals: list[Any] = [var.aval for var in equation.invars]
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return jax.make_jaxpr(functools.partial(_run, body, before, sums, after))(*avals)
 
 
@@ -155,13 +156,12 @@ class _Sum:
     def of_all_turns(self, left: jax.Array, right: jax.Array) -> jax.Array:
         """The sum of all turns' products, of operands with an axis of turns before their own."""
         params = self.product.params
-        (contracted, batch) = params["dimension_numbers"]
-        contracted = [(0, *(axis + 1 for axis in side)) for side in contracted]
-        batch = [tuple(axis + 1 for axis in side) for side in batch]
+        contracted, batch = ([tuple(axis + 1 for axis in side) for side in kind] for kind in params["dimension_numbers"])
+        numbers: Any = (tuple((0, *side) for side in contracted), tuple(batch))
         total = jax.lax.dot_general(
             left,
             right,
-            (tuple(contracted), tuple(batch)),
+            numbers,
             precision=params["precision"],
             preferred_element_type=params["preferred_element_type"],
         )
@@ -310,7 +310,7 @@ def _run(
 ) -> list[Any]:
     """A scan with some products outside of its body."""
     jaxpr, constants = body.jaxpr, operands[: body.num_constants]
-    known = dict(zip(jaxpr.invars, operands, strict=True))
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
     summed = {item.carry for item in sums}
     gone = {id(own) for own in (*before, *after, *(own for item in sums for own in item.equations))}
     kept = [own for own in jaxpr.eqns if id(own) not in gone]

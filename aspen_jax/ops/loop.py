@@ -166,7 +166,7 @@ def _result_from(words: Words, values: Sequence[Value]) -> Operand:
 class Loop(OpFamily):
     """Turns of a body: carries, further[t] = body(constants, carries, inputs[t]).
 
-    The outputs are the last carries, then `further`. One tile runs all turns. Outputs have shapes of their own, which that tile writes whole.
+    The outputs are the last carries, then `further`. One tile runs all turns, and writes outputs of any shapes whole.
     """
 
     name = "loop"

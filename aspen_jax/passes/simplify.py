@@ -54,7 +54,7 @@ def run(program: Program) -> Program:
 def _equal_constants(program: Program) -> dict[Value, Value]:
     """Small constants that repeat an earlier one, each with that earlier one."""
     same: dict[Value, Value] = {}
-    known: dict[tuple, tuple[Value, ...]] = {}
+    known: dict[tuple, Value] = {}
     for value, array in program.constants:
         if value.nbytes <= _LARGEST_CONSTANT:
             first = known.setdefault((value.shape, value.dtype, np.asarray(array).tobytes()), value)
