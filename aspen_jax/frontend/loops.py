@@ -123,7 +123,17 @@ def with_products_outside(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
         return None
     avals: list[Any] = [var.aval for var in equation.invars]
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    return jax.make_jaxpr(functools.partial(_run, body, before, sums, after))(*avals)
+    made = jax.make_jaxpr(functools.partial(_run, body, before, sums, after))(*avals)
+    scans = [own for own in made.jaxpr.eqns if own.primitive.name == SCAN]
+    bytes_before, bytes_now = (sum(map(_bytes_of_turns, found)) for found in ([equation], scans))
+    return made if len(scans) == 1 and bytes_now <= max(_MORE_TIMES * bytes_before, _MORE_BYTES) else None
+
+
+def _bytes_of_turns(scan: core.JaxprEqn) -> int:
+    """Bytes of what has an entry for each turn."""
+    body = _Body.of(scan)
+    avals: list[Any] = [atom.aval for atom in (*scan.invars[body.once :], *scan.outvars[body.num_carries :])]
+    return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
 
 def _has_more_types(atom: Any) -> bool:
@@ -388,3 +398,6 @@ def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[Any]) -> list[
 
 _INFO = core.DebugInfo("aspen_call", "body", None, None)
 _PRODUCTS = ("dot_general", "conv_general_dilated")
+
+# What has an entry for each turn may become so many times as large, or so large.
+_MORE_TIMES, _MORE_BYTES = 2, 1 << 25

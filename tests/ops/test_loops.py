@@ -14,6 +14,7 @@ from jax import lax
 import aspen_jax
 from aspen_jax import aspen
 from aspen_jax.errors import EngineError, GraphFormatError
+from aspen_jax.frontend import loops
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Words
 from aspen_jax.ops.loop import LOOP, LoopAttrs
@@ -230,6 +231,19 @@ def test_what_is_known_before_the_loop_is_computed_before_it():
     assert sum(op.family.name == "matmul" for op in loop.attrs.body.ops) == 1
     assert not {"reduce", "rows"} & {op.family.name for op in loop.attrs.body.ops}
     check(function, weights, xs, carry)
+
+
+def test_products_stay_in_a_loop_where_those_of_all_turns_take_much_memory():
+    """A number for each turn would become a row of 512."""
+    w = normal(0, 1, 512)
+
+    def function(w, xs, c):
+        return lax.scan(lambda c, x: (jnp.tanh(c * 0.5 + x @ w), None), c, xs)[0]
+
+    for turns, is_inside in ((64, False), (40_000, True)):
+        jaxpr = jax.make_jaxpr(function)(w, normal(1, turns, 1, 1), normal(2, 1, 512))
+        (scan,) = jaxpr.jaxpr.eqns
+        assert (loops.with_products_outside(scan) is None) == is_inside
 
 
 def test_long_turns_run_on_all_workers_and_what_xla_runs_stays_there():
