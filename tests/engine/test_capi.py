@@ -173,7 +173,8 @@ def compiled(folder: Path, *options: str) -> Path:
 def test_a_child_forked_at_any_moment_can_parse_run_and_end(tmp_path: Path) -> None:
     flags = run(tmp_path, "--flags").stdout.split()
     source = ROOT / "tests/cpp/capi_fork_test.cc"
-    command = ["c++", "-std=c++20", "-O1", "-pthread", "-I", str(ROOT), str(source), *flags, "-o", "forks"]
+    options = ["-std=c++20", "-O1", "-pthread", "-DASPEN_SMALL_TESTS=0", "-I", str(ROOT)]
+    command = ["c++", *options, str(source), *flags, "-o", "forks"]
     built = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert built.returncode == 0, built.stderr
     ran = subprocess.run([tmp_path / "forks"], capture_output=True, text=True, timeout=300)
