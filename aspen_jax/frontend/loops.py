@@ -190,6 +190,7 @@ class _Body:
         num_carries: how many of the next ones are carried.
         length: how many turns there are.
         reverse: whether the first turn gets the last entries.
+        unroll: how many turns XLA writes out, where it runs the scan.
     """
 
     closed: core.ClosedJaxpr
@@ -197,10 +198,12 @@ class _Body:
     num_carries: int
     length: int
     reverse: bool
+    unroll: int | bool
 
     @classmethod
     def of(cls, equation: core.JaxprEqn) -> _Body:
-        return cls(equation.params["jaxpr"], *scan_arguments(equation), equation.params["length"], equation.params["reverse"])
+        params = equation.params
+        return cls(params["jaxpr"], *scan_arguments(equation), params["length"], params["reverse"], params["unroll"])
 
     @property
     def jaxpr(self) -> core.Jaxpr:
@@ -359,6 +362,7 @@ def _run(
         [known[var] for var in entries],
         length=body.length,
         reverse=body.reverse,
+        unroll=body.unroll,
     )
     known.update(zip(extra, stacks[len(in_turn) :], strict=True))
     finals = dict(zip((number for number in range(body.num_carries) if number not in summed), last, strict=True))

@@ -272,15 +272,6 @@ def scratch_bytes(body: Program) -> int:
     return sum(-(-value.nbytes // 64) * 64 for op in body.ops for value in op.outputs) * 2
 
 
-def with_constants_as_inputs(attrs: LoopAttrs) -> tuple[LoopAttrs, tuple[tuple[Value, np.ndarray], ...]]:
-    """The loop whose body has no constants, and those, which are to be its first inputs."""
-    body = attrs.body
-    constants = body.constants
-    inputs = (*(value for value, _ in constants), *body.inputs)
-    body = body.replace(inputs=inputs, constants=())
-    return dataclasses.replace(attrs, num_constants=attrs.num_constants + len(constants), body=body), constants
-
-
 def loop_of(attrs: LoopAttrs, inputs: Sequence[Operand], **about: Any) -> Op:
     """A loop over operands.
 

@@ -233,6 +233,52 @@ def test_what_is_known_before_the_loop_is_computed_before_it():
     check(function, weights, xs, carry)
 
 
+def products_in_turns(function, *arguments):
+    """How many products each loop of a graph has in its body."""
+    ops = aspen(function).graph(*arguments).program().ops
+    names = [[own.family.name for own in op.attrs.body.ops] for op in ops if op.family is LOOP]
+    return [sum(name == "matmul" for name in own) for own in names]
+
+
+def test_a_product_that_is_only_stacked_is_computed_behind_the_loop():
+    w, output, xs, c = normal(0, 16, 16), normal(1, 16, 40), normal(2, 7, 3, 16), normal(3, 3, 16)
+
+    def function(w, output, xs, c):
+        def step(c, x):
+            c = jnp.tanh(c @ w + x)
+            return c, (jnp.exp(c @ output), c.sum())
+
+        return lax.scan(step, c, xs)
+
+    assert products_in_turns(function, w, output, xs, c) == [1]
+    check(function, w, output, xs, c)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_product_that_is_only_added_to_a_carry_is_computed_behind_the_loop(reverse):
+    """As in the gradient of a recurrent weight; the sum begins with the first carry."""
+    w, total, xs, c = normal(0, 6, 5, 5), normal(1, 6, 5, 5), normal(2, 9, 6, 4, 5), normal(3, 6, 4, 5)
+
+    def function(w, total, xs, c):
+        def step(carries, x):
+            c, total = carries
+            new = jnp.tanh(jnp.matmul(c, w) + x)
+            return (new, total + jnp.einsum("bij,bik->bkj", x, new)), new
+
+        return lax.scan(step, (c, total), xs, reverse=reverse)
+
+    assert products_in_turns(function, w, total, xs, c) == [1]
+    check(function, w, total, xs, c)
+
+
+def test_a_loop_keeps_how_many_turns_xla_writes_out():
+    weights, xs, carry = of_lstm(8, 2)
+    (scan,) = jax.make_jaxpr(functools.partial(lstm, unroll=4))(weights, xs, carry).jaxpr.eqns
+    moved = loops.with_products_outside(scan)
+    assert moved is not None
+    assert [own.params["unroll"] for own in moved.jaxpr.eqns if own.primitive.name == "scan"] == [4]
+
+
 def test_products_stay_in_a_loop_where_those_of_all_turns_take_much_memory():
     """A number for each turn would become a row of 512."""
     w = normal(0, 1, 512)
