@@ -16,7 +16,8 @@ from aspen_jax.frontend.partition import Tileable
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.builder import Builder
 from aspen_jax.ops.converters import Unsupported
-from aspen_jax.ops.loop import MOST_SCRATCH, LoopAttrs, loop_of, scratch_bytes
+from aspen_jax.ops.family import is_registered
+from aspen_jax.ops.loop import LOOP, MOST_SCRATCH, LoopAttrs, loop_of, scratch_bytes
 
 
 def scan_arguments(equation: core.JaxprEqn) -> tuple[int, int]:
@@ -91,6 +92,10 @@ def _loop(
     ]
     traced = trace(known)
     program = traced.program
+    if any(op.family is LOOP for op in program.ops):
+        raise Unsupported("a loop lies in the loop")
+    if any(is_registered(op.family) for op in program.ops):
+        raise Unsupported("the body has a kernel of the user's, which is no part of another op")
     if scratch_bytes(program) > MOST_SCRATCH:
         raise Unsupported("a turn of the loop computes more than one worker's cache holds")
     if not program.outputs or 0 in program.outputs[0].shape:

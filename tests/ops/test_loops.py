@@ -233,6 +233,31 @@ def test_what_is_known_before_the_loop_is_computed_before_it():
     check(function, weights, xs, carry)
 
 
+def nested(x):
+    def turn(c, _):
+        c = lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c * 1.1 + i), c)
+        return lax.while_loop(lambda c: c.sum() > 1, lambda c: c * 0.5, c), c.sum()
+
+    return lax.scan(turn, x, None, length=4)
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_loops_in_each_other_are_no_one_op_and_right(is_default, monkeypatch):
+    if is_default:
+        monkeypatch.setenv("ASPEN_DISABLE_PASSES", "")
+    x = normal(0, 4, 8)
+    for ours, theirs in zip(jax.jit(aspen(nested))(x), jax.jit(nested)(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_of_a_user_is_no_part_of_a_loop(monkeypatch):
+    monkeypatch.setattr(loops, "is_registered", lambda family: family.name == "sort")
+    function, arguments = PROGRAMS["ranked"]
+    assert "scan" in [item.primitive for item in aspen(function).explain(*arguments).fallbacks]
+    for ours, theirs in zip(jax.tree.leaves(aspen(function)(*arguments)), jax.tree.leaves(function(*arguments)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def products_in_turns(function, *arguments):
     """How many products each loop of a graph has in its body."""
     ops = aspen(function).graph(*arguments).program().ops
