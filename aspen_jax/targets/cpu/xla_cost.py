@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from aspen_jax.cost.equations import OPERATIONS_OF_A_MASK, TRANSCENDENTAL, of_equation
+from aspen_jax.cost.machine import Machine
 from aspen_jax.frontend.partition import Converted
 from aspen_jax.ir.program import Value
 from aspen_jax.targets.cpu.tile_cost import FAR_BYTES, MEMORY_BYTES
@@ -486,6 +488,10 @@ def _product(left: Any, right: Any, numbers: Any, num_threads: int) -> tuple[Amo
     for aval, batch, contracted in ((left, batch_left, contracted_left), (right, batch_right, contracted_right)):
         if _is_moved(aval.shape, batch, contracted):
             amounts["transposed"] = amounts.get("transposed", 0.0) + _size(aval.shape)
+    if dtype == "bfloat16" and _has_matrix_units() and min(rows, columns) > 1:
+        threads = num_threads if flops / count > _LEAST_FLOPS_OF_THREADS else 1
+        sides = float(count * (rows * depth + depth * columns))
+        return {**amounts, "matrix unit sides": sides, "matrix unit flops": flops / threads}, threads
     if dtype in ("bfloat16", "float16"):  # XLA converts both sides
         amounts["narrow sides"] = count * (rows * depth + depth * columns)
     elif dtype not in ("float32", "float64"):
@@ -497,6 +503,12 @@ def _product(left: Any, right: Any, numbers: Any, num_threads: int) -> tuple[Amo
     # Eigen computes blocks of registers: few rows or columns leave lanes idle.
     idle = 2.0 * count * (-(-rows // 8) * 8) * (-(-columns // 16) * 16) * depth - flops
     return {**amounts, "product flops": flops / threads, "idle product flops": idle / threads}, threads
+
+
+@functools.cache
+def _has_matrix_units() -> bool:
+    """Whether XLA gives products of bfloat16 to the processor's matrix units, as it does from JAX 0.12 on (YNNPACK)."""
+    return jax.__version_info__ >= (0, 12) and Machine.unmeasured().bf16_units
 
 
 def _is_moved(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int]) -> bool:

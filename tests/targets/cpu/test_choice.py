@@ -278,6 +278,21 @@ def test_products_and_convolutions_count_flops():
     assert found["packed kernels"] * 2 == 64 * 9 * 64
 
 
+@pytest.mark.parametrize("has_units", [False, True])
+def test_products_of_bfloat16_are_the_matrix_units_where_xla_uses_them(has_units, monkeypatch):
+    monkeypatch.setattr(xla_cost, "_has_matrix_units", lambda: has_units)
+    matrix, row = jnp.ones((256, 256), jnp.bfloat16), jnp.ones((1, 256), jnp.bfloat16)
+    flops = 2.0 * 256**3
+
+    of_product = amounts(jnp.matmul, matrix, matrix)
+    assert of_product.get("matrix unit flops", 0) == (flops / 2 if has_units else 0)
+    assert of_product.get("product flops", 0) == (0 if has_units else flops / 2)
+    assert ("narrow sides" in of_product) != has_units, "XLA converts what it gives to no unit"
+    of_row = amounts(jnp.matmul, row, matrix)
+    assert "matrix unit flops" not in of_row
+    assert of_row["narrow sides"] == 256**2 + 256
+
+
 def test_products_of_groups_take_all_groups_in_xla():
     x, w, sizes = normal(64, 32), normal(4, 32, 128), jnp.array([10, 20, 0, 34])
     found = amounts(lax.ragged_dot, x, w, sizes)
