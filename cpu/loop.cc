@@ -1,7 +1,8 @@
 // loop: turns of a body on one worker. The body is a list of parts, each an op that is prepared like any other and runs on all of
 // its output. What a part writes lies in scratch memory, so that small values and the weights stay in the worker's cache.
 //
-// There are so many turns, or as many as begin with a first carry that is true. A run that is over ends at a turn.
+// There are so many turns, or as many as begin with a first carry that is true. A run that is over ends at a turn. A tile that is
+// to pause does so between two turns, and keeps what they hand on.
 //
 // Nothing is copied from turn to turn. The first turn reads the carries where the caller has them. Each turn writes those of the
 // next into one of two buffers, in turns, and the last one writes them where the op's outputs are.
@@ -51,7 +52,7 @@ struct Result {
 struct Carry {
   size_t read, written;  // values
   int64_t bytes;
-  int64_t buffers[2];  // in scratch
+  int64_t buffers[2];  // in what the tile keeps
 };
 
 // An input with an entry for each turn.
@@ -74,6 +75,8 @@ struct Loop final : OpState {
   size_t num_pointers = 0;      // of the part with the most inputs
   size_t most_further = 0;
   int64_t scratch_bytes = 0;  // of all of these
+  // Of the number of turns that have ended, and the carries' buffers.
+  int64_t kept_bytes = 64;
 };
 
 // Where the values are in a turn.
@@ -92,9 +95,14 @@ class Run {
   }
 
   const char* run() noexcept {
-    int64_t turn = 0;
+    auto& ended = *reinterpret_cast<int64_t*>(args_.kept);
+    int64_t turn = std::exchange(ended, 0);
     for (place(turn); goes_on(turn); place(++turn)) {
-      if (args_.pulse != nullptr && !(*args_.pulse)()) return "the run is over";
+      if (const Beat beat = args_.pulse == nullptr ? Beat::kGoOn : (*args_.pulse)(); beat != Beat::kGoOn) [[unlikely]] {
+        if (beat == Beat::kEnd) return "the run is over";
+        ended = turn;
+        return args_.pulse->paused;
+      }
       for (const Part& part : loop_.parts) {
         if (const char* const error = compute(part)) return error;
       }
@@ -119,9 +127,9 @@ class Run {
     const size_t num_carries = loop_.carries.size();
     for (size_t i = 0; i < num_carries; ++i) {
       const Carry& carry = loop_.carries[i];
-      values_[carry.read] = turn == 0 ? input(loop_.num_constants + i) : args_.scratch + carry.buffers[(turn - 1) & 1];
+      values_[carry.read] = turn == 0 ? input(loop_.num_constants + i) : args_.kept + carry.buffers[(turn - 1) & 1];
       const bool is_last = turn + 1 == loop_.turns && !loop_.is_while;
-      values_[carry.written] = is_last ? output(i) : args_.scratch + carry.buffers[turn & 1];
+      values_[carry.written] = is_last ? output(i) : args_.kept + carry.buffers[turn & 1];
     }
     const int64_t index = loop_.is_reverse ? loop_.turns - 1 - turn : turn;
     for (size_t i = 0; i < loop_.entries.size(); ++i) {
@@ -169,7 +177,9 @@ class LoopReader {
     check_while();
     place();
     const auto scratch = static_cast<size_t>(loop_->scratch_bytes) + of_parts_;
-    return {std::move(loop_), run_loop, scratch};
+    const auto kept = static_cast<size_t>(loop_->kept_bytes);
+    const bool may_not_end = loop_->is_while;
+    return {std::move(loop_), run_loop, scratch, nullptr, kept, may_not_end};
   }
 
  private:
@@ -329,25 +339,25 @@ class LoopReader {
     check_view(first, "the first carry of a loop of unknown length", {.rank = 0, .dtypes = DType::kBool});
   }
 
-  // Where everything lies in scratch: pointers first, then values.
+  // Where everything lies: in scratch pointers first, then values.
   void place() {
     Loop& loop = *loop_;
     loop.num_values = values_.size();
     loop.scratch_bytes = aligned(static_cast<int64_t>((loop.num_values + loop.num_pointers + loop.most_further) * sizeof(void*)));
     for (size_t i = 0; i < values_.size(); ++i) {
-      if (is_written_[i] && !is_result_[i]) loop.places[i] = take(bytes_of(values_[i]));
+      if (is_written_[i] && !is_result_[i]) loop.places[i] = take(loop.scratch_bytes, bytes_of(values_[i]));
     }
     for (Carry& carry : loop.carries) {
-      for (int64_t& buffer : carry.buffers) buffer = take(carry.bytes);
+      for (int64_t& buffer : carry.buffers) buffer = take(loop.kept_bytes, carry.bytes);
     }
   }
 
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  int64_t take(int64_t bytes) {
-    const int64_t begin = loop_->scratch_bytes;
-    loop_->scratch_bytes += aligned(bytes);
-    if (bytes > kMaxScratch || loop_->scratch_bytes > kMaxScratch) {
+  static int64_t take(int64_t& taken, int64_t bytes) {
+    const int64_t begin = taken;
+    taken += aligned(bytes);
+    if (bytes > kMaxScratch || taken > kMaxScratch) {
       throw GraphError("the values of a loop take more than " + std::to_string(kMaxScratch) + " bytes");
     }
     return begin;

@@ -21,22 +21,22 @@ inline std::string describe(std::span<const int64_t> shape) {
 }
 inline std::string describe(const TensorView& view) { return describe(shape_of(view)); }
 
-// Whether the elements lie one behind the other, row by row.
-inline bool is_dense(const TensorView& view) {
-  int64_t stride = 1;
-  for (int i = view.rank - 1; i >= 0; --i) {
-    if (view.shape[i] > 1 && view.strides[i] != stride) return false;
-    stride *= view.shape[i];  // cannot overflow: the elements lie in a buffer, or there are none
-    if (stride == 0) return true;
-  }
-  return true;
-}
-
 inline bool is_empty(const TensorView& view) {
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[i] == 0) return true;
   }
   return false;
+}
+
+// Whether the elements lie one behind the other, row by row. Those of an empty view do, whatever its strides.
+inline bool is_dense(const TensorView& view) {
+  if (is_empty(view)) return true;
+  int64_t stride = 1;
+  for (int i = view.rank - 1; i >= 0; --i) {
+    if (view.shape[i] > 1 && view.strides[i] != stride) return false;
+    stride *= view.shape[i];  // cannot overflow: the elements lie in a buffer
+  }
+  return true;
 }
 
 // The stride of a dimension; 0 where it is never used, so that no stride is longer than the buffer.

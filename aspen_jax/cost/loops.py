@@ -6,12 +6,9 @@ import numpy as np
 
 from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Program
-from aspen_jax.ops.loop import turns_of
 
 # From one part of a turn to the next, and a custom call in a loop of XLA's, with waking the workers.
 _PART_NS, _CALL_NS = 60.0, 12_000.0
-# A tile gives way to no other run.
-_MOST_NS = 2e8
 
 
 def why_not_in_one_tile(op: Op, machine: Machine, num_workers: int) -> str | None:
@@ -25,8 +22,6 @@ def why_not_in_one_tile(op: Op, machine: Machine, num_workers: int) -> str | Non
     turn = of_turn(op.attrs.body, machine)
     if turn * (1 - 1 / num_workers) > _CALL_NS:
         return "a turn of the loop is enough work for all workers"
-    if turn * turns_of(op.attrs) > _MOST_NS:
-        return "the loop would keep a worker from all else for too long"
     return None
 
 

@@ -57,8 +57,9 @@ template <typename Company>
   return kept == kNoTile ? cache.pop() : kept;
 }
 
-// Walks the path that begins at `head` to its end, or until another one goes first: then the company takes what is left
-// (`is_overtaken`, asked after every tile, and `push`). Returns how many tiles it has executed.
+// Walks the path that begins at `head` to its end, or until another one goes first, or a tile is not done, which is what
+// `execute` says: then the company takes what is left (`is_overtaken`, asked after every tile, and `push`). Returns how many
+// tiles are done.
 template <typename Company, typename Execute>
 [[gnu::always_inline]] inline int64_t walk_path(Traversal& traversal, const Node* head, const Company& company,
                                                 const Execute& execute) {
@@ -66,13 +67,12 @@ template <typename Company, typename Execute>
   int64_t walked = 0;
   ChildCache cache;
   for (uint32_t tile = traversal.tile_of(head); tile != kNoTile; tile = finished(traversal, policy, tile, cache, company)) {
-    if (walked > 0 && company.is_overtaken(traversal)) [[unlikely]] {
+    if ((walked > 0 && company.is_overtaken(traversal)) || !execute(tile)) [[unlikely]] {
       Batch rest;
       for (; tile != kNoTile; tile = cache.pop()) rest.add(&traversal.node(tile));
       company.push(rest);
       break;
     }
-    execute(tile);
     ++walked;
   }
   return walked;

@@ -85,7 +85,7 @@ EndedTiles::EndedTiles(std::span<const uint8_t> wanted) : wanted_(wanted.begin()
 }
 
 void EndedTiles::on_tile(const TileEvent& event) noexcept {
-  if (event.has_failed || !wanted_[static_cast<size_t>(event.tile)]) return;
+  if (event.has_failed || event.has_paused || !wanted_[static_cast<size_t>(event.tile)]) return;
   const std::lock_guard lock(mutex_);
   ended_.push_back(event.tile);
   changed_.notify_all();

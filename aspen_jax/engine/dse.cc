@@ -12,15 +12,20 @@ int64_t now_ns() noexcept {
 
 }  // namespace
 
-void execute(RunState& run, uint32_t tile, const Dse& dse) noexcept {
+bool execute(RunState& run, uint32_t tile, const Dse& dse, const Pulse& pulse) noexcept {
   Observer* const observer = run.observer();
   const int64_t begin = observer == nullptr ? 0 : now_ns();
-  const char* const message = compute(run, tile, dse.scratch.data());
+  const char* const message = compute(run, tile, dse.scratch.data(), pulse);
+  const bool has_paused = message == kPaused;
   if (observer != nullptr) [[unlikely]] {
-    observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns(), message != nullptr});
+    observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns(),
+                       message != nullptr && !has_paused, has_paused});
   }
+  if (has_paused) [[unlikely]]
+    return false;
   if (message != nullptr) [[unlikely]]
     run.fail([&] { return run.plan().describe_tile(tile) + " failed: " + message; });
+  return true;
 }
 
 void ensure_scratch(RunState& run, const Dse& dse) noexcept {

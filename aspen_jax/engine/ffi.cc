@@ -1,7 +1,11 @@
 #include "ffi.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +21,7 @@
 #include "ffi_buffers.h"
 #include "ffi_completion.h"
 #include "float_mode.h"
+#include "limits.h"
 #include "plan.h"
 #include "plan_cache.h"
 #include "runtime.h"
@@ -108,22 +113,39 @@ void start(const CallState& state, const Buffers& buffers, const Completion& com
   });
 }
 
+IsInterrupted is_interrupted = nullptr;
+
+// Whether nobody else would hear of Ctrl-C during a run that may take long. XLA runs programs of so little work as it counts in
+// ours on the thread that calls, and waits for them there.
+bool must_look(const Plan& plan) noexcept {
+  const bool is_long = plan.may_not_end() || (!plan.kept().empty() && plan.total_cost() > Watch::kLookNs);
+  return is_long && is_interrupted != nullptr && syscall(SYS_gettid) == getpid();
+}
+
 // Returns at the end of the run. Nobody waits for the future yet, so the worker goes on at once.
 void run(const CallState& state, const Buffers& buffers, const Completion& completion) {
+  const auto watch = must_look(*state.plan) ? std::make_shared<Watch>(Limits::kNone, is_interrupted) : nullptr;
   struct {
     const Completion& completion;
     std::mutex mutex = {};
     std::condition_variable changed = {};
     bool ended = false;
   } run{completion};
-  runtime().submit(state.plan, buffers.operands, buffers.results, [&run](const Failure& failure) {
+  const Done done = [&run](const Failure& failure) {
     run.completion(failure);
     const std::lock_guard lock(run.mutex);  // held while notifying: `run` is gone once the waiting thread has it
     run.ended = true;
     run.changed.notify_one();
-  });
+  };
+  runtime().submit(state.plan, buffers.operands, buffers.results, done, nullptr, std::nullopt, nullptr, watch);
+  const auto has_ended = [&] { return run.ended; };
   std::unique_lock lock(run.mutex);
-  run.changed.wait(lock, [&] { return run.ended; });
+  while (watch != nullptr && !run.changed.wait_for(lock, std::chrono::nanoseconds(Watch::kLookNs), has_ended)) {
+    lock.unlock();  // the worker may end the run meanwhile
+    watch->look();
+    lock.lock();
+  }
+  run.changed.wait(lock, has_ended);
 }
 
 Started execute(const XLA_FFI_Api* api, CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets, GraphBytes) {
@@ -135,7 +157,7 @@ Started execute(const XLA_FFI_Api* api, CallState* state, ffi::RemainingArgs arg
     Completion completion(api);
     if (XLA_FFI_Error* const error = completion.open()) return error;
     try {
-      (state->waits->load(std::memory_order_relaxed) ? run : start)(*state, buffers, completion);
+      (state->waits->load(std::memory_order_relaxed) || must_look(*state->plan) ? run : start)(*state, buffers, completion);
     } catch (...) {
       completion(Failure::of_exception());  // no memory for what is called at the end
     }
@@ -163,7 +185,8 @@ XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-FfiHandlers ffi_handlers() {
+FfiHandlers ffi_handlers(IsInterrupted interrupted) {
+  is_interrupted = interrupted;
   return {reinterpret_cast<void*>(&instantiate_handler), reinterpret_cast<void*>(&guarded<kExecute>)};
 }
 

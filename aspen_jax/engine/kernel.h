@@ -78,13 +78,19 @@ class OpState {
   virtual ~OpState() = default;
 };
 
-// What a tile that may take long asks now and then: whether its run goes on. Where it does not, the tile ends with any message;
-// the run has its own reason.
-struct Pulse {
-  bool (*goes_on)(void* run) noexcept;
-  void* run;
+// What a tile that may take long asks now and then.
+enum class Beat {
+  kGoOn,
+  kPause,  // it returns `Pulse::paused` soon, to be run once more, by any worker; where it cannot, it goes on
+  kEnd,    // its run does not go on: it returns any message; the run has its own reason
+};
 
-  bool operator()() const noexcept { return goes_on(run); }
+struct Pulse {
+  Beat (*ask)(void* context) noexcept;
+  void* context;
+  const char* paused;
+
+  Beat operator()() const noexcept { return ask(context); }
 };
 
 // One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view. The output may lie where an
@@ -97,7 +103,10 @@ struct TileArgs {
   const int32_t* hi;
   std::byte* scratch;              // 64-byte aligned, private to the worker, at least PreparedOp::scratch_bytes
   void* const* further = nullptr;  // the outputs beside the first: the tile writes the box of each, by the same parts
-  const Pulse* pulse = nullptr;    // null: the run cannot be ended
+  const Pulse* pulse = nullptr;    // null: it has nothing to ask
+  // 64-byte aligned, PreparedOp::kept_bytes of the run's memory. A tile that was paused finds there what it has left. The first 8
+  // bytes are 0 before it begins, and the tile leaves them so at its end.
+  std::byte* kept = nullptr;
 };
 
 // Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.
@@ -118,6 +127,8 @@ struct PreparedOp {
   RunTile run = nullptr;
   size_t scratch_bytes = 0;
   ReadByBox reads = nullptr;  // null: the op cannot be a part of a stack behind another
+  size_t kept_bytes = 0;      // of an op of one tile, which may pause
+  bool may_not_end = false;   // nobody knows how long a tile takes; it asks its pulse
 };
 
 struct Kernel {

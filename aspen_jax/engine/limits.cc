@@ -18,9 +18,10 @@ int64_t sum(int64_t a, int64_t b) noexcept {
 }
 
 int64_t needed_bytes(const Plan& plan, int num_memories) noexcept {
-  int64_t of_each_other = plan.graph().workspace_bytes;
+  const auto memory = static_cast<int64_t>(plan.memory_bytes());
+  int64_t of_each_other = memory;
   for (size_t i = 0; i < plan.num_results(); ++i) of_each_other = sum(of_each_other, plan.result(i).bytes);
-  int64_t needed = sum(plan.graph().workspace_bytes, static_cast<int64_t>(plan.scratch_bytes()));
+  int64_t needed = sum(memory, static_cast<int64_t>(plan.scratch_bytes()));
   for (int memory = 1; memory < num_memories; ++memory) needed = sum(needed, of_each_other);
   return needed;
 }

@@ -71,8 +71,22 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
+// Whether Ctrl-C was pressed and Python itself answers it. It is told again, to raise KeyboardInterrupt once the call is over.
+bool is_interrupted() noexcept {
+  const nb::gil_scoped_acquire acquire;
+  if (!PyOS_InterruptOccurred()) return false;
+  bool is_pythons = false;
+  try {
+    const nb::module_ signal = nb::module_::import_("_signal");
+    is_pythons = signal.attr("getsignal")(signal.attr("SIGINT")).is(signal.attr("default_int_handler"));
+  } catch (const nb::python_error&) {  // the run goes on
+  }
+  PyErr_SetInterrupt();  // behind all that runs Python's code, which would answer it here
+  return is_pythons;
+}
+
 nb::typed<nb::dict, nb::str, nb::capsule> registrations() {
-  const FfiHandlers handlers = ffi_handlers();
+  const FfiHandlers handlers = ffi_handlers(is_interrupted);
   nb::dict stages;
   stages["instantiate"] = nb::capsule(handlers.instantiate);
   stages["execute"] = nb::capsule(handlers.execute);
@@ -140,7 +154,7 @@ class Timeline : public Observer {
   void on_tile(const TileEvent& event) noexcept override {
     int64_t* const row = rows_[event.tile];
     row[0] = event.worker;
-    row[1] = event.begin_ns;
+    if (row[1] == 0) row[1] = event.begin_ns;  // of a tile that has paused, where it began
     row[2] = event.end_ns;
   }
 
@@ -208,7 +222,7 @@ class PyPlan {
   }
 
   nb::typed<nb::object, nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 3>>> timeline(Arrays arrays) const {
-    const nb::object rows = nb::module_::import_("numpy").attr("empty")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
+    const nb::object rows = nb::module_::import_("numpy").attr("zeros")(nb::make_tuple(plan_->num_tiles(), 3), "int64");
     const auto observer = std::make_shared<Timeline>(static_cast<int64_t (*)[3]>(data_of(rows)));
     with_arrays(arrays,
                 [&](const auto& operands, const auto& results) { run_limited(operands, results, observer, std::nullopt); });

@@ -15,11 +15,12 @@ struct TileEvent {
   int64_t begin_ns;  // steady clock
   int64_t end_ns;
   bool has_failed = false;
+  bool has_paused = false;  // it is run once more
 };
 
 inline constexpr int kCallerThread = -1;
 
-// Called by many workers at once, right after each tile.
+// Called by many workers at once, right after each tile, and where one pauses.
 class Observer {
  public:
   virtual ~Observer() = default;

@@ -295,6 +295,7 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
       const int64_t walked = walk_path(*this, head, lane, [&](uint32_t tile) {
         execute(tile, number, kind, scratch.data());
         lane.now = tiles_[tile].end;
+        return true;
       });
       placement_.end_walk(number);
       if (run_state().finish(walked)) end();
@@ -309,7 +310,9 @@ class PlacedRun final : public Placing<PlacedRun, Parking> {
     const int repeat = rewrites_[plan_->tiles()[tile].op] ? 1 : kind.repeat;
     const int64_t begin = now();
     const char* message = nullptr;
-    for (int i = 0; i < repeat && message == nullptr && may_go_on(); ++i) message = compute(state, tile, scratch);
+    const Pulse pulse{[](void* self) noexcept { return static_cast<PlacedRun*>(self)->may_go_on() ? Beat::kGoOn : Beat::kEnd; },
+                      this, kPaused};
+    for (int i = 0; i < repeat && message == nullptr && may_go_on(); ++i) message = compute(state, tile, scratch, pulse);
     int64_t end = now();
     if (repeat < kind.repeat) {
       for (const int64_t until = begin + kind.repeat * (end - begin); end < until && may_go_on(); end = now()) pause_core();

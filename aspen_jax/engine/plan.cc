@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <new>
@@ -7,9 +8,16 @@
 #include "run_state.h"
 
 namespace aspen {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+}  // namespace
 
 Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
-    : graph_(std::move(graph)), run_states_(std::make_unique<RunStateCache>()) {
+    : graph_(std::move(graph)),
+      memory_bytes_(static_cast<size_t>(graph_.workspace_bytes)),
+      run_states_(std::make_unique<RunStateCache>()) {
   std::vector<const Kernel*> kernels;
   for (const std::string& name : graph_.kernel_names) {
     kernels.push_back(registry.find(name));
@@ -40,6 +48,12 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
     }
     if (prepared_.back().run == nullptr) throw GraphError(where + "its kernel prepared nothing to run");
     scratch_bytes_ = std::max(scratch_bytes_, prepared_.back().scratch_bytes);
+    may_not_end_ |= prepared_.back().may_not_end;
+    if (const size_t bytes = prepared_.back().kept_bytes; bytes > 0) {
+      memory_bytes_ = (memory_bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+      kept_.push_back({static_cast<uint32_t>(i), memory_bytes_});
+      if (__builtin_add_overflow(memory_bytes_, bytes, &memory_bytes_)) throw GraphError(where + "its tile keeps too much");
+    }
   }
 
   for (const Input& input : graph_.inputs) inputs_.push_back({graph_.values[input.value].buffer, input.offset});
@@ -64,6 +78,12 @@ Plan::Plan(Graph graph, const KernelRegistry& registry, bool trusted)
     }
   }
   tiles_.push_back({nullptr, 0, graph_.first_child.back()});
+  for (const auto& [op, begin] : kept_) {
+    if (std::ranges::count(graph_.tile_ops, static_cast<int32_t>(op)) > 1) {
+      throw GraphError("op '" + graph_.op_names[op] + "' (" + graph_.kernel_names[graph_.ops[op].kernel] +
+                       ") has several tiles; its kernel computes all of its output in one");
+    }
+  }
 }
 
 Plan::~Plan() = default;

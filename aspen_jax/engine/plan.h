@@ -43,8 +43,17 @@ class Plan {
 
   // Sum of the tiles' estimated costs in nanoseconds (saturating).
   int64_t total_cost() const { return total_cost_; }
+  // Whether some tile may never end by itself.
+  bool may_not_end() const { return may_not_end_; }
   // The largest scratch that a tile of this plan needs.
   size_t scratch_bytes() const { return scratch_bytes_; }
+  // Where the ops' kept memory lies behind the workspace, for those that have some, and where it ends.
+  struct Kept {
+    uint32_t op;
+    size_t begin;
+  };
+  const std::vector<Kept>& kept() const { return kept_; }
+  size_t memory_bytes() const { return memory_bytes_; }
 
   // "tile 17 [0:1, 8:16] of op 'conv1'", for messages.
   std::string describe_tile(size_t tile) const;
@@ -68,7 +77,10 @@ class Plan {
   std::vector<Place> inputs_, outputs_, further_;
   std::vector<uint32_t> results_to_clear_;
   int64_t total_cost_ = 0;
+  bool may_not_end_ = false;
   size_t scratch_bytes_ = 0;
+  std::vector<Kept> kept_;
+  size_t memory_bytes_ = 0;
   std::unique_ptr<RunStateCache> run_states_;
 };
 

@@ -13,6 +13,8 @@ namespace aspen {
 // Each run in the pool has a slot, and under it queues of its own in each row. It keeps the slot until its last tile has run. So
 // a run that comes or ends moves no tile: it only changes which slot DSEs look at first, and a run has all columns to itself.
 //
+// A run with a tile that takes long is due anew now and then, as if it had just arrived, and the tile pauses for who goes first.
+//
 // Nobody starves. A run goes before another only if it is due earlier, so with keys a and b only if it arrives less than b - a
 // after it. Runs of equal keys go in the order of their arrival. What is promised is the order in which tiles are taken up; a
 // DSE looks for an earlier run at the end of each tile, so a tile that has begun delays it by no more than its own length.
@@ -35,6 +37,9 @@ class RunOrder {
     slots_.store(slots | uint64_t{1} << slot, std::memory_order_relaxed);
     return slot;
   }
+
+  // Makes a run with a slot due at another time. Relaxed, as above.
+  void renew(int slot, int64_t due) noexcept { due_[slot].store(due, std::memory_order_relaxed); }
 
   void leave(int slot) noexcept {
     slots_.store(slots_.load(std::memory_order_relaxed) & ~(uint64_t{1} << slot), std::memory_order_relaxed);

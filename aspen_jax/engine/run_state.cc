@@ -15,7 +15,7 @@ RunState::RunState(const Plan& plan)
       inputs_(plan.graph().inputs.size()),
       further_(plan.graph().further.size()) {
   const Graph& graph = plan.graph();
-  if (!workspace_.grow(static_cast<size_t>(graph.workspace_bytes))) throw std::bad_alloc();
+  if (!workspace_.grow(plan.memory_bytes())) throw std::bad_alloc();
   // A graph from a stranger may lack edges, and a tile then read what no tile has written: not what others left in this memory.
   std::fill_n(workspace_.data(), static_cast<size_t>(graph.workspace_bytes), std::byte{0});
   for (size_t i = 0; i < ops_.size(); ++i) {
@@ -25,8 +25,10 @@ RunState::RunState(const Plan& plan)
                inputs_.data() + graph.ops[i].first_input,
                nullptr,
                further_.data() + graph.ops[i].first_further,
+               nullptr,
                graph.values[graph.ops[i].output].dense.rank};
   }
+  for (const auto& [op, begin] : plan.kept()) ops_[op].kept = workspace_.data() + begin;
 }
 
 void RunState::start(Call call, std::span<const void* const> operands, std::span<void* const> results) noexcept {
@@ -43,6 +45,7 @@ void RunState::start(Call call, std::span<const void* const> operands, std::span
   }
   for (size_t i = 0; i < ops_.size(); ++i) ops_[i].output = writable(plan_.outputs()[i]);
   for (size_t i = 0; i < further_.size(); ++i) further_[i] = writable(plan_.further()[i]);
+  for (const auto& [op, begin] : plan_.kept()) std::memset(ops_[op].kept, 0, sizeof(uint64_t));  // the last run may have failed
   // As for the workspace: a stranger's graph may read them first. What an operand shares with a result is the caller's to see,
   // and where only some tiles run, all results hold what was there.
   for (const uint32_t result : plan_.results_to_clear()) {

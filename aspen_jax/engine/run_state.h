@@ -30,6 +30,7 @@ struct RunOp {
   const void* const* inputs;
   void* output;
   void* const* further;
+  std::byte* kept;
   int rank;
 };
 
@@ -47,7 +48,7 @@ class RunState final : public Traversal {
     std::shared_ptr<Observer> observer;
     const Policy* policy = nullptr;
     uint64_t id = 0;
-    int64_t due = 0;                                     // run_order.h
+    int64_t key = 0, due = 0;                            // run_order.h
     std::shared_ptr<const Arrivals> arrivals = nullptr;  // null where all operands are there
     // Where the run's state comes from and goes back to before `done` is called; the plan's own cache if null.
     RunStateCache* states = nullptr;
@@ -61,6 +62,7 @@ class RunState final : public Traversal {
   const Plan& plan() const { return plan_; }
   Observer* observer() const { return call_.observer.get(); }
   uint64_t id() const { return call_.id; }
+  int64_t key() const { return call_.key; }
   int64_t due() const { return call_.due; }
   const Arrivals* arrivals() const { return call_.arrivals.get(); }
   const RunOp& op(uint32_t index) const { return ops_[index]; }
@@ -78,7 +80,8 @@ class RunState final : public Traversal {
     fail([&] { return call_.watch->why(); });
     return false;
   }
-  const Pulse* pulse() const { return &pulse_; }
+  // What a tile is told that nobody wants to pause.
+  Beat beat() noexcept { return is_free() || may_go_on() ? Beat::kGoOn : Beat::kEnd; }
   Watch* watch() const { return call_.watch.get(); }
 
   // The first failure is the one reported, with the message that `describe` makes; the tiles left are then walked through without
@@ -111,11 +114,6 @@ class RunState final : public Traversal {
   const Plan& plan_;
   std::vector<RunOp> ops_;
   std::vector<const void*> inputs_;
-  const Pulse pulse_{[](void* self) noexcept {
-                       auto& run = *static_cast<RunState*>(self);
-                       return run.is_free() || run.may_go_on();
-                     },
-                     this};
   std::vector<void*> further_;
   Arena workspace_;
   Call call_;

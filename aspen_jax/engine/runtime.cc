@@ -37,6 +37,8 @@ using Clock = std::chrono::steady_clock;
 // Threads that the system refused are asked for again after so long: what it costs to be refused is then no more than a part in
 // thousands.
 constexpr auto kAskAgainTime = std::chrono::milliseconds(100);
+// A tile that may pause leaves the worker to others after so long: as long as other tiles take, much longer than to take one up.
+constexpr int64_t kTurnNs = 200'000;
 // At exit, workers get this long to finish the tiles they are in.
 constexpr auto kExitTime = std::chrono::seconds(1);
 // Threads without a place that are kept for the next time. More than devices that anybody gives a process; one takes a stack.
@@ -142,6 +144,7 @@ class Runtime::Impl {
     static bool is_last_parent(uint32_t& parents_left) noexcept { return is_last_parent_of_shared(parents_left); }
     bool may_keep(uint32_t) const noexcept { return self < impl.target_.load(std::memory_order_relaxed); }
     bool is_overtaken(const Traversal& run) const noexcept { return impl.pool_.is_overtaken(self, run, run.policy()); }
+    bool wants_pause(const RunState& run, int64_t& since) const noexcept;
     void push(const Batch& batch) const noexcept {
       impl.pool_.push(self, batch.first->traversal->policy(), batch);
       impl.parking_.wake(batch.size);
@@ -154,6 +157,7 @@ class Runtime::Impl {
     Watch* watch;
     static bool may_keep(uint32_t) noexcept { return true; }
     bool is_overtaken(const Traversal&) const noexcept { return watch != nullptr && watch->wants_look(); }
+    bool wants_pause(const RunState& run, int64_t&) const noexcept { return is_overtaken(run); }
     void push(const Batch& batch) const noexcept { queues.push(batch); }
   };
 
@@ -309,6 +313,19 @@ void Runtime::Impl::serve(int place) noexcept {
   } while (place != Places::kNone);
 }
 
+// Where the worker is to leave, and for a run that goes first. After a while the tile's run is as one that has just arrived.
+bool Runtime::Impl::Pooled::wants_pause(const RunState& run, int64_t& since) const noexcept {
+  if (self >= impl.target_.load(std::memory_order_relaxed)) return true;
+  if (!impl.pool_.order().has_many()) return false;
+  if (is_overtaken(run)) return true;
+  const int64_t now = now_ns();
+  if (since == 0) since = now;
+  if (now - since < kTurnNs) return false;
+  since = now;
+  impl.pool_.order().renew(run.slot(), now + run.key());
+  return is_overtaken(run);
+}
+
 // Until there are too many workers, or, which is true, until another thread has the place.
 bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   name_thread("aspen-" + std::to_string(self));
@@ -350,7 +367,8 @@ std::unique_ptr<RunState> Runtime::Impl::begin(RunState::Call& call, std::span<c
   }
   if (call.policy == nullptr) call.policy = policy_.load(std::memory_order_acquire);
   call.id = num_runs_.fetch_add(1, std::memory_order_relaxed);
-  call.due = now_ns() + std::clamp(run_key.value_or(plan.graph().run_key), -kMostRunKey, kMostRunKey);
+  call.key = std::clamp(run_key.value_or(plan.graph().run_key), -kMostRunKey, kMostRunKey);
+  call.due = now_ns() + call.key;
   auto run = take_state(plan, call.states == nullptr ? plan.run_states() : *call.states);
   run->start(std::move(call), operands, results);
   return run;
@@ -361,7 +379,7 @@ void Runtime::Impl::submit(RunState::Call& call, std::span<const void* const> op
   const Plan& plan = *call.plan;
   check_counts(plan, operands.size(), results.size());
   const int64_t cost = call.selection == nullptr ? plan.total_cost() : call.selection->cost;
-  const bool is_small = cost < kWakeUpNs;
+  const bool is_small = cost < kWakeUpNs && !plan.may_not_end();
   if (is_small) num_workers();  // a wrong ASPEN_NUM_WORKERS is an error for small runs too
   const bool alone = is_small || !ensure_workers() || !someone_works();
   auto run = begin(call, operands, results, run_key);

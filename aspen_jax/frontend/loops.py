@@ -298,6 +298,7 @@ class _Body:
             )
             if read_late and not own.effects:
                 late.add(id(own))
+        late.difference_update(map(id, self.of_constants()))  # of which one turn is all turns
         moved: list[core.JaxprEqn] = []
         behind: set[Any] = set()
         for own in self.jaxpr.eqns:

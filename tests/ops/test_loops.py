@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +172,99 @@ def test_a_loop_that_never_ends_is_ended():
     np.testing.assert_array_equal(graph.run(np.full(3, 2e9, np.float32))[0], np.full(3, 2e9, np.float32))
 
 
+# A program whose loop never ends for a count beyond int32's; a small one compiles it first.
+_ENDLESS = """
+import os, signal, sys, threading, time
+import jax, jax.numpy as jnp
+from jax import lax
+from aspen_jax import aspen
+
+def counted(limit, x):
+    return lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] * 0 + 1, jnp.tanh(c[1]) * 1.5), (jnp.int32(0), x))
+
+endless = jax.jit(aspen(counted, strict=True))
+x = jnp.ones((8, 16))
+jax.block_until_ready(endless(1, x))
+"""
+
+
+def run_endless(rest):
+    """What a program prints of an endless loop on one worker, and the seconds that it takes to leave behind its last line."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _ENDLESS + rest],
+        env={**os.environ, "ASPEN_NUM_WORKERS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    lines = out.splitlines()
+    assert lines, err
+    return lines[:-1], time.time() - float(lines[-1]), err
+
+
+def test_ctrl_c_ends_a_loop_that_never_ends():
+    """XLA says that the call failed, and Python's own error follows at once."""
+    lines, seconds, err = run_endless("""
+def press():
+    global pressed
+    pressed = time.time()
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Timer(0.5, press).start()
+try:
+    try:
+        jax.block_until_ready(endless(2, x))
+    except Exception as error:
+        assert "interrupted" in str(error), error
+except KeyboardInterrupt:
+    print("interrupted", time.time() - pressed < 1)
+jax.block_until_ready(endless(1, x))
+print(time.time(), flush=True)
+""")
+    assert lines == ["interrupted True"], err
+    assert seconds < 20
+
+
+def test_a_handler_of_the_users_does_not_end_a_loop():
+    """A training program may note Ctrl-C, and end itself later."""
+    lines, _, err = run_endless("""
+noted = []
+signal.signal(signal.SIGINT, lambda *_: noted.append(1))
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+count = lambda limit, x: lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, jnp.tanh(c[1])), (jnp.int32(0), x))
+long = jax.jit(aspen(count, strict=True))
+begin = time.perf_counter()
+jax.block_until_ready(long(1000, x))
+turns = int(1000 / (time.perf_counter() - begin)) // 2
+begin = time.perf_counter()
+number, _ = jax.block_until_ready(long(turns * 40, x))
+print(int(number) == turns * 40, bool(noted))
+print(time.time(), flush=True)
+""")
+    assert lines == ["True True"], err
+
+
+def test_a_loop_that_never_ends_holds_up_nobody():
+    """Neither other calls, on one worker, nor the end of the process."""
+    lines, seconds, err = run_endless("""
+threading.Thread(target=lambda: endless(2, x), daemon=True).start()
+time.sleep(0.3)
+other = jax.jit(aspen(lambda a: jnp.tanh(a @ a) @ a, strict=True))
+a = jnp.ones((256, 256)) * 0.01
+begin = time.perf_counter()
+for _ in range(10):
+    jax.block_until_ready(other(a))
+print(time.perf_counter() - begin < 20)
+print(time.time(), flush=True)
+""")
+    assert lines == ["True"], err
+    assert seconds < 20
+
+
 def test_no_turn_at_all_stays_with_xla():
     function = aspen(lambda x: lax.scan(lambda c, _: (jnp.tanh(c), c), x, None, length=0))
     last, entries = function(normal(0, 3, 5))
@@ -298,6 +395,34 @@ def test_a_product_that_is_only_added_to_a_carry_is_computed_behind_the_loop(rev
 
     assert products_in_turns(function, w, total, xs, c) == [1]
     check(function, w, total, xs, c)
+
+
+def test_a_product_of_constants_alone_is_no_product_of_turns():
+    """It is stacked, and what it reads is computed in the loop, too."""
+    x, factors = normal(0, 5, 7), normal(1, 3)
+
+    def function(x, factors):
+        def step(count, factor):
+            scaled = jnp.exp(x)
+            return count + 1, (jnp.einsum("ai,aj->aij", scaled, scaled), scaled * factor)
+
+        return lax.scan(step, jnp.zeros((), jnp.int32), factors)
+
+    for ours, theirs in zip(*(jax.tree.leaves(make(function)(x, factors)) for make in (aspen, jax.jit)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_entries_and_constants_may_be_empty(is_turned):
+    xs, empty = normal(0, 3, 4, 0, 3), normal(1, 5, 0)
+
+    def function(xs, empty):
+        xs = xs.transpose(0, 3, 2, 1) if is_turned else xs
+        empty = empty.T if is_turned else empty
+        return lax.scan(lambda c, x: (c + x.sum() + empty.sum() + 1, c), jnp.zeros((2,)), xs)
+
+    for ours, theirs in zip(*(jax.tree.leaves(make(function)(xs, empty)) for make in (aspen, jax.jit)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_loop_keeps_how_many_turns_xla_writes_out():
