@@ -90,6 +90,9 @@ def faults_of_steps(function: Written) -> Iterator[Fault]:
             wrong &= _wrong(ours, right, _ULPS_OF_STEP, size, 4 * spread)
         if _is_float(ours):
             wrong &= ~(np.isnan(right) & ~np.isnan(theirs[number]))  # XLA loses NaN in maxima: so may what is left to it
+        if step.name.startswith(("prod", "cumprod")):
+            # A product of some of the numbers may be denormal: XLA flushes it, and in tiles it has few digits.
+            wrong &= ~(_wrong(theirs[number], right, _ULPS_OF_STEP, size) & (np.abs(ours - right) < 0.1 * np.abs(right)))
         if reads_narrow:
             with np.errstate(all="ignore"):
                 for item in moved:  # as near a pole of the tangent

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aspen_jax import forks
+
 MAX_RANK = 8
 """Dimensions that kernels take."""
 
@@ -77,7 +79,7 @@ class View:
             starts.append(offset % outer)
         return cls(tuple(base), tuple(starts), tuple(dims))
 
-    @property
+    @forks.cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape as the reader sees it."""
         return tuple(dim.extent for dim in self.dims)

@@ -18,7 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from aspen_jax.cost.equations import OPERATIONS_OF_A_MASK, TRANSCENDENTAL, of_equation
+from aspen_jax import forks
+from aspen_jax.cost.equations import OPERATIONS_OF_A_MASK, TRANSCENDENTAL, Cost, of_equation
 from aspen_jax.cost.machine import Machine
 from aspen_jax.frontend.partition import Converted
 from aspen_jax.ir.program import Value
@@ -111,9 +112,14 @@ class _Node:
     def equation(self) -> Any:
         return self.item.equation
 
-    @property
+    @forks.cached_property
     def primitive(self) -> str:
         return self.equation.primitive.name
+
+    @forks.cached_property
+    def cost(self) -> Cost:
+        """What XLA counts of it."""
+        return of_equation(self.equation)
 
     @property
     def size(self) -> int:
@@ -147,7 +153,7 @@ def of_part(items: Sequence[Converted], outputs: Iterable[Value], num_threads: i
         levels = _levels(nodes)
         amounts[_OF_THREADS] = len({levels[root] for root in of_threads})
     amounts.update(_memory(nodes, {id(root) for root in of_threads}))
-    if sum(of_equation(node.equation).flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
+    if sum(node.cost.flops for node in nodes) >= _FLOPS_OF_ASYNCHRONOUS:
         amounts[ASYNCHRONOUS] = 1
     return dict(amounts)
 
@@ -267,7 +273,7 @@ def _loop(root: _Node, num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
     evaluated, arrays = _fused(root)
     work = sum(
-        of_equation(node.equation).total * count / max(1, node.size)
+        node.cost.total * count / max(1, node.size)
         for node, count in evaluated.items()
         if node.primitive not in _ROOTS
     )
