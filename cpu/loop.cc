@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "aspen_jax/engine/float_mode.h"
 #include "parts.h"
 #include "shapes.h"
 #include "spec_reader.h"
@@ -155,7 +156,11 @@ class Run {
   void** further_;
 };
 
-const char* run_loop(const TileArgs& args) noexcept { return Run(*static_cast<const Loop*>(args.state), args).run(); }
+// What decays from turn to turn ends as denormal numbers, at which processors are a hundred times slower. XLA's loops flush them.
+const char* run_loop(const TileArgs& args) noexcept {
+  const XlaFloatMode mode;
+  return Run(*static_cast<const Loop*>(args.state), args).run();
+}
 
 // Reads the words of a loop.
 class LoopReader {

@@ -68,7 +68,11 @@ def faults_of_steps(function: Written) -> Iterator[Fault]:
     if not suspects:
         return
     theirs = list(map(np.asarray, jax.jit(function.each)(*known)))
-    sizes = compiled_in_float64(function.absolute_each, *known)(*known)
+    # Of what is finite: beside an infinity, too, what is finite may overflow on its way.
+    finite = [
+        np.where(np.isfinite(item), item, 0).astype(item.dtype) if _is_float(item) else item for item in map(np.asarray, known)
+    ]
+    sizes = compiled_in_float64(function.absolute_each, *finite)(*finite)
     # What is joined into one kernel keeps more of narrow floats between its steps than is stored: digits and range.
     widened = _of_narrow(function, known)
     wide = compiled_in_float64(lambda *known: _joined(function, widened, known), *known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -149,27 +149,19 @@ def _has_more_types(atom: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Sum:
-    """A carry to which each turn adds a product, and that no turn reads.
+class _Term:
+    """What each turn adds to a carry: a product, moved.
 
     Attributes:
-        carry: its number.
         product: a dot_general.
-        moves: transpositions of its result, in order.
-        add: what adds it.
+        moves: what is linear in its result and moves elements alone, in order.
     """
 
-    carry: int
     product: core.JaxprEqn
     moves: tuple[core.JaxprEqn, ...]
-    add: core.JaxprEqn
-
-    @property
-    def equations(self) -> tuple[core.JaxprEqn, ...]:
-        return self.product, *self.moves, self.add
 
     def of_all_turns(self, left: jax.Array, right: jax.Array) -> jax.Array:
-        """The sum of all turns' products, of operands with an axis of turns before their own."""
+        """The sum of all turns, of the product's operands with an axis of turns before their own."""
         params = self.product.params
         contracted, batch = ([tuple(axis + 1 for axis in side) for side in kind] for kind in params["dimension_numbers"])
         numbers: Any = (tuple((0, *side) for side in contracted), tuple(batch))
@@ -181,8 +173,32 @@ class _Sum:
             preferred_element_type=params["preferred_element_type"],
         )
         for move in self.moves:
-            total = total.transpose(move.params["permutation"])
+            literals = [atom.val for atom in move.invars if isinstance(atom, core.Literal)]
+            total = move.primitive.bind(total, *literals, **move.params)
         return total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sum:
+    """A carry to which each turn adds products, and that no turn reads.
+
+    Attributes:
+        carry: its number.
+        terms: the products.
+        adds: what adds them.
+    """
+
+    carry: int
+    terms: tuple[_Term, ...]
+    adds: tuple[core.JaxprEqn, ...]
+
+    @property
+    def products(self) -> list[core.JaxprEqn]:
+        return [term.product for term in self.terms]
+
+    @property
+    def equations(self) -> list[core.JaxprEqn]:
+        return [*self.products, *(move for term in self.terms for move in term.moves), *self.adds]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -258,33 +274,43 @@ class _Body:
         """The carries to which turns only add products."""
         readers = self._readers()
         writers = {var: own for own in self.jaxpr.eqns for var in own.outvars}
-        of_constants = {var for own in self.of_constants() for var in own.outvars}
         found = []
         for number, (carry, result) in enumerate(zip(self.carries, self.jaxpr.outvars, strict=False)):
-            add = writers.get(result) if isinstance(result, core.Var) else None
-            if add is None or add.primitive.name not in ("add", "add_any") or readers[carry] != [add]:
-                continue
-            (moved,) = [atom for atom in add.invars if atom is not carry][:1] or [None]
-            moves: list[core.JaxprEqn] = []
-            last = add
-            while isinstance(moved, core.Var) and readers[moved] == [last] and moved in writers:
-                last = writers[moved]
-                if last.primitive.name != "transpose":
+            adds: list[core.JaxprEqn] = []
+            terms: list[_Term] = []
+            atom, reader = result, None
+            while atom is not carry:
+                add = writers.get(atom) if isinstance(atom, core.Var) and readers[atom] == [reader] else None
+                if add is None or add.primitive.name not in ("add", "add_any"):
                     break
-                moves.insert(0, last)
-                moved = last.invars[0]
-            operands = _read([last])
-            is_known = not operands.isdisjoint([*self.constants, *of_constants, *self.jaxpr.constvars])
-            # One that is read elsewhere, too, would be computed twice.
-            if (
-                last.primitive.name == "dot_general"
-                and readers[result] == [None]
-                and not is_known
-                and all(isinstance(atom, core.Var) for atom in last.invars)
-                and operands.issubset({*self.jaxpr.invars, *writers})
-            ):
-                found.append(_Sum(number, last, tuple(moves), add))
+                # Only one side can lead to the carry; the other is a product, or the sum stays in the loop.
+                sides = [(self._term(one, add, readers, writers), other) for one, other in (add.invars, add.invars[::-1])]
+                term, rest = next(((term, rest) for term, rest in sides if term is not None), (None, None))
+                if term is None:
+                    break
+                adds.append(add)
+                terms.append(term)
+                atom, reader = rest, add
+            if terms and atom is carry and readers[carry] == [reader]:
+                found.append(_Sum(number, tuple(terms), tuple(adds)))
         return found
+
+    def _term(self, atom: Any, add: core.JaxprEqn, readers: Any, writers: Mapping[Any, core.JaxprEqn]) -> _Term | None:
+        """What an addition adds, if it is a moved product that changes from turn to turn and that nobody else reads."""
+        moves: list[core.JaxprEqn] = []
+        last = add
+        while isinstance(atom, core.Var) and readers[atom] == [last] and atom in writers:
+            last = writers[atom]
+            if not _only_moves(last):
+                break
+            moves.insert(0, last)
+            atom = last.invars[0]
+        operands = _read([last])
+        of_constants = {var for own in self.of_constants() for var in own.outvars}
+        is_known = not operands.isdisjoint([*self.constants, *of_constants, *self.jaxpr.constvars])
+        if last.primitive.name != "dot_general" or is_known or not all(isinstance(side, core.Var) for side in last.invars):
+            return None
+        return _Term(last, tuple(moves)) if operands.issubset({*self.jaxpr.invars, *writers}) else None
 
     def after(self) -> list[core.JaxprEqn]:
         """The products that no turn reads, with what only they lead to, in order."""
@@ -337,7 +363,8 @@ def _run(
     behind = {var for own in after for var in own.outvars}
     in_turn = [atom for atom in stacked if not (isinstance(atom, core.Var) and atom in behind)]
     # What is computed afterwards reads these of each turn.
-    wanted = _read([*after, *(item.product for item in sums)]) - behind - {*body.constants, *body.entries, *jaxpr.constvars}
+    products = [product for item in sums for product in item.products]
+    wanted = _read([*after, *products]) - behind - {*body.constants, *body.entries, *jaxpr.constvars}
     of_constants = body.of_constants()
     wanted -= {var for own in of_constants for var in own.outvars}
     by_before = {var for own in before for var in own.outvars}
@@ -373,8 +400,9 @@ def _run(
     known.update(zip(extra, stacks[len(in_turn) :], strict=True))
     finals = dict(zip((number for number in range(body.num_carries) if number not in summed), last, strict=True))
     for item in sums:
-        left, right = (known[var] for var in item.product.invars)
-        finals[item.carry] = known[body.carries[item.carry]] + item.of_all_turns(left, right)
+        finals[item.carry] = known[body.carries[item.carry]]
+        for term in item.terms:
+            finals[item.carry] += term.of_all_turns(*(known[var] for var in term.product.invars))
     found = iter(stacks)
     made_after = {}
     if behind:
@@ -385,6 +413,14 @@ def _run(
         made_after = dict(zip(ends, made, strict=True))
     given = [made_after[atom] if isinstance(atom, core.Var) and atom in made_after else next(found) for atom in stacked]
     return [*(finals[number] for number in range(body.num_carries)), *given]
+
+
+def _only_moves(equation: core.JaxprEqn) -> bool:
+    """Whether an equation moves elements of one array alone, and puts zeros between them at most."""
+    if equation.primitive.name == "pad":
+        value = equation.invars[1]
+        return isinstance(value, core.Literal) and not value.val
+    return equation.primitive.name in ("transpose", "reshape")
 
 
 def _read(equations: Iterable[core.JaxprEqn]) -> set[core.Var]:

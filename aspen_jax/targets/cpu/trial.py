@@ -42,8 +42,8 @@ TUNING_S = 10.0
 _CLOSE = 2.0
 # What a turn of a loop takes is known less.
 _CLOSE_OF_LOOPS = 4.0
-# A shorter part is not worth the compilation that a trial takes.
-_LEAST_NS = 2e5
+# A shorter part is not worth the compilation that a trial takes. A loop of few equations compiles soon.
+_LEAST_NS, _LEAST_OF_LOOPS_NS = 2e5, 5e4
 # Equations that XLA compiles in a second, and bytes that are written in a tenth of the budget's time.
 _EQUATIONS_OF_A_SECOND = 300
 _MOST_BYTES = 1 << 28
@@ -150,8 +150,9 @@ class Case:
         xla, tiles = self.predicted
         if any(item.equation.primitive.name == "while" for item in self.items):
             return False  # of random numbers it might never end
-        close = _CLOSE_OF_LOOPS if any(item.body for item in self.items) else _CLOSE
-        return self.is_unknown or (min(xla, tiles) >= _LEAST_NS and xla < close * tiles and tiles < close * xla)
+        has_loop = any(item.body for item in self.items)
+        close, least = (_CLOSE_OF_LOOPS, _LEAST_OF_LOOPS_NS) if has_loop else (_CLOSE, _LEAST_NS)
+        return self.is_unknown or (min(xla, tiles) >= least and xla < close * tiles and tiles < close * xla)
 
     @property
     def key(self) -> str:

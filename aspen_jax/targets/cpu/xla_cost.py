@@ -272,11 +272,7 @@ def _updates(reader: _Node, node: _Node) -> bool:
 def _loop(root: _Node, num_threads: int, *, is_body: bool = False) -> Amounts:
     """The amounts of one loop with all that is fused into it."""
     evaluated, arrays = _fused(root)
-    work = sum(
-        node.cost.total * count / max(1, node.size)
-        for node, count in evaluated.items()
-        if node.primitive not in _ROOTS
-    )
+    work = sum(node.cost.total * count / max(1, node.size) for node, count in evaluated.items() if node.primitive not in _ROOTS)
     threads = _threads(work, sum(arrays.values()), root, num_threads)
     if root.primitive in _TAKE_ARRAYS:
         found, threads = _special(root, num_threads, is_body=is_body)
