@@ -125,7 +125,7 @@ def _of_turns(loop: Converted, num_workers: int) -> dict[str, float]:
     found = xla_cost.of_part(body.items, [item.value for item in body.program.outputs], num_workers, is_body=True)
     found.pop(xla_cost.ASYNCHRONOUS, None)
     found = {f"{name} in a loop" if name in ("loops", "rows") else name: amount for name, amount in found.items()}
-    return {name: amount * turns for name, amount in {**found, "turns": 1.0}.items()}
+    return {name: amount * turns for name, amount in found.items()}
 
 
 def margin(xla: float) -> float:
