@@ -22,44 +22,58 @@ struct Group {
   bool first, last;
 };
 
-// A vector of columns, from `at` on, of out (+)= the group's scaled rows, or its first `lanes` lanes. The rows are summed first:
-// a long sum of short sums loses less than one of products. Gives the steps of the epilogue that the sums began with.
-template <bool kPartial, class T, int kRows, int kGroup>
+// Vectors of columns that are computed side by side. One sum of kStreams products is a chain of instructions that wait for each
+// other, so with one row, which reads matrices from the L2 cache as fast as it computes, there are several.
+template <int kRows>
+constexpr int kSideBySide = kRows == 1   ? 4
+                            : kRows == 2 ? 2
+                                         : 1;
+
+// Vectors of columns, from `at` on, of out (+)= the group's scaled rows, or the first `lanes` lanes of one. The rows are summed
+// first: a long sum of short sums loses less than one of products. Gives the steps of the epilogue that the sums began with.
+template <bool kPartial, int kVectors, class T, int kRows, int kGroup>
 ASPEN_INLINE int add_to(const Block& block, const Group<T, kRows, kGroup>& group, int64_t at, [[maybe_unused]] int lanes,
                         int begun) {
   const auto load_columns = [&](const auto* from, int = 0)
                                 __attribute__((always_inline)) { return kPartial ? load_partial(from, lanes) : load(from); };
   float* const out = block.out + at;
-  Floats sum[kRows][1];
+  Floats sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int k = 0; k < kGroup; ++k) {
-    const Floats row = load_columns(group.rows + k * group.stride + at);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Floats scale = broadcast(group.scales[r][k]);
-      sum[r][0] = k == 0 ? scale * row : fma(scale, row, sum[r][0]);
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats row = load_columns(group.rows + k * group.stride + at + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Floats scale = broadcast(group.scales[r][k]);
+        sum[r][v] = k == 0 ? scale * row : fma(scale, row, sum[r][v]);
+      }
     }
   }
+  const auto each = [&](auto change) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) change(sum[r][v], r, v, out + r * block.out_stride + v * kLanes);
+    }
+  };
   if (group.first) {
-    Floats begin[kRows][1];
+    Floats begin[kRows][kVectors];
     begun = begin_in_registers(block.finish, block.column + at, begin, load_columns);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) sum[r][0] += begin[r][0];
+    each([&](Floats& x, int r, int v, float*) __attribute__((always_inline)) { x += begin[r][v]; });
   } else {
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) sum[r][0] += load_columns(out + r * block.out_stride);
+    each([&](Floats& x, int, int, const float* before) __attribute__((always_inline)) { x += load_columns(before); });
   }
   if (group.last && block.finish != nullptr) {
     finish_in_registers(*block.finish, begun, 0, block.column + at, sum, load_columns);
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
+  each([&](Floats x, int, int, float* to) __attribute__((always_inline)) {
     if constexpr (kPartial) {
-      store_partial(out + r * block.out_stride, sum[r][0], lanes);
+      store_partial(to, x, lanes);
     } else {
-      store(out + r * block.out_stride, sum[r][0]);
+      store(to, x);
     }
-  }
+  });
   return begun;
 }
 
@@ -83,8 +97,11 @@ void add_rows(const Block& block, RightOperand<T> weights, int64_t columns) noex
       }
     }
     int done = begun;
-    for (int64_t at = 0; at < whole; at += kLanes) done = add_to<false>(block, group, at, 0, begun);
-    if (rest > 0) done = add_to<true>(block, group, whole, rest, begun);
+    constexpr int kWide = kSideBySide<kRows>;
+    int64_t at = 0;
+    for (; at + kWide * kLanes <= whole; at += kWide * kLanes) done = add_to<false, kWide>(block, group, at, 0, begun);
+    for (; at < whole; at += kLanes) done = add_to<false, 1>(block, group, at, 0, begun);
+    if (rest > 0) done = add_to<true, 1>(block, group, whole, rest, begun);
     begun = done;
   };
   int64_t k = 0;
