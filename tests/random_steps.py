@@ -278,7 +278,7 @@ _FLOAT_UNARY: dict[str, Compute] = {
 }  # fmt: skip
 _FLOAT_COARSE: dict[str, Compute] = {
     "sign": jnp.sign, "floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round, "trunc": jnp.trunc, "is_finite": jnp.isfinite,
-    "is_nan": jnp.isnan, "signbit": jnp.signbit,
+    "is_nan": jnp.isnan, "signbit": lambda a: jnp.signbit(_of_some_sign(a)),
 }  # fmt: skip
 _INT_UNARY: dict[str, Compute] = {
     "neg": jnp.negative, "abs": jnp.abs, "sign": jnp.sign, "not": jnp.bitwise_not, "square": jnp.square,
@@ -289,8 +289,8 @@ _FLOAT_BINARY: dict[str, Compute] = {
     "logaddexp": jnp.logaddexp, "hypot": jnp.hypot,
 }  # fmt: skip
 _FLOAT_COARSE_BINARY: dict[str, Compute] = {
-    "fmod": jnp.fmod, "atan2": jnp.arctan2, "copysign": jnp.copysign, "floor_divide": jnp.floor_divide, "mod": jnp.mod,
-    "fmax": jnp.fmax, "power": jnp.power, "heaviside": jnp.heaviside,
+    "fmod": jnp.fmod, "atan2": jnp.arctan2, "copysign": lambda a, b: jnp.copysign(a, _of_some_sign(b)),
+    "floor_divide": jnp.floor_divide, "mod": jnp.mod, "fmax": jnp.fmax, "power": jnp.power, "heaviside": jnp.heaviside,
 }  # fmt: skip
 _INT_BINARY: dict[str, Compute] = {
     "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "max": jnp.maximum, "min": jnp.minimum, "and": jnp.bitwise_and,
@@ -388,9 +388,18 @@ def _bitcast(author: _Author) -> None:
     if dtype != BOOL and same:
         target = author.choose(same)
         bits = functools.partial(_bits_without_denormals if target in _FLUSHED else lax.bitcast_convert_type, new_dtype=target)
-        # Which bits a NaN has is nobody's promise. The sign of a zero depends on how a sum begins.
-        compute = (lambda a: bits(jnp.where(jnp.isnan(a) | (a == 0), jnp.zeros_like(a), a))) if dtype in FLOATS else bits
+        compute = (lambda a: bits(jnp.where(_has_own_bits(a), a, jnp.zeros_like(a)))) if dtype in FLOATS else bits
         author.add(f"bits as {target.name}", compute, x, is_of_bits=True)
+
+
+def _of_some_sign(a: Array) -> Array:
+    """One for NaN, whose sign nobody promises."""
+    return jnp.where(jnp.isnan(a), jnp.ones_like(a), a)
+
+
+def _has_own_bits(a: Array) -> Array:
+    """False of NaN, whose bits nobody promises, of zeros, whose sign depends on how a sum begins, and of denormals."""
+    return jnp.abs(a) >= jnp.finfo(a.dtype).smallest_normal
 
 
 def _bits_without_denormals(a: Array, new_dtype: np.dtype) -> Array:
