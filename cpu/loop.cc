@@ -1,6 +1,8 @@
 // loop: turns of a body on one worker. The body is a list of parts, each an op that is prepared like any other and runs on all of
 // its output. What a part writes lies in scratch memory, so that small values and the weights stay in the worker's cache.
 //
+// Parts that are worth it are cut among idle workers, who keep what they read in their caches from turn to turn (team.h).
+//
 // There are so many turns, or as many as begin with a first carry that is true. A run that is over ends at a turn. A tile that is
 // to pause does so between two turns, and keeps what they hand on.
 //
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "aspen_jax/engine/float_mode.h"
+#include "aspen_jax/engine/team.h"
 #include "parts.h"
 #include "shapes.h"
 #include "spec_reader.h"
@@ -41,6 +44,11 @@ struct Part {
   std::vector<Source> inputs;
   std::vector<size_t> outputs;  // values
   int32_t hi[kMaxRank] = {};    // the box of all of the first output
+  // Where workers may share it: an axis of that box, in multiples of so many. -1: one worker computes it.
+  int cut_axis = -1;
+  int32_t cut_unit = 1;
+
+  int64_t num_units() const { return cut_axis < 0 ? 1 : (int64_t{hi[cut_axis]} + cut_unit - 1) / cut_unit; }
 };
 
 // What is written to an output of the op in each turn, or by the last one.
@@ -78,6 +86,8 @@ struct Loop final : OpState {
   int64_t scratch_bytes = 0;  // of all of these
   // Of the number of turns that have ended, and the carries' buffers.
   int64_t kept_bytes = 64;
+  int most_shares = 1;  // of a part
+  size_t of_parts = 0;  // scratch bytes of the part that wants the most
 };
 
 // Where the values are in a turn.
@@ -96,6 +106,15 @@ class Run {
   }
 
   const char* run() noexcept {
+    const bool has_team = args_.team != nullptr && loop_.most_shares > 1 && args_.team->open(loop_.most_shares, loop_.of_parts);
+    team_ = has_team ? args_.team : nullptr;
+    const char* const message = run_turns();
+    if (has_team) args_.team->close();
+    return message;
+  }
+
+ private:
+  const char* run_turns() noexcept {
     auto& ended = *reinterpret_cast<int64_t*>(args_.kept);
     int64_t turn = std::exchange(ended, 0);
     for (place(turn); goes_on(turn); place(++turn)) {
@@ -115,7 +134,6 @@ class Run {
     return nullptr;
   }
 
- private:
   // Places of entries beyond the last turn are never read.
   bool goes_on(int64_t turn) const noexcept {
     return loop_.is_while ? *values_[loop_.carries[0].read] != std::byte{0} : turn < loop_.turns;
@@ -145,8 +163,35 @@ class Run {
     static constexpr int32_t kLow[kMaxRank] = {};
     for (size_t i = 0; i < part.inputs.size(); ++i) inputs_[i] = values_[part.inputs[i].value] + part.inputs[i].offset;
     for (size_t i = 1; i < part.outputs.size(); ++i) further_[i - 1] = values_[part.outputs[i]];
-    return part.op.run(
-        {part.op.state.get(), inputs_, values_[part.outputs[0]], kLow, part.hi, args_.scratch + loop_.scratch_bytes, further_});
+    std::byte* const scratch = args_.scratch + loop_.scratch_bytes;
+    if (team_ != nullptr && part.cut_axis >= 0) {
+      const int num_shares = static_cast<int>(std::min<int64_t>(part.num_units(), team_->size()));
+      Shared shared{*this, part};
+      if (num_shares > 1) return team_->run(run_share, &shared, num_shares, scratch);
+    }
+    return compute_box(part, kLow, part.hi, scratch);
+  }
+
+  struct Shared {
+    const Run& run;
+    const Part& part;
+  };
+
+  // Of all workers, each with its mode of computing.
+  static const char* run_share(void* context, int share, int num_shares, std::byte* scratch) noexcept {
+    const XlaFloatMode mode;
+    const auto& [run, part] = *static_cast<const Shared*>(context);
+    int32_t lo[kMaxRank] = {}, hi[kMaxRank];
+    std::ranges::copy(part.hi, hi);
+    const int64_t units = part.num_units();
+    lo[part.cut_axis] = static_cast<int32_t>(units * share / num_shares * part.cut_unit);
+    hi[part.cut_axis] =
+        static_cast<int32_t>(std::min<int64_t>(units * (share + 1) / num_shares * part.cut_unit, part.hi[part.cut_axis]));
+    return run.compute_box(part, lo, hi, scratch);
+  }
+
+  const char* compute_box(const Part& part, const int32_t* lo, const int32_t* hi, std::byte* scratch) const noexcept {
+    return part.op.run({part.op.state.get(), inputs_, values_[part.outputs[0]], lo, hi, scratch, further_});
   }
 
   const Loop& loop_;
@@ -154,6 +199,7 @@ class Run {
   std::byte** values_;
   const void** inputs_;
   void** further_;
+  Team* team_ = nullptr;
 };
 
 // What decays from turn to turn ends as denormal numbers, at which processors are a hundred times slower. XLA's loops flush them.
@@ -181,7 +227,7 @@ class LoopReader {
     reader_.end_without_program();
     check_while();
     place();
-    const auto scratch = static_cast<size_t>(loop_->scratch_bytes) + of_parts_;
+    const auto scratch = static_cast<size_t>(loop_->scratch_bytes) + loop_->of_parts;
     const auto kept = static_cast<size_t>(loop_->kept_bytes);
     const bool may_not_end = loop_->is_while;
     return {std::move(loop_), run_loop, scratch, nullptr, kept, may_not_end};
@@ -271,11 +317,23 @@ class LoopReader {
     part.op = prepare_part(what.c_str(), kernel.prepare, {inputs, first, words, further});
     loop_->num_pointers = std::max(loop_->num_pointers, part.inputs.size());
     loop_->most_further = std::max(loop_->most_further, further.size());
-    of_parts_ = std::max(of_parts_, part.op.scratch_bytes);
+    loop_->of_parts = std::max(loop_->of_parts, part.op.scratch_bytes);
+    read_cut(part, first.rank);
     // A tile is never empty, and kernels count on that.
     if (is_empty(first)) {
       loop_->parts.pop_back();
     }
+  }
+
+  // The axis along which workers may share a part, counted from 1, and in multiples of how many; two zeros where one computes it.
+  void read_cut(Part& part, int rank) {
+    part.cut_axis = static_cast<int>(reader_.integer(0, rank, "the axis along which a part is shared")) - 1;
+    const int64_t unit = reader_.integer(0, kMaxExtent, "the multiples in which a part is shared");
+    if ((unit > 0) != (part.cut_axis >= 0)) throw GraphError("a part of a loop is shared along no axis, or in multiples of 0");
+    if (part.cut_axis < 0) return;
+    part.cut_unit = static_cast<int32_t>(unit);
+    const int64_t most = std::min<int64_t>(part.num_units(), Team::kMost);
+    loop_->most_shares = std::max(loop_->most_shares, static_cast<int>(most));
   }
 
   // Which value a part reads, from which element on, and the shape and strides of what it sees.
@@ -374,7 +432,6 @@ class LoopReader {
   std::vector<TensorView> values_;  // of the body
   std::vector<bool> is_written_;    // by a part
   std::vector<bool> is_result_;
-  size_t of_parts_ = 0;  // scratch bytes of the part that wants the most
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ int64_t now_ns() noexcept {
 bool execute(RunState& run, uint32_t tile, const Dse& dse, const Pulse& pulse) noexcept {
   Observer* const observer = run.observer();
   const int64_t begin = observer == nullptr ? 0 : now_ns();
-  const char* const message = compute(run, tile, dse.scratch.data(), pulse);
+  const char* const message = compute(run, tile, dse.scratch.data(), pulse, dse.team);
   const bool has_paused = message == kPaused;
   if (observer != nullptr) [[unlikely]] {
     observer->on_tile({&run.plan(), run.id(), static_cast<int32_t>(tile), dse.worker, begin, now_ns(),

@@ -14,16 +14,18 @@ namespace aspen {
 struct Dse {
   Arena& scratch;
   int worker;
+  Team* team = nullptr;  // who may help it
 };
 
 // What a tile that pauses returns.
 inline constexpr char kPaused[] = "the tile has paused";
 
 // Computes a tile. Null, or what its kernel says went wrong, or kPaused.
-inline const char* compute(const RunState& run, uint32_t tile, std::byte* scratch, const Pulse& pulse) noexcept {
+inline const char* compute(const RunState& run, uint32_t tile, std::byte* scratch, const Pulse& pulse,
+                           Team* team = nullptr) noexcept {
   const PlannedTile& planned = run.plan().tiles()[tile];
   const RunOp& op = run.op(planned.op);
-  return op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch, op.further, &pulse, op.kept});
+  return op.run({op.state, op.inputs, op.output, planned.box, planned.box + op.rank, scratch, op.further, &pulse, op.kept, team});
 }
 
 // Runs one tile of a run that has not failed. False where the tile has paused.

@@ -93,6 +93,8 @@ struct Pulse {
   Beat operator()() const noexcept { return ask(context); }
 };
 
+class Team;  // team.h
+
 // One tile to compute: the box [lo, hi) of the output. Pointers address element 0 of each view. The output may lie where an
 // input does that the op's family rewrites (`OpFamily.rewrites`): then no other tile touches the bytes of the box meanwhile.
 struct TileArgs {
@@ -107,6 +109,7 @@ struct TileArgs {
   // 64-byte aligned, PreparedOp::kept_bytes of the run's memory. A tile that was paused finds there what it has left. The first 8
   // bytes are 0 before it begins, and the tile leaves them so at its end.
   std::byte* kept = nullptr;
+  Team* team = nullptr;  // idle workers who may compute shares of the tile; null: there are none
 };
 
 // Returns nullptr on success, otherwise a message of static lifetime; the run then ends with an error naming op and tile.

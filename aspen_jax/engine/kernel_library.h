@@ -17,7 +17,7 @@ namespace aspen {
 // What a library shows, as the symbol `aspen_kernels`. Engine and library lay out what is in kernel.h alike where they agree on
 // the version, which grows with each change of it.
 struct KernelLibrary {
-  static constexpr uint64_t kVersion = 3;
+  static constexpr uint64_t kVersion = 4;
   uint64_t version;
   const Kernel* kernels;
   size_t count;

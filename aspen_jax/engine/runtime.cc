@@ -27,6 +27,7 @@
 #include "places.h"
 #include "ready_pool.h"
 #include "run_state.h"
+#include "team.h"
 #include "usable_cores.h"
 
 namespace aspen {
@@ -163,11 +164,20 @@ class Runtime::Impl {
 
   // A worker that looks for work.
   struct Worker : Seeker<Worker> {
-    Worker(Impl& its_impl, int self) noexcept : Seeker(its_impl.placement_, self), impl(its_impl) {}
+    Worker(Impl& its_impl, int self, Arena& its_scratch) noexcept
+        : Seeker(its_impl.placement_, self), impl(its_impl), scratch(its_scratch) {}
     Impl& impl;
+    Arena& scratch;
 
-    Node* take() const noexcept { return impl.pool_.pop(number(), *impl.policy_.load(std::memory_order_acquire)); }
-    bool has_work() const noexcept { return impl.pool_.has_work(); }
+    // A tile, if need be after helping with one for as long as there is no other.
+    Node* take() const noexcept {
+      Node* const node = pop();
+      if (node != nullptr || !impl.team_.has_seat()) return node;
+      impl.team_.join(scratch, [this] { return !impl.pool_.has_work() && !is_over(); });
+      return pop();
+    }
+    Node* pop() const noexcept { return impl.pool_.pop(number(), *impl.policy_.load(std::memory_order_acquire)); }
+    bool has_work() const noexcept { return impl.pool_.has_work() || impl.team_.has_seat(); }
     bool is_over() const noexcept { return number() >= impl.target_.load(std::memory_order_seq_cst); }
     int num_lanes() const noexcept { return impl.target_.load(std::memory_order_relaxed); }
   };
@@ -209,6 +219,7 @@ class Runtime::Impl {
   ReadyPool pool_;
   Parking parking_;
   Placement placement_;
+  Team team_{parking_};
   // Written by every run; what follows is read by every tile and hardly ever written.
   alignas(64) std::atomic<uint64_t> num_runs_{0};
   alignas(64) std::atomic<const Policy*> policy_{&kShallowFirst};
@@ -330,9 +341,9 @@ bool Runtime::Impl::Pooled::wants_pause(const RunState& run, int64_t& since) con
 bool Runtime::Impl::work(int self, Arena& scratch) noexcept {
   name_thread("aspen-" + std::to_string(self));
   const TileFloatMode mode;
-  const Dse dse{scratch, self};
+  const Dse dse{scratch, self, &team_};
   const Pooled company{*this, self};
-  Worker worker(*this, self);
+  Worker worker(*this, self, scratch);
   placement_.enter(self);
   for (;;) {
     Node* const head = worker.next(parking_);
@@ -637,6 +648,7 @@ void Runtime::Impl::begin_anew() noexcept {
   impl.started_.store(false, std::memory_order_relaxed);
   impl.exiting_.store(false, std::memory_order_relaxed);
   impl.parking_.reset();
+  impl.team_.reset();
   impl.placement_.reset();
   impl.pool_.reset();
   impl.waiting_ = nullptr;

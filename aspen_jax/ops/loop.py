@@ -39,6 +39,9 @@ class LoopAttrs(Attrs):
         body: a turn. Its inputs are the constants, the carries, and an entry of each further input of the op. Its outputs are the
             carries of the next turn, and an entry of each further output of the op. Each is a value of its own that an op writes.
             Constants of its own it has before the passes alone (passes/loops.py).
+        shared_axes: for each op of the body, along which axis of its output idle workers may share it; -1 where one worker
+            computes it.
+        shared_units: in multiples of how many indices; 0 there.
     """
 
     turns: int
@@ -47,11 +50,19 @@ class LoopAttrs(Attrs):
     num_constants: int
     num_carries: int
     body: Program
+    shared_axes: tuple[int, ...] = ()
+    shared_units: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         kernels = dict.fromkeys(op.family.name for op in self.body.ops)
         turns = "turns" if self.is_while else f"{self.turns} turns"
-        return f"({turns} of {', '.join(kernels)})"
+        shared = ", shared by idle workers" if any(self.shared_units) else ""
+        return f"({turns} of {', '.join(kernels)}{shared})"
+
+    def parts(self) -> Iterator[tuple[Op, int, int]]:
+        """The ops of a turn, each with the axis along which it is shared, or -1, and in multiples of how many."""
+        ops = self.body.ops
+        return zip(ops, self.shared_axes or [-1] * len(ops), self.shared_units or [0] * len(ops), strict=True)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoopAttrs) and self._words == other._words
@@ -73,7 +84,7 @@ class LoopAttrs(Attrs):
             numbers[value] = len(numbers)
             yield from _words_of_value(value)
         yield len(body.ops)
-        for op in body.ops:
+        for op, axis, unit in self.parts():
             letters, words = op.family.kernel.encode("ascii"), op.family.params(op)
             yield from (len(letters), *letters, len(words), *words, len(op.inputs))
             for operand in op.inputs:
@@ -83,6 +94,7 @@ class LoopAttrs(Attrs):
             for value in op.outputs:
                 numbers[value] = len(numbers)
                 yield from _words_of_value(value)
+            yield from (axis + 1, unit)
         yield len(body.outputs)
         for operand in body.outputs:
             yield from (numbers[operand.value], len(operand.shape), *operand.shape)
@@ -95,12 +107,15 @@ class LoopAttrs(Attrs):
         turns, is_reverse, is_while, constants, carries = (words.integer() for _ in range(5))
         values = [_value_from(words) for _ in range(_count(words))]
         inputs = tuple(values)
-        ops = []
+        ops, axes, units = [], [], []
         for _ in range(_count(words)):
             ops.append(_op_from(words, values))
             values += ops[-1].outputs
+            axes.append(words.integer() - 1)
+            units.append(words.integer())
         outputs = tuple(_result_from(words, values) for _ in range(_count(words)))
-        return cls(turns, bool(is_reverse), bool(is_while), constants, carries, Program(inputs, (), tuple(ops), outputs))
+        body = Program(inputs, (), tuple(ops), outputs)
+        return cls(turns, bool(is_reverse), bool(is_while), constants, carries, body, tuple(axes), tuple(units))
 
 
 def _words_of_value(value: Value) -> Iterator[int]:
@@ -190,6 +205,11 @@ class Loop(OpFamily):
             raise ValueError(f"a loop of {attrs.turns} turns, {attrs.num_constants} constants and {attrs.num_carries} carries")
         if attrs.is_while and (_is_not_flag(body, attrs) or len(body.outputs) != attrs.num_carries):
             raise ValueError("a loop of unknown length begins with a bool, and has no entries")
+        if attrs.shared_units and not len(attrs.shared_axes) == len(attrs.shared_units) == len(body.ops):
+            raise ValueError(f"a loop says of {len(attrs.shared_units)} ops how they are shared, and has {len(body.ops)}")
+        for own, axis, unit in attrs.parts():
+            if not -1 <= axis < len(own.output.shape) or not 0 <= unit <= MAX_EXTENT or (unit > 0) != (axis >= 0):
+                raise ValueError(f"an op of a loop is shared along axis {axis} in multiples of {unit}")
         if body.constants:
             raise ValueError("the body of a loop has constants of its own; they must be inputs")
         inputs, outputs = types_of(attrs)

@@ -307,7 +307,7 @@ def rewrites(
 ) -> Iterator[Rewrite]:
     """What each pass does, one after the other; the arguments are those of `run_passes`."""
     _check(disabled, stages)
-    program = loops.run(program, lambda body: run_passes(body, {*disabled, *loops.LEFT_OUT}, machine, stages))
+    program = loops.run(program, lambda body: run_passes(body, {*disabled, *loops.LEFT_OUT}, machine, stages), machine)
     for item in (item for _, stage in stages for item in stage):
         if item.name not in disabled:
             start = time.perf_counter()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from aspen_jax.cost.loops import shared
+from aspen_jax.cost.machine import Machine
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import BLOCK
 from aspen_jax.ops.block_program import COPY
@@ -16,12 +18,13 @@ LEFT_OUT = ("stacks", "split_depth", "partial_reduce", "last_op", "in_place")
 """Passes that make what cannot be a part of a loop."""
 
 
-def run(program: Program, rewrite: Callable[[Program], Program]) -> Program:
+def run(program: Program, rewrite: Callable[[Program], Program], machine: Machine | None) -> Program:
     """Rewrite the body of each loop.
 
     Args:
         program: what may have loops.
         rewrite: gives a body after all passes but LEFT_OUT.
+        machine: the cost model that says what of a turn is worth sharing; None: nothing is.
     """
     if not any(op.family is LOOP for op in program.ops):
         return program
@@ -33,7 +36,9 @@ def run(program: Program, rewrite: Callable[[Program], Program]) -> Program:
             continue
         body = rewrite(op.attrs.body)
         constants.update(body.constants)
-        ops += _without_what_repeats(op, body)
+        *outside, loop = _without_what_repeats(op, body)
+        ops += outside
+        ops.append(loop if machine is None else loop.replace(attrs=shared(loop.attrs, machine)))
     return program.replace(ops=tuple(ops), constants=tuple(constants.items()))
 
 

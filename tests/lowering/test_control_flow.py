@@ -178,7 +178,7 @@ def test_a_loop_with_effects_is_left_alone(capfd):
 
 @pytest.mark.one_mode("asserts that shapes are tiled which XLA does as fast")
 def test_the_loop_is_explained_and_its_bodies_are_parts():
-    w, x = normal(0, 256, 256) / 16, normal(1, 256, 256)
+    w, x = normal(0, 1024, 1024) / 32, normal(1, 1024, 1024)
     explanation = aspen(until_small).explain(w, x)
     assert [(item.primitive, item.reason) for item in explanation.fallbacks] == [
         ("while", "control flow; bodies that run as tiles: 2")

@@ -22,6 +22,7 @@ from aspen_jax.frontend import loops
 from aspen_jax.ir.program import Operand
 from aspen_jax.ops.attrs import Words
 from aspen_jax.ops.loop import LOOP, LoopAttrs
+from aspen_jax.ops.matmul import MATMUL
 from tests import modes
 from tests.tiled import check
 
@@ -498,11 +499,37 @@ def test_products_stay_in_a_loop_where_those_of_all_turns_take_much_memory():
 
 
 def test_long_turns_run_on_all_workers_and_what_xla_runs_stays_there():
-    w = normal(0, 512, 512)
-    by_all = aspen(lambda x: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]).explain(normal(1, 512, 512))
+    w = normal(0, 1024, 1024)
+    by_all = aspen(lambda x: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]).explain(normal(1, 1024, 1024))
     assert [item.reason for item in by_all.fallbacks] == ["control flow; bodies that run as tiles: 1"]
     special = aspen(lambda x: lax.scan(lambda c, _: (lax.lgamma(c), None), x, None, length=3)[0]).explain(normal(1, 2, 2))
     assert [item.primitive for item in special.fallbacks] == ["scan"]
+
+
+def wide_lstm(batch):
+    weights = [normal(seed, *shape) / 8 for seed, shape in enumerate(((256, 1024), (256, 1024), (1024,)))]
+    return weights, normal(5, 20, batch, 256), (normal(6, batch, 256), normal(7, batch, 256))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_idle_workers_share_wide_parts_of_a_turn(batch):
+    arguments = wide_lstm(batch)
+    expected = jax.tree.leaves(jax.jit(lstm)(*arguments))
+    before = aspen_jax.num_workers()
+    found = []
+    try:
+        for workers in (1, 2, 5):
+            aspen_jax.set_num_workers(workers)
+            function = jax.jit(aspen(lstm))
+            (loop,) = (op for op in aspen(lstm).graph(*arguments).program().ops if op.family is LOOP)
+            assert [axis for op, axis, _ in loop.attrs.parts() if op.family is MATMUL] == [1]
+            found += [list(map(np.asarray, jax.tree.leaves(function(*arguments)))) for _ in range(20)]
+    finally:
+        aspen_jax.set_num_workers(before)
+    for ours in found:
+        for value, first, theirs in zip(ours, found[0], expected, strict=True):
+            np.testing.assert_array_equal(value, first)  # whoever computed which share
+            np.testing.assert_allclose(value, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_the_words_say_what_the_attributes_do(tmp_path):
@@ -529,6 +556,9 @@ def test_a_body_that_does_not_fit_is_refused():
         ({"turns": 8}, "inputs of a loop"),
         ({"num_carries": 9}, "inputs of a loop"),
         ({"num_constants": -1}, "constants"),
+        ({"shared_axes": (0,), "shared_units": (8,)}, "how they are shared"),
+        ({"shared_axes": (2,) * len(body.ops), "shared_units": (8,) * len(body.ops)}, "along axis 2"),
+        ({"shared_axes": (0,) * len(body.ops), "shared_units": (0,) * len(body.ops)}, "in multiples of 0"),
         ({"body": body.replace(outputs=(Operand.whole(body.inputs[0]), *body.outputs[1:]))}, "outputs of a loop"),
         ({"body": body.replace(outputs=(body.outputs[0],) * len(body.outputs))}, "loop"),
         ({"body": body.replace(constants=((body.inputs[0], np.zeros(body.inputs[0].shape, np.float32)),))}, "constants"),

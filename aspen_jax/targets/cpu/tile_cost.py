@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from aspen_jax.cost.loops import num_shares
 from aspen_jax.graph.tilegraph import TileGraph
 from aspen_jax.ir.program import Op, Operand, Program, Value
 from aspen_jax.ops.block import program_flops
 from aspen_jax.ops.block_program import BlockProgram
 from aspen_jax.ops.gather import GATHER
-from aspen_jax.ops.loop import LOOP, turns_of
+from aspen_jax.ops.loop import LOOP, LoopAttrs, turns_of
 from aspen_jax.ops.partial_reduce import PARTIAL_REDUCE, part_of
 from aspen_jax.ops.transposed import TRANSPOSED
 from aspen_jax.ops.transposed import part_of as untransposed
@@ -61,7 +62,7 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
         share = 1.0 / max(1, min(num_workers, int(count)))
         case = op.likeness, int(count)
         if case not in known:
-            known[case] = _of_op(op, int(count))
+            known[case] = _of_op(op, int(count), num_workers)
         for name, amount in known[case].items():
             found[name] += amount * share
     made = {value for op in program.ops for value in op.outputs}
@@ -74,23 +75,19 @@ def amounts(program: Program, graph: TileGraph, num_workers: int) -> Amounts:
     return dict(found)
 
 
-def _of_op(op: Op, num_tiles: int) -> Amounts:
+def _of_op(op: Op, num_tiles: int, num_workers: int) -> Amounts:
     family = op.family
     size = float(op.output.size)
     if not size:
         return {}
     if family is LOOP:
-        turn: collections.defaultdict[str, float] = collections.defaultdict(float, {"parts": len(op.attrs.body.ops)})
-        for part in op.attrs.body.ops:
-            for name, amount in _of_op(part, 1).items():
-                turn["bytes of turns" if name in ("bytes", "far bytes") else name] += amount
-        return {name: amount * turns_of(op.attrs) for name, amount in turn.items()}
+        return _of_loop(op.attrs, num_workers)
     if family is TRANSPOSED:
-        return _of_op(untransposed(op), num_tiles)
+        return _of_op(untransposed(op), num_tiles, num_workers)
     if family is PARTIAL_REDUCE:
         kind = "rows" if len(op.output.shape) - 1 in op.attrs.axes else "columns"
         reduced = {f"flops of sums of {kind}": size, "bytes": float(op.further[0].nbytes)}
-        own = _of_op(part_of(op), num_tiles)
+        own = _of_op(part_of(op), num_tiles, num_workers)
         return {name: own.get(name, 0.0) + reduced.get(name, 0.0) for name in (*own, *(reduced.keys() - own.keys()))}
     shape = op.output.shape
     whole = np.array([[(0, extent) for extent in shape]], np.int64).reshape(1, -1, 2)
@@ -136,6 +133,17 @@ def _of_op(op: Op, num_tiles: int) -> Amounts:
         written = 0 if op.family.keeps_rest(op) else value.nbytes
         found["far bytes" if written > FAR_BYTES else "bytes"] += written
     return found
+
+
+def _of_loop(attrs: LoopAttrs, num_workers: int) -> Amounts:
+    """All turns, with the parts shared that workers share."""
+    turn: collections.defaultdict[str, float] = collections.defaultdict(float, {"parts": len(attrs.body.ops)})
+    for part, axis, unit in attrs.parts():
+        shares = num_shares(part, axis, unit, num_workers)
+        turn["shared parts"] += shares > 1
+        for name, amount in _of_op(part, 1, num_workers).items():
+            turn["bytes of turns" if name in ("bytes", "far bytes") else name] += amount / shares
+    return {name: amount * turns_of(attrs) for name, amount in turn.items()}
 
 
 def _add_program(found: Amounts, program: BlockProgram, elements: float, columns: float) -> None:
