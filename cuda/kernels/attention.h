@@ -1,7 +1,10 @@
 // Attention: a block of queries goes through all keys, kKeys at a time, and keeps of the scores only each row's largest and the
 // sum of exponentials so far (online softmax). Both products are those of product.h. What becomes of scores is that of
-// attention_weights.h. Of a slice of the keys the two numbers are stored beside the weighted sums, so that another kernel can
+// attention_weights.h. Where keys are sliced, the two numbers are stored beside the weighted sums, so that another kernel can
 // merge the slices.
+//
+// queries: [num_rows, kDepth], keys: [num_keys, kDepth] -> scores: [num_rows, num_keys] -> weights, of the same shape;
+// values: [num_keys, num_columns] -> sums: [num_rows, num_columns]. At a time there are [kRows, kKeys] scores.
 //
 // A mask may leave no weights but exact zeros from some key on. Those keys are left out where that changes nothing: where no
 // score is so large that it would lift what is masked, and no value is infinite or NaN, whose product with zero is NaN.
@@ -18,8 +21,8 @@
 
 namespace aspen::cuda {
 
-// The cores have as many rows and threads. kDepth: of the first product, the queries' width. kMasked: keys may be left out.
-// kInBoxes: maps describe keys and values.
+// The cores have as many rows and threads. kDepth: the depth of the first product, the queries' width. kMasked: keys may be left
+// out. kInBoxes: maps describe keys and values.
 template <class Scores, class Values, int kDepth, bool kMasked, bool kInBoxes>
 struct Attention {
   using Element = typename Scores::Element;
@@ -38,17 +41,19 @@ struct Attention {
   };
   struct NoBarriers {};
   struct Memory {
+    // [kScoreChunks] of [kRows, Scores::kDepth], as Scores has its rows.
     alignas(Scores::kAlignment) Element queries[kScoreChunks][Scores::kRowElements];
     union {
       struct {
+        // [kScoreChunks] of [Scores::kDepth, kKeys], and [kValueChunks] of [Values::kDepth, kColumns], as the cores have columns.
         alignas(Scores::kAlignment) Element keys[kScoreChunks][Scores::kColumnElements];
         alignas(Values::kAlignment) Element values[kValueChunks][Values::kColumnElements];
       };
-      alignas(32) float passing[kRows * kSumStride<Values>];  // sums on their way out
+      alignas(32) float passing[kRows * kSumStride<Values>];  // [kRows, kColumns]: sums on their way out
     };
     typename Weights::Memory weights;
     typename Either<kInBoxes, TwoBarriers, NoBarriers>::Type barriers;
-    float totals[kRows];  // in the end the sums of weights
+    float totals[kRows];  // each row's sum of weights, in the end
     typename All::template Memory<float> all;
     int is_large;  // whether a score so far is larger than may be
   };
@@ -75,8 +80,8 @@ struct Attention {
                                    CopiesByThreads<Attention, Keys, Columns>>::Type;
     Copies copies(block, memory, keys, values, boxes, num_keys, num_columns);
     Weights weights;
-    Scores scores;
-    Values sums;
+    Scores scores;  // [kRows, kKeys]
+    Values sums;    // [kRows, kColumns]
     sums.clear(block);
     block.each_thread([&](int thread) {
       if (thread == 0) memory.is_large = 0;
@@ -130,7 +135,7 @@ struct Attention {
   }
 
  private:
-  // Whether keys from `first` on may be left out. What every thread gets is the same.
+  // Says whether keys from `first` on may be left out. What every thread gets is the same.
   template <class Keys, class Columns, class Widen>
   static ASPEN_DEVICE bool may_end(Block<kThreads>& block, Memory& memory, const Keys& keys, const Columns& values, int first,
                                    int num_keys, int num_columns, float most, const Widen& widen) {
@@ -157,7 +162,8 @@ struct Attention {
     return may[0] != 0;
   }
 
-  // A thread's share of the largest magnitude in columns [first, last) of a Core, elements [begin, end) of the depth.
+  // Finds a thread's share of the largest magnitude in columns [first, last) of a Core, elements [begin, end) of the depth.
+  // columns: [end - begin, last - first] -> one number of each thread.
   template <class Core, class Columns, class Widen>
   static ASPEN_DEVICE float largest(int thread, const Columns& columns, int first, int last, int begin, int end,
                                     const Widen& widen) {

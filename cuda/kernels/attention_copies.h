@@ -2,9 +2,11 @@
 // Both offer the same:
 //   begin          copies the first keys and values; those of the queries have begun
 //   load_keys      begins to copy keys from a number on, or nothing behind the last; load_values likewise
-//   wait_for_keys  until they are there; of keys and values in turn; wait_for_values likewise
+//   wait_for_keys  waits until they are there, keys and values in turn; wait_for_values likewise
 //   end            waits for what nobody waited for
 // All are for all threads, outside of phases.
+//
+// A filling of memory.keys is keys [kKeys, depth of the scores], and one of memory.values is values [kKeys, num_columns].
 #pragma once
 
 #include "product.h"
@@ -12,7 +14,7 @@
 
 namespace aspen::cuda {
 
-// Where no map describes keys or values.
+// Stands for boxes where no map describes keys or values.
 struct NoBoxes {
   static constexpr bool kAny = false;
 };
@@ -40,6 +42,7 @@ class CopiesByThreads {
     load_keys(0);
     load_values(0);
   }
+  // keys_: [num_keys, depth of the scores] -> memory.keys: [kScoreChunks] of kKeys columns; zeros from num_keys on.
   ASPEN_DEVICE void load_keys(int first) {
     if (first < num_keys_) {
       block_.each_thread([&](int thread) {
@@ -50,6 +53,7 @@ class CopiesByThreads {
     }
     block_.commit();
   }
+  // values_: [num_keys, num_columns] -> memory.values: [kValueChunks] of kColumns columns; zeros from num_columns on.
   ASPEN_DEVICE void load_values(int first) {
     if (first < num_keys_) {
       block_.each_thread([&](int thread) {
@@ -94,7 +98,7 @@ class CopiesInBoxes {
   ASPEN_DEVICE void begin() {
     load_keys(0);
     load_values(0);
-    // The queries, which threads copy.
+    // Waits for the queries, which threads copy.
     block_.commit();
     block_.template wait<0>();
     block_.publish();
@@ -142,7 +146,7 @@ class CopiesInBoxes {
   const Boxes& boxes_;
   const int num_keys_;
   BoxCopies<Own::kThreads, 2> copies_;
-  int begun_[2] = {}, waited_[2] = {};
+  int begun_[2] = {}, waited_[2] = {};  // [keys, values]: fillings that were begun, and waited for
 };
 
 }  // namespace aspen::cuda

@@ -2,8 +2,11 @@
 // by Own::kColumns columns of the values, one for each matrix that the outer axes choose. A block goes through all keys
 // (attention.h). So large a block of queries reads keys and values least often; of fewer queries less is computed for nothing.
 //
-// Of slices the output has an axis more, which comes first, and behind the columns two numbers for each row: its largest score
-// and its sum of weights, with which another kernel merges the slices.
+// queries: [outer ..., rows, depth], keys: [outer ..., num_keys, depth], values: [outer ..., num_keys, num_columns] -> output:
+// [outer ..., rows, num_columns]. The axes have any order, and operands may lack some of the outer ones.
+//
+// The output of slices has an axis more, which comes first, and behind the columns two numbers for each row: its largest score
+// and its sum of weights, with which another kernel merges the slices. It is [slices, outer ..., rows, num_columns + 2].
 #pragma once
 
 #include "attention.h"
@@ -13,16 +16,16 @@
 namespace aspen::cuda {
 
 struct AttentionShape {
-  int row_axis, column_axis;  // of the output, along queries and along columns of the values; -1: there is one column
-  Axes outer;                 // of the output: the others
-  Axes scores;                // for each axis of the scores but the keys, the axis of the output
+  int row_axis, column_axis;  // the output's axes along queries and along columns of the values; -1: there is one column
+  Axes outer;                 // the output's other axes
+  Axes scores;                // axes of the output that are those of the scores but the keys
   int depth, num_keys, num_columns;
   int slice;  // keys of a slice; 0: there are no slices
   MatrixShape queries, keys, values;
-  int reach;          // of row r all weights are exact zeros from key r + reach on,
+  int reach;          // all weights of row r are exact zeros from key r + reach on,
   uint32_t most;      // if no score is larger than this lane
   int run;            // adjacent sums that are stored at once
-  MatrixMap maps[2];  // of keys and values; of rank 0: there are none
+  MatrixMap maps[2];  // maps of keys and values; of rank 0: there are none
 };
 
 // Op::score gives what the softmax takes, of a sum of products at coordinates of the scores. Op::store ends an element of the
@@ -43,6 +46,7 @@ struct AttentionTile : Op {
 
   static ASPEN_DEVICE constexpr TensorShape tensor(int number) { return kShape.maps[number].tensor; }
 
+  // box: [2, kRank] of the output -> blocks of [Own::kRows, Own::kColumns].
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
     const int parts = (last_column(box) - first_column(box) + Own::kColumns - 1) / Own::kColumns;
     const int blocks = (box[kRank + kRowAxis] - box[kRowAxis] + Own::kRows - 1) / Own::kRows;
@@ -75,6 +79,7 @@ struct AttentionTile : Op {
     }
   }
 
+  // at: [kRank], the block's first element -> output: [num_rows, num_columns] from there on.
   static ASPEN_DEVICE void block_at(const Addresses& buffers, const int32_t* box, Memory& memory, const int* at,
                                     int num_columns) {
     const int first_key = kSliced ? at[0] * kShape.slice : 0;
@@ -89,7 +94,7 @@ struct AttentionTile : Op {
         typename Own::Mask{min_of(num_keys, at[kRowAxis] + num_rows - 1 + kShape.reach), as_float(uint32_t{kShape.most})},
         [&](int row, int key, uint32_t sum) {
           constexpr Axes scores = kShape.scores;
-          int score_at[scores.count + 1];
+          int score_at[scores.count + 1];  // coordinates of the scores: [outer ..., row, key]
           ASPEN_UNROLL for (int i = 0; i < scores.count; ++i) score_at[i] = at[scores.of[i]];
           score_at[scores.count - 1] += row;
           score_at[scores.count] = first_key + key;
@@ -117,7 +122,7 @@ struct AttentionTile : Op {
         });
   }
 
-  // Boxes of keys, and of values from the block's first column on.
+  // Gives boxes of keys, and of values from the block's first column on.
   static ASPEN_DEVICE auto boxes_of([[maybe_unused]] const Addresses& buffers, [[maybe_unused]] const int* at) {
     if constexpr (kInBoxes) {
       const auto keys = boxes_at<kShape.maps[0]>(&buffers.maps[0], at, 0);
@@ -128,7 +133,8 @@ struct AttentionTile : Op {
     }
   }
 
-  // What a slice says of a row behind its columns, as far as the box has it.
+  // Stores what a slice says of a row behind its columns, as far as the box has it: output [..., num_columns] is `most`, and
+  // [..., num_columns + 1] is `total`.
   static ASPEN_DEVICE void store_numbers(const Addresses& buffers, const int32_t* box, const int* at, int row, float most,
                                          float total) {
     int own[kRank];

@@ -2,12 +2,12 @@
 // (online softmax).
 //
 // Scores pass through shared memory, or stay in the registers of the warp that has all of a row's. Both do the same:
-//   begin     before the first keys
-//   score     makes scores of sums of products
-//   weigh     makes weights of scores
-//   scale     what the sums so far are to be multiplied with, since a larger score came
-//   multiply  weights with a chunk of the values
-//   each_row  in the end: a row's largest score, and the sum of its weights
+//   begin     forgets all rows, before the first keys
+//   score     makes scores of sums of products: [kRows, kKeys] -> [kRows, kKeys]
+//   weigh     makes weights of scores: [kRows, kKeys] -> weights: [kRows, kKeys], scales: [kRows]
+//   scale     multiplies the sums so far, since a larger score came: [kRows, Values::kColumns] by scales [kRows]
+//   multiply  multiplies weights with a chunk of the values: [kRows, Values::kDepth] by [Values::kDepth, Values::kColumns]
+//   each_row  gives in the end a row's largest score, and the sum of its weights
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,12 @@ namespace aspen::cuda {
 ASPEN_DEVICE float nothing() { return as_float(0xff800000u); }  // -inf
 ASPEN_DEVICE float larger_of(float a, float b) { return a != a || a > b ? a : b; }
 
-// Of a row. Where all scores so far are -inf it has no weights; where all of a row are, the sum stays 0 and the result is NaN.
+// A row's largest score and sum of weights so far. Where all scores so far are -inf it has no weights; where all of a row are,
+// the sum stays 0 and the result is NaN.
 struct SoftmaxRow {
   float most = nothing(), sum = 0;
 
-  // Takes the largest score into account; what weights are computed with.
+  // Gives what is subtracted from scores to compute weights.
   static ASPEN_DEVICE float base(float largest) { return largest == nothing() ? 0.0f : largest; }
   // Returns what the sums so far are multiplied with.
   ASPEN_DEVICE float rescale(float largest) {
@@ -47,8 +48,9 @@ class SharedWeights {
   using Rows = Team<kThreads, kThreads / kRows, 1>;
 
   struct Memory {
+    // [kKeys / Values::kDepth] of [kRows, Values::kDepth], as Values has its rows.
     alignas(16) Element weights[kKeys / Values::kDepth][kRows * Values::kRowStride];
-    float scores[kRows][kKeys + 2];  // two lanes a row read them without meeting in a bank
+    float scores[kRows][kKeys + 2];  // [kRows, kKeys]; two lanes a row read them without meeting in a bank
     float scales[kRows];
     typename Rows::template Memory<float> team;
   };
@@ -62,7 +64,7 @@ class SharedWeights {
     scores.each(block, [&](int row, int key, float sum) { memory.scores[row][key] = score(row, key, sum); });
   }
 
-  // After a sync that follows `score`.
+  // Comes after a sync that follows `score`.
   template <class Narrow>
   ASPEN_DEVICE void weigh(Block<kThreads>& block, Memory& memory, Scores&, const Narrow& narrow) {
     PerThread<float, kThreads> found;
@@ -90,7 +92,7 @@ class SharedWeights {
     block.each_thread([&](int thread) { own_[thread].sum += found[thread]; });
   }
 
-  // After a sync that follows `weigh`; so is `multiply`.
+  // Comes after a sync that follows `weigh`; so does `multiply`.
   ASPEN_DEVICE void scale(Block<kThreads>& block, Memory& memory, Values& sums) {
     sums.each(block, [&](int row, int, float& sum) { sum *= memory.scales[row]; });
   }
@@ -106,10 +108,10 @@ class SharedWeights {
   }
 
  private:
-  PerThread<SoftmaxRow, kThreads> own_;
+  PerThread<SoftmaxRow, kThreads> own_;  // row Rows::row(thread), alike for all its walkers
 };
 
-// Of HeldCores and HeldGroupCores: four lanes have the scores of a row, and each lane has two rows, eight apart.
+// Weights of HeldCores and HeldGroupCores: four lanes have the scores of a row, and each lane has two rows, eight apart.
 template <class Scores, class Values>
 class HeldWeights {
  public:
@@ -184,10 +186,10 @@ class HeldWeights {
 
  private:
   struct Pair {
-    float of[2];
+    float of[2];  // [half]: a lane's upper and lower row
   };
   struct Rows {
-    SoftmaxRow of[2];
+    SoftmaxRow of[2];  // [half]
   };
 
   template <class Combine>
@@ -200,7 +202,7 @@ class HeldWeights {
 
   PerThread<Rows, kThreads> own_;
   PerThread<Pair, kThreads> scales_;
-  PerWarp<typename Scores::Rows, kThreads / kWarp> rows_;
+  PerWarp<typename Scores::Rows, kThreads / kWarp> rows_;  // weights, of each warp [16, Scores::kColumns]
 };
 
 template <class Scores, class Values>

@@ -6,6 +6,9 @@
 // memory in chunks, once for each block; they come from the L2 cache.
 //
 // A product's element-wise program is generated code, `Op::part`.
+//
+// rows: [kRows, depth of the first], weights: [depth, columns] of each -> between: [kRows, columns], which is the next product's
+// [kRows, depth] -> output: [kRows, columns of the last].
 #pragma once
 
 #include "conv_tile.h"
@@ -16,12 +19,12 @@
 namespace aspen::cuda {
 
 struct ChainShape {
-  bool in_registers;  // what is between
+  bool in_registers;  // whether what is between stays there
   int width;          // elements of the widest row between, in whole columns of cores
   int run;            // adjacent elements of the output that are stored at once
 };
 
-// The coordinates of a row of a box, by its number: all but the column.
+// The coordinates of a row of a box, by its number: all but the column. box: [2, kRank] -> at[0 ... kRank - 2].
 template <int kRank>
 ASPEN_DEVICE constexpr Axes row_axes() {
   Axes axes{kRank - 1, {}};
@@ -33,7 +36,7 @@ ASPEN_DEVICE void row_at(const int32_t* box, int number, int* at) {
   decode<kRank, row_axes<kRank>()>(box, number, at);
 }
 
-// A product of a chain.
+// A product of a chain: [rows, depth] by [depth, columns].
 struct ChainLink {
   int depth, columns;
   MatrixShape weights;
@@ -73,11 +76,11 @@ struct Link {
 // What a product's weights, and later in their place its sums, take of shared memory where its rows are in the block already.
 template <class Core>
 union ColumnsMemory {
-  alignas(16) typename Core::Element columns[Core::kStages][Core::kColumnElements];
-  alignas(32) float sums[Core::kRows * kSumStride<Core>];
+  alignas(16) typename Core::Element columns[Core::kStages][Core::kColumnElements];  // [kStages] of [kDepth, kColumns]
+  alignas(32) float sums[Core::kRows * kSumStride<Core>];                            // [kRows, kColumns]
 };
 
-// In one place for all products, which take it in turn.
+// One place for all products, which take it in turn.
 template <class Own, class... Others>
 union InTurn {
   Own own;
@@ -133,7 +136,7 @@ struct Chain : Op {
 
   struct Memory {
     InTurn<ProductMemory<FirstCore, FirstCore::kStages>, ColumnsMemory<typename Others::Core>...> turns;
-    alignas(16) Element between[kHeld ? 1 : kRows * kStride];
+    alignas(16) Element between[kHeld ? 1 : kRows * kStride];  // [kRows, kShape.width], rows kStride apart
   };
 
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
@@ -152,7 +155,7 @@ struct Chain : Op {
   template <int kNumber>
   using Part = typename PartOf<kNumber, First, Others...>::Type;
 
-  // A block's rows.
+  // A block's rows: num_rows of those of the box, from number `first` on.
   struct Work {
     const Addresses& buffers;
     const int32_t* box;
@@ -161,7 +164,7 @@ struct Chain : Op {
     int first, num_rows;
   };
 
-  // A product's columns from `first` on.
+  // Gives a product's columns from `first` on: [depth, columns - first].
   template <int kNumber>
   static ASPEN_DEVICE auto columns_at(const Addresses& buffers, int first) {
     int at[kRank] = {};
@@ -169,8 +172,8 @@ struct Chain : Op {
     return matrix_at<Part<kNumber>::kLink.weights, Element>(buffers, at, 0, Part<kNumber>::kLink.depth);
   }
 
-  // What the next product reads of an element: nothing where there is none, for its weights are zeros there, and zero times what
-  // is not finite is not zero.
+  // Makes what the next product reads of an element: nothing where there is none, for its weights are zeros there, and zero times
+  // what is not finite is not zero.
   template <int kNumber>
   static ASPEN_DEVICE typename Part<kNumber>::Stored::Word made(const Work& work, const int* at, bool exists, float sum) {
     typename Part<kNumber>::Stored::Word word = 0;
@@ -179,6 +182,7 @@ struct Chain : Op {
   }
 
   // Keeps the sums of a product for the next one, and goes on with that.
+  // core: [num_rows, Core::kColumns] -> rows or memory.between, of the same shape, with zeros behind the product's last column.
   template <int kNumber, class Core>
   static ASPEN_DEVICE void pass_on(Work& work, Core& core) {
     constexpr int kColumns = Part<kNumber>::kLink.columns;
@@ -213,7 +217,8 @@ struct Chain : Op {
     }
   }
 
-  // The products from number kNumber on. `multiply(core, chunk, columns)` adds to a core's sums a chunk's columns by the rows.
+  // Computes the products from number kNumber on. `multiply(core, chunk, columns)` adds to a core's sums a chunk's columns by the
+  // rows: [kRows, kDepth] by [kDepth, kColumns].
   template <int kNumber, class Multiply>
   static ASPEN_DEVICE void go_on(Work& work, const Multiply& multiply) {
     using Core = typename Part<kNumber>::Core;
@@ -238,7 +243,7 @@ struct Chain : Op {
     }
   }
 
-  // Sums up the columns from `first` on of a product whose rows the block has.
+  // Sums up the columns from `first` on of a product whose rows the block has. core: [kRows, kColumns].
   template <int kNumber, class Core, class Multiply>
   static ASPEN_DEVICE void sum_columns(Work& work, Core& core, int first, int num_columns, const Multiply& multiply) {
     constexpr int kChunks = (Part<kNumber>::kLink.depth + Core::kDepth - 1) / Core::kDepth;

@@ -9,14 +9,16 @@
 namespace aspen::cuda {
 
 struct ConvBoxesShape {
-  int images, lines, pixels;  // of a box of the output
-  int chunks;                 // of a tap's channels
-  int chunks_of_slice;        // in how many the depth, or a slice of it, is gone through
+  int images, lines, pixels;  // extents of a box of the output
+  int chunks;                 // chunks of a tap's channels
+  int chunks_of_slice;        // chunks of the depth, or of a slice of it
   // The input [C, W, H, N] and the weights, [O, C, taps] or along the depth [C, taps, O]; the adjacent elements first.
   TensorShape maps[2];
 };
 
 // The blocks of a box of the output, for `multiply_blocks`: slices, boxes of pixels, and columns.
+// rows(): [kRows, depth()], columns(): [depth(), num_columns()] -> sums: [kRows, num_columns()]. A chunk of the
+// depth is Core::kDepth channels of one tap, zeros behind the last.
 template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
 class ConvBlocks {
  public:
@@ -27,7 +29,7 @@ class ConvBlocks {
   static constexpr int kAcross = kBoxes.pixels, kDown = kBoxes.lines, kDeep = kBoxes.images, kRows = kAcross * kDown * kDeep;
   static constexpr int kChunks = kShape.window.kernel_height * kShape.window.kernel_width * kBoxes.chunks;
 
-  // The first one.
+  // Begins at the first block.
   ASPEN_DEVICE ConvBlocks(const Addresses& buffers, const int32_t* box)
       : buffers_(buffers), box_(box), image_(box[kImage]), y_(box[kY]), x_(box[kX]), column_(box[kChannel]) {
     if constexpr (kSliced) slice_ = box[0];
@@ -57,6 +59,7 @@ class ConvBlocks {
     return Columns{&buffers_.maps[1], column_, first_chunk()};
   }
 
+  // sums: [count], the first of them at (row, column) of the block; its rows are [kDeep, kDown, kAcross] pixels.
   ASPEN_DEVICE void store(int row, int column, const float* sums, int count) const {
     int at[kRank];
     if constexpr (kSliced) at[0] = slice_;
@@ -71,7 +74,7 @@ class ConvBlocks {
  private:
   ASPEN_DEVICE int first_chunk() const { return slice_ * kBoxes.chunks_of_slice; }
 
-  // On along an axis, or back to its beginning.
+  // Goes on along an axis, or back to its beginning.
   ASPEN_DEVICE bool goes_on(int& at, int axis, int step) const {
     at += step;
     if (at < box_[kRank + axis]) return true;
@@ -98,7 +101,7 @@ struct ConvBoxesTile : Op {
   }
 };
 
-// Copied in boxes where the device can, else by threads.
+// A tile whose operands are copied in boxes where the device can, else by threads.
 template <class Op, class Core, ConvTileShape kShape, ConvBoxesShape kBoxes>
 using ConvInBoxes = typename Either<kHasWarpgroups, ConvBoxesTile<Op, Core, kShape, kBoxes>, ConvTile<Op, Core, kShape>>::Type;
 

@@ -2,7 +2,10 @@
 // taps and channels; what a pixel reads is gathered by threads (ConvRows in operands.h). Blocks of Core::kRows pixels by
 // Core::kColumns channels are multiplied one after the other (product.h), for each group of channels that the box meets.
 //
-// Of slices of the depth the output has an axis more, which comes first.
+// x: [N, height, width, C], weights: [kh, kw, C / groups, outputs] -> output: [N, H, W, outputs], by products of pixels [N * H *
+// W, depth] and a group's weights [depth, outputs / groups]. weights_along_depth: weights are [outputs, depth] in memory.
+//
+// The output of slices of the depth has an axis more, which comes first.
 #pragma once
 
 #include "elements.h"
@@ -14,9 +17,9 @@ namespace aspen::cuda {
 
 struct ConvTileShape {
   Window window;
-  int groups;    // of channels
-  int channels;  // of a group of the input, or of taps that are one
-  int tap;       // of the depth that a tap takes: its channels and zeros
+  int groups;    // groups of channels
+  int channels;  // channels of a group of the input, or of taps that are one
+  int tap;       // what a tap takes of the depth: its channels and zeros
   int outputs;   // channels of all groups
   int depth;
   int slice;                 // so much of the depth is a slice; 0: there are no slices
@@ -27,11 +30,12 @@ struct ConvTileShape {
   int run;                   // adjacent sums that are stored at once
 };
 
-// Of a tap's channels those that are read; 0: all that it takes of the depth.
+// Counts the channels of a tap that are read; 0: all that it takes of the depth.
 template <ConvTileShape kShape>
 inline constexpr int kReadOfTap = kShape.channels < kShape.tap ? kShape.channels : 0;
 
-// What the pixels of a box from number `first_row` on read, of a group's channels.
+// Gives what the pixels of a box from number `first_row` on read, of a group's channels.
+// box: [2, kRank] of the output -> rows: [pixels of the box from first_row on, depth].
 template <class Element, ConvTileShape kShape, int kRank, class Addresses>
 ASPEN_DEVICE auto pixels_at(const Addresses& buffers, const int32_t* box, int group, int first_row) {
   constexpr int kImage = kRank - 4, kY = kRank - 3, kX = kRank - 2;  // axes of the output
@@ -76,6 +80,7 @@ struct ConvTile : Op {
   // Columns are read in whole vectors, so that the first may lie before the box.
   static constexpr int kUnit = kShape.weights_along_depth ? 1 : kShape.weights_vector;
 
+  // box: [2, kRank] of the output -> blocks of [Core::kRows, Core::kColumns], pixels by channels.
   static ASPEN_DEVICE void tile(const Addresses& buffers, const int32_t* box, Memory& memory) {
     const int matrices = first_matrix(box) + count_of_matrices(box);  // groups, or slices
     for (int matrix = first_matrix(box); matrix < matrices; ++matrix) {
@@ -92,7 +97,8 @@ struct ConvTile : Op {
     return (box[kRank + kImage] - box[kImage]) * (box[kRank + kY] - box[kY]) * (box[kRank + kX] - box[kX]);
   }
 
-  // Pixels and columns from the first ones on.
+  // Multiplies one block: pixels from first_row on, and columns from `first` on.
+  // pixels: [kRows, kDepth], weights: [kDepth, kColumns] -> sums: [kRows, kColumns], as far as the box has them.
   static ASPEN_DEVICE void block(const Addresses& buffers, const int32_t* box, int matrix, int first_row, int first,
                                  Memory& memory) {
     const int first_k = kSliced ? matrix * kDepth : 0, last_k = min_of(first_k + kDepth, kShape.depth);
@@ -140,7 +146,7 @@ struct ConvTile : Op {
     return kGrouped ? min_of(last, (matrix + 1) * kOfGroup) : last;
   }
 
-  // Columns from number `first` on, of a slice of the depth.
+  // Gives the weights of columns from number `first` on, of a slice of the depth: [last_k - first_k, columns].
   static ASPEN_DEVICE auto weights_at(const Addresses& buffers, int first, int first_k, int last_k) {
     const auto* const weights = static_cast<const Element*>(buffers.inputs[1]);
     if constexpr (kShape.weights_along_depth) {

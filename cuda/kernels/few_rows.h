@@ -12,20 +12,21 @@
 namespace aspen::cuda {
 
 // Adjacent columns: kAcross threads have kVector of them each, and kAlong such rows of threads share the depth.
+// rows: [num_rows, depth], columns: [depth, num_columns] -> sums: [num_rows, num_columns], num_rows <= kRows.
 template <class Stored, int kRows, int kVector>
 struct FewRows {
   static constexpr int kThreads = 256;
   static constexpr int kAcross = 8, kAlong = kThreads / kAcross;
   static constexpr int kColumns = kAcross * kVector;  // at once
   struct Memory {
-    float sums[kAlong][kRows][kColumns];
-    float totals[kRows][kColumns];  // of a slice
+    float sums[kAlong][kRows][kColumns];  // [along]: partial sums over k = along, along + kAlong, ...
+    float totals[kRows][kColumns];        // sums of a slice
   };
 
   // Calls store(row, column, sum) for num_rows x num_columns elements: element (k, c) of the columns is at columns[k * stride +
   // c], a row is what `rows` gives for it, its elements step apart. num_columns is a multiple of kVector.
   //
-  // Of kSlices blocks of a cluster each sums a slice; then each adds up a share of the columns, slice by slice, and stores that.
+  // Each of kSlices blocks of a cluster sums a slice. Then it adds up a share of the sums, slice by slice, and stores that.
   template <int kSlices, class Rows, class Element, class Store>
   static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t step, const Element* columns, int64_t stride,
                                     int num_rows, int num_columns, int depth, const Store& store) {
@@ -33,7 +34,7 @@ struct FewRows {
     for (int first = 0; first < num_columns; first += kColumns) {
       block.each_thread([&](int thread) {
         const int along = thread / kAcross, column = thread % kAcross * kVector;
-        float sums[kRows][kVector] = {};
+        float sums[kRows][kVector] = {};  // columns first + column to first + column + kVector - 1
         if (first + column < num_columns) {
           ASPEN_UNROLL_4 for (int k = along; k < depth; k += kAlong) {
             const auto vector = load_vector<kVector>(columns + k * stride + first + column);
@@ -72,6 +73,7 @@ struct FewRows {
   }
 
  private:
+  // totals: [kRows, kColumns] of each of kSlices blocks -> store(row, column, sum) for this block's share of the sums.
   template <int kSlices, class Store>
   static ASPEN_DEVICE void add_slices(Block<kThreads>& block, Memory& memory, int num_rows, int num_columns, const Store& store) {
     block.each_thread([&](int thread) {
@@ -88,6 +90,7 @@ struct FewRows {
 };
 
 // Columns along the depth: a warp takes some at a time, its lanes vectors of them.
+// rows: [num_rows, depth], columns: [num_columns, depth] -> sums: [num_rows, num_columns], num_rows <= kRows.
 template <class Stored, int kRows, int kVector>
 struct FewRowsByLines {
   static constexpr int kThreads = 256;
@@ -98,15 +101,15 @@ struct FewRowsByLines {
     typename OneWarp::template Memory<float> unused;
   };
 
-  // As above, but for column c at columns + c * stride, adjacent along the depth, as rows are. The depth is a multiple of
-  // kVector. Lanes share the depth, so no blocks do.
+  // Calls store(row, column, sum) for num_rows x num_columns elements: column c is at columns + c * stride, adjacent along the
+  // depth, as rows are. The depth is a multiple of kVector. Lanes share the depth, so no blocks do.
   template <int kSlices, class Rows, class Element, class Store>
   static ASPEN_DEVICE void multiply(Memory& memory, const Rows& rows, int64_t, const Element* columns, int64_t stride,
                                     int num_rows, int num_columns, int depth, const Store& store) {
     static_assert(kSlices == 1);
     Block<kThreads> block;
     struct Sums {
-      float of[kColumns][kRows];
+      float of[kColumns][kRows];  // a lane's share of each sum
     };
     PerThread<Sums, kThreads> sums;
     for (int first = 0; first < num_columns; first += OneWarp::kRows * kColumns) {
@@ -114,7 +117,7 @@ struct FewRowsByLines {
       block.each_thread([&](int thread) {
         Sums own = {};
         ASPEN_UNROLL_4 for (int k = OneWarp::walker(thread) * kVector; k < depth; k += kWarp * kVector) {
-          Vector<Element, kVector> vectors[kColumns] = {};
+          Vector<Element, kVector> vectors[kColumns] = {};  // [kColumns, kVector]: elements k to k + kVector - 1 of each column
           ASPEN_UNROLL for (int number = 0; number < kColumns; ++number) {
             const int column = column_of(thread, number);
             if (column < num_columns) vectors[number] = load_vector<kVector>(columns + column * stride + k);

@@ -1,5 +1,8 @@
 // A tile of a product of few rows (few_rows.h): a box of the output, which has all rows of some columns. One matrix after the
 // other that the outer axes choose is multiplied, all rows at once, so that columns are read once.
+//
+// left: [outer ..., rows ..., depth], right: [outer ..., depth, columns], or [outer ..., columns, depth] where kAlongDepth ->
+// output: [outer ..., rows ..., columns]. The axes have any order, and left may lack some of the outer ones.
 #pragma once
 
 #include "boxes.h"
@@ -10,8 +13,8 @@ namespace aspen::cuda {
 
 struct FewRowsShape {
   int num_rows, depth;
-  int column_axis;   // of the output; -1: there is one column
-  Axes rows, outer;  // of the output: those that make up a row's number, and those that choose a matrix
+  int column_axis;   // the output's axis of columns; -1: there is one column
+  Axes rows, outer;  // the output's axes that make up a row's number, and those that choose a matrix
   MatrixShape left, right;
 };
 
@@ -28,6 +31,7 @@ struct FewRowsTile : Op {
   // Columns are read in whole vectors, so that the first may lie before the box.
   static constexpr int kUnit = kAlongDepth ? 1 : kShape.right.vector;
 
+  // box: [2, kRank], the first coordinates and the ends; it has all rows.
   static ASPEN_DEVICE void tile(const Addresses& buffers, [[maybe_unused]] const int32_t* box, Memory& memory) {
     const auto* const left = static_cast<const Word*>(buffers.inputs[kShape.left.input]);
     const auto* const right = static_cast<const Word*>(buffers.inputs[kShape.right.input]);

@@ -12,7 +12,8 @@
 
 namespace aspen::cuda {
 
-// An MmaCore whose warps have all columns. kReadsHeld: what it multiplies with its columns is held.
+// An MmaCore whose warps have all columns: each warp has sums [16 * kTall, kColumns], in fragments c[kTall][kColumns / 8].
+// kReadsHeld: what it multiplies with its columns is held.
 template <class Kind_, class Core, bool kReadsHeld>
 struct HeldCore : Core {
   using Kind = Kind_;
@@ -22,10 +23,10 @@ struct HeldCore : Core {
   static_assert(Core::kWarpsAcross == 1);
   static_assert(!kPermuted || !Core::kAlongDepth, "vectors along the depth cannot change places");
 
-  // What a warp holds of rows that are as wide as this core has columns.
+  // Rows that a warp holds, as wide as this core has columns: [16 * kTall, kSteps * Kind::kDepth].
   struct Rows {
     static constexpr int kCount = kSteps;
-    FragmentA a[kTall][kSteps];
+    FragmentA a[kTall][kSteps];  // [kTall, kSteps] of [16, Kind::kDepth]
   };
 
   static ASPEN_DEVICE int column_place(int line, int at) {
@@ -34,6 +35,7 @@ struct HeldCore : Core {
   }
 
   // Makes rows of the sums: `element(row, column, sum)` is what the next product reads, as its bits.
+  // sums: [kRows, kColumns] -> rows: [kRows, kColumns], whose columns are the next product's depth.
   template <class Make>
   ASPEN_DEVICE void hold(Block<Core::kThreads>& block, PerWarp<Rows, Core::kThreads / kWarp>& rows, const Make& element) {
     block.each_warp([&](int warp) {
@@ -74,6 +76,7 @@ struct HeldCore : Core {
   }
 
   // Adds the products of a chunk's columns with the rows' elements from step `first` on.
+  // rows: [kRows, Held::kCount * Kind::kDepth], columns: [kDepth, kColumns] -> sums += products: [kRows, kColumns].
   template <class Held>
   ASPEN_DEVICE void multiply_held(Block<Core::kThreads>& block, PerWarp<Held, Core::kThreads / kWarp>& rows, int first,
                                   const Element* columns) {
@@ -92,7 +95,7 @@ struct HeldCore : Core {
   }
 };
 
-// The same by one warpgroup, of 16-bit elements.
+// A core like HeldCore by one warpgroup, for 16-bit elements: of the sums [64, kColumns] each warp has [16, kColumns].
 template <class Kind_, int kColumns_, bool kAlongDepth_, bool kReadsHeld>
 struct HeldGroupCore : WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_> {
   using Core = WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_>;
@@ -103,7 +106,7 @@ struct HeldGroupCore : WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_> {
 
   struct Rows {
     static constexpr int kCount = Core::kColumns / Kind::kDepth;
-    FragmentA a[kCount];
+    FragmentA a[kCount];  // [kCount] of [16, Kind::kDepth]
   };
 
   template <class Make>
@@ -129,13 +132,13 @@ struct HeldGroupCore : WgmmaCore<Kind_, 64, kColumns_, kAlongDepth_> {
     });
   }
 
-  // Begins to; `wait` ends it.
+  // Begins to add the products, and `wait` ends it. The shapes are those of HeldCore.
   template <class Held>
   ASPEN_DEVICE void multiply_held(Block<Core::kThreads>& block, PerWarp<Held, Core::kThreads / kWarp>& rows, int first,
                                   const Element* columns) {
     static_assert(Held::kCount % Core::kSteps == 0);
     this->expect_published(block);
-    RowFragments a[Core::kSteps];
+    RowFragments a[Core::kSteps];  // [kSteps] of [64, Kind::kDepth]
     block.each_warp([&](int warp) { ASPEN_UNROLL for (int k = 0; k < Core::kSteps; ++k) a[k][warp] = rows[warp].a[first + k]; });
     block.each_warpgroup([&](int group) { this->begin(group, [&](int step) -> auto& { return a[step]; }, columns); });
   }

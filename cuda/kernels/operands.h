@@ -1,4 +1,4 @@
-// Where a product's rows and columns are in global memory.
+// Operands, which say where a product's rows and columns are in global memory.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 namespace aspen::cuda {
 
 // A matrix whose rows are given: element (r, k) at data + r * stride + k. Columns that lie along the depth are such rows too.
+// data: [rows, depth]. at(line(row), k) -> [kVector]: elements k to k + kVector - 1 of a row, or nullptr from the depth on.
 template <class Element_, int kVector_>
 struct MatrixRows {
   static constexpr int kVector = kVector_;
@@ -23,6 +24,7 @@ struct MatrixRows {
 };
 
 // Rows anywhere: element (r, k) at data + place(r) + k * step. `step` is 1 where vectors have more than one element.
+// data: [rows, depth], whose rows `place` finds. at(line(row), k) -> [kVector].
 template <class Element_, int kVector_, class Place>
 struct PlacedRows {
   static constexpr int kVector = kVector_;
@@ -43,6 +45,7 @@ ASPEN_DEVICE PlacedRows<Element, kVector, Place> placed_rows(const Element* data
 }
 
 // A matrix whose columns are adjacent: element (k, c) at data + k * stride + c.
+// data: [depth, columns]. at(k, c) -> [kVector]: columns c to c + kVector - 1 of line k, or nullptr from the depth on.
 template <class Element_, int kVector_>
 struct MatrixColumns {
   static constexpr int kVector = kVector_;
@@ -55,7 +58,8 @@ struct MatrixColumns {
   ASPEN_DEVICE const Element* at(int k, int column) const { return k < depth ? data + k * stride + column : nullptr; }
 };
 
-// The same where each `kTap` of the depth are kRead rows of the matrix and zeros.
+// Columns whose taps are filled with zeros: each kTap of the depth are kRead lines of the matrix, then zeros.
+// data: [depth / kTap * kRead, columns] -> [depth, columns].
 template <class Element_, int kVector_, int kTap, int kRead>
 struct TapColumns {
   static constexpr int kVector = kVector_;
@@ -71,26 +75,27 @@ struct TapColumns {
   }
 };
 
-// What a convolution multiplies its weights with. A row is a pixel of the output, the depth runs over taps and channels (kh, kw,
-// c); pixels in the padding are zeros. So are channels from number kReadOfTap on, if it is not 0: they are not read.
+// Rows of a convolution, which it multiplies with its weights. A row is a pixel of the output, the depth runs over taps and
+// channels (kh, kw, c); pixels in the padding are zeros. So are channels from number kReadOfTap on, if it is not 0: they are not
+// read. x [N, height, width, C] -> [pixels of the tile from first_row on, depth].
 template <class Element_, int kVector_, int kReadOfTap = 0>
 struct ConvRows {
   static constexpr int kVector = kVector_;
   using Element = Element_;
   struct Line {
     const Element* image;
-    int y, x;  // of the first tap, perhaps in the padding
+    int y, x;  // where the first tap reads, perhaps in the padding
   };
   const Element* data;  // x [N, H, W, C]
   int64_t batch_stride, y_stride, x_stride;
-  int height, width, channels;  // a multiple of kVector
+  int height, width, channels;  // of x; channels: what a tap takes of the depth, a multiple of kVector
   int kernel_width, depth;      // depth: taps * channels
   int y_step, x_step;           // strides of the convolution
   int y_dilation, x_dilation;
   int top, left;                      // padding
-  int first_image, first_y, first_x;  // of the tile in the output
+  int first_image, first_y, first_x;  // the tile's first pixel in the output
   int tile_height, tile_width;
-  int first_row;               // of the pixels in the tile
+  int first_row;               // the block's first pixel, by its number in the tile
   int64_t channel_stride = 1;  // 1 where kVector is more
 
   ASPEN_DEVICE const Element* any() const { return data; }
@@ -110,7 +115,7 @@ struct ConvRows {
                         static_cast<unsigned>(x) < static_cast<unsigned>(width);
     return inside ? line.image + y * y_stride + x * x_stride + (k - tap * channels) * channel_stride : nullptr;
   }
-  // Elements of the vector at k that are read; zeros follow.
+  // Counts the elements of the vector at k that are read; zeros follow.
   ASPEN_DEVICE int read_at(int k) const
     requires(kReadOfTap > 0)
   {
@@ -119,7 +124,7 @@ struct ConvRows {
   }
 };
 
-// Elements first to last of other rows' depth.
+// A slice of other rows' depth. rows: [rows, depth] -> [rows, last - first].
 template <class Rows>
 struct SliceOfRows {
   static constexpr int kVector = Rows::kVector;

@@ -26,7 +26,8 @@ struct SynchronousCore {
   ASPEN_DEVICE void wait(Block&) {}
 };
 
-// Warps of kWarpRows x kWarpColumns elements on tensor cores.
+// Warps of kWarpRows x kWarpColumns elements on tensor cores. A chunk's rows are [kRows, kDepth] in shared memory, its columns
+// [kDepth, kColumns], or [kColumns, kDepth] where kAlongDepth. row_place and column_place say where their elements are.
 template <class Kind, int kRows_, int kColumns_, int kWarpRows, int kWarpColumns, bool kAlongDepth_ = false, int kStages_ = 3>
 struct MmaCore : SynchronousCore {
   using Element = typename Kind::Element;
@@ -34,12 +35,12 @@ struct MmaCore : SynchronousCore {
   static constexpr bool kAlongDepth = kAlongDepth_;
   static constexpr int kWarpsAcross = kColumns / kWarpColumns;
   static constexpr int kThreads = kRows / kWarpRows * kWarpsAcross * kWarp;
-  static constexpr int kDepth = 64 / sizeof(Element);  // of a chunk: 64 bytes of a row
+  static constexpr int kDepth = 64 / sizeof(Element);  // elements of a chunk: 64 bytes of a row
   // Shared rows are apart by an odd number of 16 bytes, and for float32 columns by 8 words more than a multiple of 32: no two
   // lanes of a load meet in a bank.
   static constexpr int kRowStride = kDepth + 16 / sizeof(Element);
   static constexpr int kColumnStride = kAlongDepth ? kRowStride : kColumns + 8;
-  static constexpr int kRowElements = kRows * kRowStride;  // of a chunk
+  static constexpr int kRowElements = kRows * kRowStride;  // elements of a chunk
   static constexpr int kColumnElements = (kAlongDepth ? kColumns : kDepth) * kColumnStride;
   static_assert(kRows % kWarpRows == 0 && kColumns % kWarpColumns == 0 && kWarpRows % 16 == 0 && kWarpColumns % 16 == 0);
   static_assert(kColumns % (sizeof(Element) == 4 ? 32 : 16) == 0 && kDepth % Kind::kDepth == 0);
@@ -48,7 +49,7 @@ struct MmaCore : SynchronousCore {
   static ASPEN_DEVICE int column_place(int line, int at) { return line * kColumnStride + at; }
 
   struct Held {
-    FragmentC c[kWarpRows / 16][kWarpColumns / 8];
+    FragmentC c[kWarpRows / 16][kWarpColumns / 8];  // [kWarpRows / 16, kWarpColumns / 8] of [16, 8]
   };
   PerWarp<Held, kThreads / kWarp> held;
 
@@ -58,16 +59,17 @@ struct MmaCore : SynchronousCore {
     });
   }
 
-  // Rows of a chunk lie kStride elements apart.
+  // Adds a chunk's products, whose rows lie kStride elements apart.
+  // rows: [kRows, kDepth], columns: [kDepth, kColumns] as column_place has them -> held += rows * columns: [kRows, kColumns].
   template <int kStride = kRowStride>
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
     block.each_warp([&](int warp) {
       const int first_row = warp / kWarpsAcross * kWarpRows, first_column = warp % kWarpsAcross * kWarpColumns;
       ASPEN_UNROLL for (int k = 0; k < kDepth; k += Kind::kDepth) {
-        FragmentB b[kWarpColumns / 8];
+        FragmentB b[kWarpColumns / 8];  // [kWarpColumns / 8] of [Kind::kDepth, 8]
         ASPEN_UNROLL for (int j = 0; j < kWarpColumns / 8; ++j) load_b(b[j], columns, k, first_column + 8 * j);
         ASPEN_UNROLL for (int i = 0; i < kWarpRows / 16; ++i) {
-          FragmentA a;
+          FragmentA a;  // [16, Kind::kDepth]
           // Squares: the upper 8 rows, the lower, and both again half of the depth later.
           load_squares<false>(a, [&](int line) {
             const int row = first_row + 16 * i + line % 16;
@@ -97,6 +99,7 @@ struct MmaCore : SynchronousCore {
     });
   }
 
+  // columns: a chunk's -> b: its [Kind::kDepth, 8] from (k, column) on.
   static ASPEN_DEVICE void load_b(FragmentB& b, const Element* columns, int k, int column) {
     if constexpr (sizeof(Element) == 4) {
       b.each([&](int lane, int i, uint32_t& bits) {
@@ -121,7 +124,7 @@ struct MmaCore : SynchronousCore {
   }
 };
 
-// Threads of 8 x 4 elements, every product in float32.
+// Threads of 8 x 4 elements, every product in float32. A chunk's rows and columns are shaped as those of MmaCore.
 template <int kRows_, int kColumns_, bool kAlongDepth_ = false, int kStages_ = 3>
 struct FmaCore : SynchronousCore {
   using Element = float;
@@ -143,7 +146,7 @@ struct FmaCore : SynchronousCore {
   static ASPEN_DEVICE int first_column(int thread) { return thread % kAcross * (kAlongDepth ? 1 : kWide); }
 
   struct Held {
-    float sums[kHigh][kWide];
+    float sums[kHigh][kWide];  // (i, j): row thread / kAcross * kHigh + i, column first_column(thread) + j * kNextColumn
   };
   PerThread<Held, kThreads> held;
 
@@ -178,9 +181,9 @@ struct FmaCore : SynchronousCore {
   }
 };
 
-// Whether warpgroups can multiply such operands: a chunk is no deeper than the product, and operands are read in whole units of
-// the swizzle (fewer, larger copies a thread; 2 bytes at a time the lines that a thread remembers would not stay in registers).
-// Of float32 columns lie along the depth and are rounded.
+// Says whether warpgroups can multiply such operands: a chunk is no deeper than the product, and operands are read in whole units
+// of the swizzle (fewer, larger copies a thread; 2 bytes at a time the lines that a thread remembers would not stay in
+// registers). Columns of float32 lie along the depth and are rounded.
 template <class Kind, int kVector, int kDepth, bool kAlongDepth>
 inline constexpr bool kForWarpgroups = kVector * sizeof(typename Kind::Element) == 16 && kDepth >= Swizzle::kLineOf<Kind> &&
                                        (sizeof(typename Kind::Element) == 2 || (kIsSame<Kind, RoundedTf32> && kAlongDepth));
@@ -217,24 +220,26 @@ ASPEN_DEVICE void finish_sums(const typename Op::Addresses& buffers, [[maybe_unu
   }
 }
 
-// Lines of sums, apart by so much that those of a vector are aligned.
+// Elements from a line of sums to the next, so many that those of a vector are aligned.
 template <class Core>
 inline constexpr int kSumStride = Core::kColumns + 8;
 
 template <class Core, int kStages>
 struct ProductMemory {
   struct Stage {
-    alignas(Core::kAlignment) typename Core::Element rows[Core::kRowElements];
-    alignas(Core::kAlignment) typename Core::Element columns[Core::kColumnElements];
+    alignas(Core::kAlignment) typename Core::Element rows[Core::kRowElements];        // [kRows, kDepth] as row_place says
+    alignas(Core::kAlignment) typename Core::Element columns[Core::kColumnElements];  // [kDepth, kColumns] as column_place says
   };
   union {
     Stage stages[kStages];
-    alignas(32) float sums[Core::kRows * kSumStride<Core>];  // of the whole depth
+    alignas(32) float sums[Core::kRows * kSumStride<Core>];  // [kRows, kColumns] of the whole depth (store_sums)
   };
 };
 
 // Calls store(row, column, sums, count) for runs of kRun columns, of which the first `count` belong to the tile. All threads have
 // seen that nobody reads the stages any more.
+//
+// core: [kRows, kColumns] -> passing: [kRows, kColumns], rows kStride apart -> sums: [kRun], the first of them at (row, column).
 //
 // Sums pass through shared memory, because what a core leaves a thread lies scattered over rows: with a program for each element,
 // spelt out as often as a thread has elements, convolutional networks of batch 1 took 1.2 to 1.4 times as long
@@ -243,7 +248,8 @@ struct ProductMemory {
 // A kRun of 0 says that in the output rows are adjacent, not columns. Then `count` is 1, and neighbouring threads have
 // neighbouring rows. An odd stride leaves them no bank in common.
 //
-// Of kSlices blocks of a cluster each has the sums of a slice. Each adds up a share of them, slice by slice, and stores that.
+// Each of kSlices blocks of a cluster has the sums of a slice, [kRows, kColumns]. It adds up a share of the sums, slice by slice,
+// and stores that.
 template <int kRunOrNone, int kSlices = 1, class Core, class Store>
 ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* passing, int num_rows, int num_columns,
                              const Store& store) {
@@ -275,7 +281,7 @@ ASPEN_DEVICE void store_sums(Block<Core::kThreads>& block, Core& core, float* pa
   Cluster<kSlices>::sync(block);  // before the stages are filled again, or the block ends
 }
 
-// Elements of an operand's vector at k that are read.
+// Counts the elements of an operand's vector at k that are read.
 template <class Operand>
 ASPEN_DEVICE int read_at(const Operand& operand, [[maybe_unused]] int k) {
   if constexpr (requires { operand.read_at(k); }) {
@@ -286,7 +292,7 @@ ASPEN_DEVICE int read_at(const Operand& operand, [[maybe_unused]] int k) {
 }
 
 // Begins copies of a chunk of `kLines` lines along the depth, from k on; lines from num_lines on are zeros. Elements (line, k)
-// of the chunk go to to[place(line, k)], vectors of them in one piece.
+// of the chunk go to to[place(line, k)], vectors of them in one piece. operand: [lines, depth] -> to: [kLines, kDepth].
 template <int kLines, int kDepth, int kThreads, class Operand, class Line, class Place>
 ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operand::Element* to, const Operand& operand, int k,
                              int num_lines, const Line& line_of, const Place& place) {
@@ -300,13 +306,15 @@ ASPEN_DEVICE void load_lines(Block<kThreads>& block, int thread, typename Operan
                                                     from == nullptr ? 0 : kSize * read_at(operand, k + at));
   }
 }
+// rows: [num_rows, depth] -> to: [Core::kRows, Core::kDepth], from k on.
 template <class Core, int kThreads, class Rows, class Line>
 ASPEN_DEVICE void load_rows(Block<kThreads>& block, int thread, typename Core::Element* to, const Rows& rows, int k, int num_rows,
                             const Line& line_of) {
   load_lines<Core::kRows, Core::kDepth>(block, thread, to, rows, k, num_rows, line_of, Core::row_place);
 }
 
-// The same for a chunk of columns as the Core has them, from column `first` on.
+// Begins copies of a chunk of columns as the Core has them, from column `first` on; those from num_columns on are zeros.
+// columns: [depth, first + num_columns] -> to: [kDepth, kColumns], or [kColumns, kDepth] where kAlongDepth.
 template <class Core, int kThreads, class Columns>
 ASPEN_DEVICE void load_columns(Block<kThreads>& block, int thread, typename Core::Element* to, const Columns& columns, int k,
                                int first, int num_columns) {
@@ -360,6 +368,8 @@ ASPEN_DEVICE void each_chunk(Block<Core::kThreads>& block, Core& core, int num_c
 // Rows say where row r begins (`line(r)`), and where its elements from k on are (`at(line, k)`): kVector adjacent ones, k a
 // multiple of kVector, or nullptr for zeros. Columns do the same where the Core has them along the depth; else they say where
 // elements (k, c ...) are: `at(k, c)`, likewise. Both have `any()`, an address in global memory that is aligned to their vectors.
+//
+// rows: [num_rows, depth], columns: [depth, num_columns] -> core: [kRows, kColumns], of which num_rows x num_columns count.
 template <class Core, int kStages, class Rows, class Columns>
 ASPEN_DEVICE void sum_up(Block<Core::kThreads>& block, Core& core, ProductMemory<Core, kStages>& memory, const Rows& rows,
                          const Columns& columns, int num_rows, int num_columns, int depth) {
@@ -388,7 +398,7 @@ ASPEN_DEVICE void sum_up(Block<Core::kThreads>& block, Core& core, ProductMemory
                       [&](int, int stage) { core.multiply(block, memory.stages[stage].rows, memory.stages[stage].columns); });
 }
 
-// The same, given to `store` (store_sums).
+// Sums up likewise, and gives the sums to `store` (store_sums): [num_rows, num_columns].
 template <int kRun, int kSlices = 1, class Core, int kStages, class Rows, class Columns, class Store>
 ASPEN_DEVICE void multiply_tile(ProductMemory<Core, kStages>& memory, const Rows& rows, const Columns& columns, int num_rows,
                                 int num_columns, int depth, const Store& store) {

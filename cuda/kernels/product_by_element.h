@@ -1,4 +1,6 @@
 // Products that no matrices describe: a thread computes an element by itself, and walks the summed axes one inside the other.
+// left: [axes of the output ..., summed ...], right: likewise -> output. The axes have any order, and operands may lack some of
+// the output's.
 #pragma once
 
 #include "elements.h"
@@ -7,23 +9,25 @@ namespace aspen::cuda {
 
 struct SumShape {
   int rank;                           // summed axes
-  int extents[kMostAxes];             // of each of them
-  Strides left, right;                // of the output's axes
-  Strides left_summed, right_summed;  // of the summed axes
+  int extents[kMostAxes];             // [rank]: elements along each of them
+  Strides left, right;                // how far the output's axes move each operand
+  Strides left_summed, right_summed;  // how far the summed axes move each operand
 };
 
 template <class Op, class Left, class Right, SumShape kShape>
 struct ProductByElement : EachElement<Op, ProductByElement<Op, Left, Right, kShape>, 1> {
   using Addresses = typename Op::Addresses;
 
+  // at: [Op::kRank] -> the sum at these coordinates, as a lane.
   static ASPEN_DEVICE uint32_t lane(const Addresses& buffers, const int* at) {
     float sum = 0;
-    int summed[kMostAxes] = {};
+    int summed[kMostAxes] = {};  // [kShape.rank]: coordinates along the summed axes
     walk<0>(buffers, at, summed, sum);
     return as_bits(sum);
   }
 
  private:
+  // Adds the products of all elements along the summed axes from kAxis on.
   template <int kAxis>
   static ASPEN_DEVICE void walk(const Addresses& buffers, const int* at, int* summed, float& sum) {
     if constexpr (kAxis == kShape.rank) {

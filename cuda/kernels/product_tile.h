@@ -4,6 +4,9 @@
 //
 // Where a device has warpgroups and tensor maps describe both operands, these are copied in boxes (tensor_copy.h), perhaps by a
 // warp of their own (streamed_product.h).
+//
+// left: [outer ..., rows ..., depth], right: [outer ..., depth, columns] -> output: [outer ..., rows ..., columns]. The axes have
+// any order, and left may lack some of the outer ones.
 #pragma once
 
 #include "matrices.h"
@@ -13,15 +16,16 @@ namespace aspen::cuda {
 
 struct ProductShape {
   int depth;
-  int column_axis;             // of the output; -1: there is one column
-  Axes rows, outer;            // of the output: those that make up a row's number, and those that choose a matrix
-  int row_extents[kMostAxes];  // of the whole output, along `rows`
+  int column_axis;             // the output's axis of columns; -1: there is one column
+  Axes rows, outer;            // the output's axes that make up a row's number, and those that choose a matrix
+  int row_extents[kMostAxes];  // [rows.count]: extents of the whole output along `rows`
   MatrixShape left, right;
   int run;            // adjacent sums that are stored at once
-  MatrixMap maps[2];  // of both operands; of rank 0: there are none
+  MatrixMap maps[2];  // maps of left and right; of rank 0: there are none
 };
 
 // The blocks of a box of the output, for `multiply_blocks`: runs of rows, blocks of a run, and columns.
+// box: [2, kRank], the first coordinates and the ends. rows(): [num_rows(), depth()], columns(): [depth(), num_columns()].
 template <class Op, class Core, ProductShape kShape>
 class ProductBlocks {
  public:
@@ -34,7 +38,7 @@ class ProductBlocks {
   // The rows of a block that is copied in boxes are lines of one tensor: they follow each other there.
   static constexpr bool kByRuns = kMapped && kShape.rows.count > 1;
 
-  // The first one.
+  // Begins at the first block.
   ASPEN_DEVICE ProductBlocks(const Addresses& buffers, const int32_t* box) : buffers_(buffers), box_(box) {
     begin<kRank, kShape.outer>(box, at_);
     if constexpr (kColumnAxis >= 0) at_[kColumnAxis] = first_column();
@@ -66,12 +70,12 @@ class ProductBlocks {
   static ASPEN_DEVICE int depth() { return kShape.depth; }
 
   ASPEN_DEVICE auto rows() const {
-    const int first = run_ + row_;  // its number in the box
+    const int first = run_ + row_;  // the block's first row, by its number in the box
     if constexpr (kMapped) {
       constexpr Axes axes = kShape.rows;
       int own[kRank + 1] = {};
       decode<kRank, kShape.rows>(box_, first, own);
-      int line = 0;  // of the tensor
+      int line = 0;  // the row's number in the tensor
       ASPEN_UNROLL for (int i = 0; i < axes.count; ++i) line = line * kShape.row_extents[i] + own[axes.of[i]];
       return boxes_at<kShape.maps[0]>(&buffers_.maps[0], at_, line);
     } else {
@@ -93,6 +97,7 @@ class ProductBlocks {
     }
   }
 
+  // sums: [count], the first of them at (row, column) of the block.
   ASPEN_DEVICE void store(int row, [[maybe_unused]] int column, const float* sums, int count) const {
     int own[kRank + 1] = {};
     ASPEN_UNROLL for (int d = 0; d < kRank; ++d) own[d] = at_[d];
@@ -105,7 +110,7 @@ class ProductBlocks {
   ASPEN_DEVICE int first_column() const { return box_[kColumnAxis] / kUnit * kUnit; }
   ASPEN_DEVICE int last_column() const { return box_[kRank + kColumnAxis]; }
 
-  // Of a box's rows so many as follow each other in the tensor: an outer axis counts where the box has all that is inside it.
+  // Counts the box's rows that follow each other in the tensor: an outer axis counts where the box has all that is inside it.
   ASPEN_DEVICE int rows_of_run() const {
     if constexpr (kByRuns) {
       constexpr Axes axes = kShape.rows;
@@ -124,7 +129,7 @@ class ProductBlocks {
 
   const Addresses& buffers_;
   const int32_t* box_;
-  int at_[kRank + 1] = {};  // a block's first column in its matrix; other axes than those above have one element
+  int at_[kRank + 1] = {};  // coordinates of a block's matrix and first column; other axes than those above have one element
   int run_ = 0, row_ = 0;   // the first row of a run in the box, and of the block in the run
 };
 

@@ -26,18 +26,19 @@ inline constexpr bool kIsStreamed<StreamedCore<Kind, kRows, kColumns, kAlongDept
 // number where they are stored down the columns.
 struct Passing {
   static constexpr int kRows = 16, kColumns = 32, kStride = kColumns + 8, kStrideDown = kColumns + 1;
-  alignas(32) float sums[kRows * kStride];
+  alignas(32) float sums[kRows * kStride];  // [kRows, kColumns], lines kStride or kStrideDown apart
 };
 
 template <class Core, int kStages>
 struct StreamMemory {
   static constexpr int kWarps = Core::kThreads / kWarp;
-  typename ProductMemory<Core, kStages>::Stage stages[kStages];
-  Passing passing[kWarps];
+  typename ProductMemory<Core, kStages>::Stage stages[kStages];  // [kStages] of a chunk's rows and columns
+  Passing passing[kWarps];                                       // [kWarps] of [Passing::kRows, Passing::kColumns]
   Barrier arrived[kStages], read[kStages];
 };
 
-// The memory of blocks of a product: streamed, copied in boxes, or by threads. And the threads, with the warp that copies.
+// The memory of blocks of a product, streamed, copied in boxes, or by threads, and how many threads there are with the warp that
+// copies.
 template <class Core, bool kMapped, int kSlices>
 struct BlocksMemory {
   static constexpr bool kStreams = kMapped && kSlices == 1 && kIsStreamed<Core>;
@@ -59,7 +60,8 @@ struct Turn {
   }
 };
 
-// What the warp beside does, by one of its threads: it copies chunk after chunk of all blocks.
+// The work of the warp beside, by one of its threads: it copies chunk after chunk of all blocks into stages.
+// rows_: [num_rows(), depth()], columns_: [depth(), num_columns()] of a block -> stages, each with a chunk of both.
 template <class Core, int kStages, class Blocks>
 class Producer {
  public:
@@ -103,12 +105,12 @@ class Producer {
   decltype(blocks_.rows()) rows_;
   decltype(blocks_.columns()) columns_;
   Turn<kStages> turn_;
-  int chunk_ = 0;  // of the block
+  int chunk_ = 0;  // the next chunk's number in the block
   bool more_ = true;
 };
 
 // Calls store(row, column, sums, count) as store_sums (product.h) does, each warp for its own rows: part after part of the
-// columns.
+// columns. core: [kRows, kColumns] -> passing: [kWarps] of [kTall, kWide] at a time -> sums: [kRun] at (row, column).
 template <int kRunOrNone, class Core, class Store>
 ASPEN_DEVICE void store_by_warps(Block<Core::kThreads>& block, Core& core, Passing* passing, int num_rows, int num_columns,
                                  const Store& store) {
@@ -139,7 +141,7 @@ ASPEN_DEVICE void store_by_warps(Block<Core::kThreads>& block, Core& core, Passi
 
 // Multiplies and stores one block after the other. `Blocks` is at one of them: rows(), columns(), num_rows(), num_columns() and
 // depth() are what multiply_tile takes, store(row, column, sums, count) what it calls; advance() goes on to the next, or says
-// that there is none.
+// that there is none. rows(): [num_rows(), depth()], columns(): [depth(), num_columns()] -> sums: [num_rows(), num_columns()].
 //
 // All warps of the thread block come here together, and leave together.
 template <int kRun, int kSlices, class Core, int kStages, class Blocks>
@@ -195,7 +197,7 @@ ASPEN_DEVICE void multiply_blocks(StreamMemory<Core, kStages>& memory, const Blo
 #endif
 }
 
-// The same without a warp beside: each block begins when the one before is stored.
+// Multiplies and stores without a warp beside: each block begins when the one before is stored.
 template <int kRun, int kSlices, class Memory, class Blocks>
 ASPEN_DEVICE void multiply_blocks(Memory& memory, Blocks blocks) {
   do {

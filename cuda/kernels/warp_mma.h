@@ -1,7 +1,8 @@
 // The matrix instructions of a warp (PTX ISA, "Matrix fragments for mma"), and what they do lane by lane on the host.
 //
 // Lane l of a fragment belongs to group g = l / 4 and is the t = l % 4 th in it. For C and D of m16n8, register 2 h + i of a lane
-// is element (g + 8 h, 2 t + i).
+// is element (g + 8 h, 2 t + i). Of A [16, kDepth] register 2 s + h begins at element (g + 8 h, s kDepth / 2 + p t), of B
+// [kDepth, 8] register s at element (s kDepth / 2 + p t, g). It has p = kDepth / 8 elements, neighbours along the depth.
 #pragma once
 
 #include "block.h"
@@ -14,7 +15,7 @@ struct Tf32 {
   using Element = float;
   static constexpr int kDepth = 8;
 };
-// The same by columns that were rounded when they became known (targets/cuda/passes/tf32.py).
+// Tf32 whose columns were rounded when they became known (targets/cuda/passes/tf32.py).
 struct RoundedTf32 {
   using Element = float;
   static constexpr int kDepth = 8;
@@ -30,7 +31,7 @@ ASPEN_DEVICE uint32_t rounded_to_tf32(uint32_t bits) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000u;
 #endif
 }
-// The same where the rest is cut off by who reads it, which the assembler does not know of wgmma: two instructions, not three.
+// Rounds where the rest is cut off by who reads it, which the assembler does not know of wgmma: two instructions, not three.
 ASPEN_DEVICE uint32_t with_half_of_tf32(uint32_t bits) {
 #ifdef __CUDACC__
   return fabsf(as_float(bits)) < as_float(0x7f800000) ? bits + 0x1000 : bits;
@@ -38,7 +39,7 @@ ASPEN_DEVICE uint32_t with_half_of_tf32(uint32_t bits) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : bits + 0x1000;
 #endif
 }
-// m16n8k16.
+// Inputs of 16 bits: m16n8k16.
 struct Bf16 {
   using Element = uint16_t;
   static constexpr int kDepth = 16;
@@ -48,9 +49,9 @@ struct F16 {
   static constexpr int kDepth = 16;
 };
 
-using FragmentA = Fragment<4>;
-using FragmentB = Fragment<2>;
-using FragmentC = Fragment<4>;
+using FragmentA = Fragment<4>;  // [16, Kind::kDepth]
+using FragmentB = Fragment<2>;  // [Kind::kDepth, 8]
+using FragmentC = Fragment<4>;  // [16, 8], float32
 
 #ifndef __CUDACC__
 inline float widened(Bf16, uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
@@ -70,7 +71,7 @@ float element(Kind kind, const uint32_t* registers_of_lane, int register_of, int
 }
 #endif
 
-// c += a * b for 16 x 8 elements.
+// Multiplies and adds, by one instruction. a: [16, Kind::kDepth], b: [Kind::kDepth, 8] -> c += a * b: [16, 8].
 template <class Kind>
 ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& b) {
 #ifdef __CUDACC__
@@ -107,7 +108,7 @@ ASPEN_DEVICE void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB
 
 // Loads squares of 8 rows of 16 bytes from shared memory, register i from square i: four or two as they are (lane l gets the l %
 // 4 th 4 bytes of row l / 4), or two of 16-bit elements whose rows change places with columns. Row r of square i is at row(8 i +
-// r), aligned to 16 bytes.
+// r), aligned to 16 bytes. row(0 ... 8 kCount - 1): [16 bytes] each -> fragment: [kWarp lanes, kCount registers].
 template <bool kTransposed, int kCount, class Row>
 ASPEN_DEVICE void load_squares(Fragment<kCount>& fragment, const Row& row) {
   static_assert(kCount == 2 || (kCount == 4 && !kTransposed));

@@ -4,7 +4,7 @@
 // Operands are read from shared memory, by the asynchronous proxy, while threads go on. So what threads wrote must be made
 // visible to it (Block::publish), buffers may be filled again only after `wait`, and sums may be looked at only then.
 //
-// Of float32 the instruction cuts off the bits that we round. So rows come from registers, where threads round them, and columns
+// The instruction cuts off the bits of float32 that we round. So rows come from registers, where threads round them, and columns
 // were rounded when they became known. It takes columns of float32 along the depth alone. Rows of 16-bit elements come from
 // registers where they were made there (held_rows.h).
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace aspen::cuda {
 
-// Whether code is compiled for them. The host plays either kind of device.
+// Says whether code is compiled for warpgroups. The host plays either kind of device.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ASPEN_PLAY_WARPGROUPS)
 inline constexpr bool kHasWarpgroups = true;
 #else
@@ -22,8 +22,9 @@ inline constexpr bool kHasWarpgroups = false;
 #endif
 
 // Lines of 64 elements of 16 bits, 128 bytes, in shared memory: of 8 lines each, unit u of 16 bytes of line l is at unit u ^ l.
-// Then neither 8 lines at one unit nor the units of one line meet in a bank. Begins at a multiple of 1024 bytes, which is where
-// the pattern begins in the addresses that the hardware permutes. A line of float32 has 32 elements.
+// Then neither 8 lines at one unit nor the units of one line meet in a bank. It begins at a multiple of 1024 bytes, which is
+// where the pattern begins in the addresses that the hardware permutes. A line of float32 has 32 elements. place(line, at) ->
+// where element (line, at) of [lines, kLineBytes / sizeof(Element)] is, counted in elements.
 struct Swizzle {
   static constexpr int kLine = 64, kLineBytes = 128, kAlignment = 1024;
   template <class Kind>
@@ -35,7 +36,8 @@ struct Swizzle {
   }
 };
 
-// Where a matrix of 32 bytes along the depth is in shared memory, in such lines.
+// The place of a matrix of 32 bytes along the depth in shared memory, in such lines: [lines, 32 bytes]. Where lines of memory lie
+// across the depth: [lines / 64, 16 of the depth, 64].
 struct MatrixDescriptor {
   uint64_t bits;
 #ifndef __CUDACC__
@@ -60,7 +62,7 @@ struct MatrixDescriptor {
     return descriptor;
   }
 
-  // The same, so many bytes further.
+  // Gives the matrix that begins so many bytes further.
   ASPEN_DEVICE MatrixDescriptor operator+(int bytes) const {
     MatrixDescriptor further = *this;
     further.bits += static_cast<uint64_t>(bytes >> 4);
@@ -68,7 +70,7 @@ struct MatrixDescriptor {
   }
 
 #ifndef __CUDACC__
-  // Element (line, k) across and along the depth; kAcross: lines of memory lie across the depth.
+  // Reads element (line, k) across and along the depth; kAcross: lines of memory lie across the depth.
   template <bool kAcross, class Element = uint16_t>
   Element at(int line, int k) const {
     static_assert(!kAcross || sizeof(Element) == 2);
@@ -85,15 +87,15 @@ struct MatrixDescriptor {
 #endif
 };
 
-// 64 rows in registers, 16 of each warp: as many elements along the depth as one instruction takes.
+// Rows in registers, 16 of each warp, as deep as one instruction takes: [4 warps] of [16, Kind::kDepth].
 using RowFragments = PerWarp<FragmentA, kWarpgroup / kWarp>;
 
-// Sums of 64 x kColumns products of a warpgroup; of B, lines of memory lie across the depth where kAcross.
+// Sums of a warpgroup's products, [64, kColumns] in float32; of B, lines of memory lie across the depth where kAcross.
 template <class Kind, int kColumns, bool kAcross>
 class WarpgroupSums {
  public:
   using Element = typename Kind::Element;
-  static constexpr bool kFromRegisters = sizeof(Element) == 4;  // of A, always
+  static constexpr bool kFromRegisters = sizeof(Element) == 4;  // whether A always comes from them
   static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
   static_assert(!kFromRegisters || (kIsSame<Kind, RoundedTf32> && !kAcross));
 
@@ -102,8 +104,8 @@ class WarpgroupSums {
   ASPEN_DEVICE void each(const Visit& visit) {
     each_of<kColumns>(0, visit);
   }
-  // The same for part `part` of the columns, kWide of them. Code is spelt out for each part, since registers have no numbers at
-  // run time.
+  // Visits part `part` of the columns alone, [64, kWide]. Code is spelt out for each part, since registers have no numbers at run
+  // time.
   template <int kWide, class Visit>
   ASPEN_DEVICE void each_of(int part, const Visit& visit) {
     static_assert(kColumns % kWide == 0 && kWide % 8 == 0);
@@ -135,7 +137,7 @@ class WarpgroupSums {
 #endif
   }
 
-  // Between whatever else was done with the sums, and multiply_add.
+  // Stands between whatever else was done with the sums, and multiply_add.
   ASPEN_DEVICE void fence() {
 #ifdef __CUDACC__
     keep();
@@ -166,8 +168,8 @@ class WarpgroupSums {
 #endif
   }
 
-  // Begins sums += a * b, Kind::kDepth along the depth; a is RowFragments or a MatrixDescriptor. Registers may change after
-  // `wait`.
+  // Begins sums += a * b; a is RowFragments or a MatrixDescriptor. Registers may change after `wait`.
+  // a: [64, Kind::kDepth], b: [Kind::kDepth, kColumns] -> sums: [64, kColumns].
   template <class Rows>
   ASPEN_DEVICE void multiply_add(const Rows& a, const MatrixDescriptor& b) {
     constexpr bool kHeld = kIsSame<Rows, RowFragments>;
@@ -274,7 +276,7 @@ class WarpgroupSums {
 #ifdef __CUDACC__
   // The compiler does not see that sums are written until `wait` returns: it must not move them beyond.
   ASPEN_DEVICE void keep() { ASPEN_UNROLL for (float& sum : own_) asm volatile("" : "+f"(sum)::"memory"); }
-  float own_[kColumns / 2];
+  float own_[kColumns / 2];  // [kColumns / 8, 2, 2] of a thread: (j, h, i) is element (16 w + g + 8 h, 8 j + 2 t + i) of warp w
 #else
   // Operands may be read at any time between multiply_add and wait: what they are then must not differ.
   class Product {
@@ -341,7 +343,7 @@ class WarpgroupSums {
 #endif
 };
 
-// Warpgroups of 64 rows and all columns. Of the same kind as the Cores of product.h. Rows of float32 pass through registers.
+// Warpgroups of 64 rows and all columns: a Core like those of product.h. Rows of float32 pass through registers.
 template <class Kind, int kRows_, int kColumns_, bool kAlongDepth_ = false, int kStages_ = 4>
 struct WgmmaCore {
   using Element = typename Kind::Element;
@@ -359,24 +361,25 @@ struct WgmmaCore {
   static_assert(kRows % 64 == 0);
 
   static ASPEN_DEVICE int row_place(int row, int k) { return Swizzle::place<Element>(row, k); }
-  // Columns across the depth: 64 of all lines, then the next 64.
+  // Columns are [kColumns, kDepth] along the depth. Across it they are [kColumns / 64, kDepth, 64].
   static ASPEN_DEVICE int column_place(int line, int at) {
     return kAlongDepth ? Swizzle::place<Element>(line, at) : at / 64 * (64 * kDepth) + Swizzle::place<Element>(line, at % 64);
   }
 
-  PerThread<GroupSums, kGroups> held;
+  PerThread<GroupSums, kGroups> held;  // [kGroups] of [64, kColumns]
 
   ASPEN_DEVICE void clear(Block<kThreads>& block) {
     block.each_warpgroup([&](int group) { held[group].each([](int, int, float& sum) { sum = 0; }); });
   }
 
-  // Begins to; `wait` ends it.
+  // Begins to multiply a chunk; `wait` ends it.
+  // rows: [kRows, kDepth], columns: [kDepth, kColumns] as column_place has them -> held += rows * columns: [kRows, kColumns].
   ASPEN_DEVICE void multiply(Block<kThreads>& block, const Element* rows, const Element* columns) {
     expect_published(block);
     block.each_warpgroup([&](int group) {
       const Element* const own = rows + group * 64 * kDepth;
       if constexpr (GroupSums::kFromRegisters) {
-        RowFragments a[kSteps];
+        RowFragments a[kSteps];  // [kSteps] of [64, Kind::kDepth]
         ASPEN_UNROLL for (int step = 0; step < kSteps; ++step) load_rounded(block, a[step], own, step * Kind::kDepth);
         begin(group, [&](int step) -> auto& { return a[step]; }, columns);
       } else {
@@ -394,7 +397,7 @@ struct WgmmaCore {
   ASPEN_DEVICE void each(Block<kThreads>& block, const Visit& visit) {
     each_of<kColumns>(block, 0, visit);
   }
-  // The same for part `part` of the columns, kWide of them.
+  // Visits part `part` of the columns alone, [kRows, kWide].
   template <int kWide, class Visit>
   ASPEN_DEVICE void each_of(Block<kThreads>& block, int part, const Visit& visit) {
     block.each_warpgroup([&](int group) {
@@ -421,9 +424,10 @@ struct WgmmaCore {
   }
 
  private:
-  static constexpr int kStepBytes = 32, kEight = 8 * Swizzle::kLineBytes;  // of 8 lines
+  static constexpr int kStepBytes = 32, kEight = 8 * Swizzle::kLineBytes;  // bytes of a step, and of 8 lines
 
-  // Elements k to k + 8 of a warpgroup's rows. Squares: the upper 8 rows of a warp, the lower, and both 4 elements later.
+  // Loads elements k to k + 7 of a warpgroup's rows. Squares: the upper 8 rows of a warp, the lower, and both 4 elements later.
+  // rows: [64, kDepth] -> a: [64, Kind::kDepth].
   static ASPEN_DEVICE void load_rounded(Block<kThreads>& block, RowFragments& a, const Element* rows, int k) {
     block.each_warp_of_group([&](int warp) {
       load_squares<false>(a[warp], [&](int line) { return rows + row_place(16 * warp + line % 16, k + line / 16 * 4); });
