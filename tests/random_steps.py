@@ -428,7 +428,7 @@ def _reduce(author: _Author) -> None:
         return
     computes: dict[str, Compute] = {
         "sum": lambda a: jnp.sum(a, axes, dtype=a.dtype, keepdims=keep),
-        "prod": lambda a: jnp.prod(a, axes, dtype=a.dtype, keepdims=keep),
+        "prod": lambda a: jnp.prod(_of_any_order(a), axes, dtype=a.dtype, keepdims=keep),
         "mean": lambda a: jnp.mean(a, axes, keepdims=keep),
         "max": lambda a: jnp.max(a, axes, keepdims=keep),
         "min": lambda a: jnp.min(a, axes, keepdims=keep),
@@ -447,6 +447,14 @@ def _arg(author: _Author) -> None:
         author.add(f"{function.__name__} of {axis}", lambda a: function(a, axis, np.int32), x)
 
 
+def _of_any_order(a: Array) -> Array:
+    """Factors without zeros where others are large: in some orders these make an infinity before they meet a zero."""
+    if a.dtype not in FLOATS:
+        return a
+    is_zero = jnp.abs(a) < jnp.finfo(a.dtype).smallest_normal
+    return jnp.where(is_zero & (jnp.abs(a) > 10).any(), jnp.ones_like(a), a)
+
+
 def _cumulative(author: _Author) -> None:
     x = author.any(1)
     dtype, axis, is_reversed = author.avals[x].dtype, author.axis(x), bool(author.integer(0, 1))
@@ -454,8 +462,10 @@ def _cumulative(author: _Author) -> None:
         return
     kinds = ["cumsum", "cummax", "cummin", "cumprod"]
     kind = author.choose([*kinds, "cumlogsumexp"] if dtype in FLOATS else kinds)
-    function = getattr(lax, kind)
-    author.add(f"{kind} of {axis}, reversed {is_reversed}", lambda a: function(a, axis, is_reversed), x, is_sum=kind == "cumsum")
+    function, given = getattr(lax, kind), _of_any_order if kind == "cumprod" else lambda a: a
+    author.add(
+        f"{kind} of {axis}, reversed {is_reversed}", lambda a: function(given(a), axis, is_reversed), x, is_sum=kind == "cumsum"
+    )
 
 
 def _sort(author: _Author) -> None:
