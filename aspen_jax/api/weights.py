@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -127,6 +128,29 @@ def best_arrangements(jaxpr: core.Jaxpr) -> dict[int, Arrangement]:
     return found
 
 
+class _Call:
+    """A call, for the next one with the very same weights. It holds them weakly; when one goes, it forgets what it prepared."""
+
+    def __init__(self, tree: Any, leaves: Sequence[Any], marked: Sequence[int], prepared: dict[int, PreparedArray]):
+        self._tree = tree
+        self._marked = operator.itemgetter(*marked) if len(marked) > 1 else lambda leaves: (leaves[marked[0]],)
+        self._weights = [weakref.ref(leaf, self._forget) for leaf in self._marked(leaves)]
+        self._others = [index for index in range(len(leaves)) if index not in set(marked)]
+        self._shapes = _shapes([leaves[index] for index in self._others])
+        self._prepared: dict[int, PreparedArray] | None = prepared
+
+    def _forget(self, _: Any) -> None:
+        self._prepared = None
+
+    def prepared(self, tree: Any, leaves: Sequence[Any]) -> dict[int, PreparedArray] | None:
+        """What stands for which leaf of a call; None where the call has other weights, or other shapes."""
+        prepared = self._prepared
+        if prepared is None or tree != self._tree or self._shapes != _shapes([leaves[index] for index in self._others]):
+            return None
+        is_same = all(map(operator.is_, self._marked(leaves), [weight() for weight in self._weights]))
+        return prepared if is_same and not any(leaves[index].is_deleted() for index in prepared) else None
+
+
 class Layouts:
     """Which of a function's weights are stored in which order, for each structure and shapes of its arguments.
 
@@ -143,6 +167,7 @@ class Layouts:
         self._marked: dict[Any, tuple[int, ...]] = {}
         self._arrangements: dict[Any, dict[int, Arrangement]] = {}
         self._of_weights: dict[Any, dict[int, Arrangement]] = {}
+        self._last: _Call | None = None
 
     def prepared(self, trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """(args, kwargs) with the weights prepared that are arrays; tracers are left as they are.
@@ -153,6 +178,9 @@ class Layouts:
             kwargs: keyword arguments.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
+        known = None if self._last is None else self._last.prepared(tree, leaves)
+        if known is not None:
+            return _with(leaves, tree, known) if known else (args, kwargs)
         if tree not in self._marked:
             self._marked[tree] = tuple(self._positions(args, kwargs))
         concrete = [index for index in self._marked[tree] if _is_concrete(leaves[index])]
@@ -172,10 +200,12 @@ class Layouts:
                 by_weight = {first.index(index): how for index, how in self._arrangements[key].items()}
                 of_weights, of_tree = jax.tree.flatten(weights)
                 self._of_weights[of_tree, _shapes(of_weights)] = by_weight
-        for index, how in self._arrangements[key].items():
-            if index in concrete:
-                leaves[index] = prepare(leaves[index], *how)
-        return jax.tree.unflatten(tree, leaves)
+        found = {
+            index: prepare(leaves[index], *how) for index, how in self._arrangements[key].items() if _is_concrete(leaves[index])
+        }
+        if len(concrete) == len(self._marked[tree]):
+            self._last = _Call(tree, leaves, concrete, found)
+        return _with(leaves, tree, found)
 
     def prepare(self, trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The weights of a call, prepared; one tree, or a tuple where several arguments are marked.
@@ -241,6 +271,12 @@ class Layouts:
         found = [item for index, item in enumerate(args) if self._is_marked(index)]
         found += [kwargs[name] for name in sorted(kwargs) if self._is_marked(name)]
         return tuple(found) if len(found) == len(self._marks) else None
+
+
+def _with(leaves: list[Any], tree: Any, others: dict[int, PreparedArray]) -> Any:
+    for index, other in others.items():
+        leaves[index] = other
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_concrete(leaf: Any) -> bool:
