@@ -100,6 +100,24 @@ def test_importing_needs_no_compiler_and_no_other_program(tmp_path: Path) -> Non
     assert (result.stdout, result.stderr) == (f"{aspen_jax.__version__}\n", "")
 
 
+def test_importing_leaves_what_is_not_asked_for(tmp_path: Path) -> None:
+    program = """
+import sys
+import aspen_jax
+assert not {"aspen_jax.api", "aspen_jax.ops", "aspen_jax.graph"} & set(sys.modules)
+assert set(aspen_jax.__all__) <= set(dir(aspen_jax))
+from aspen_jax import *
+assert aspen_jax.aspen is aspen and aspen(lambda x: x + 1)(1.0) == 2.0
+try:
+    aspen_jax.nothing
+except AttributeError as error:
+    assert "'nothing'" in str(error)
+"""
+    command = [sys.executable, "-P", "-W", "error", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_sources_without_their_engine_say_what_to_do(tmp_path: Path) -> None:
     """As in a checkout after `pip install .`, where Python finds the sources first; no other package is asked for before."""
     sources = tmp_path / "aspen_jax"
