@@ -9,7 +9,9 @@ import json as jsons
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, get_type_hints
+
+import tyro
 
 from aspen_jax.cost.timing import Timing, aligned, check_rounds, duration, interleaved
 from aspen_jax.errors import AspenError
@@ -52,7 +54,7 @@ class Table:
     def __str__(self) -> str:
         if self.printed is not None:
             return self.printed
-        cells = [[_shown(row[column], form) for column, form in self.columns.items()] for row in self.rows]
+        cells = [[shown(row[column], form) for column, form in self.columns.items()] for row in self.rows]
         return "\n".join([*([self.title] if self.title else []), *aligned([list(self.columns), *cells]), ""])
 
     def to_json(self) -> dict[str, Any]:
@@ -96,11 +98,24 @@ def benchmark(function: Callable[Options, Run]) -> Callable[Options, int]:
                 tables.append(item.to_json())
         if options.get("json") is not None:
             date = time.strftime("%Y-%m-%d", time.gmtime())
-            record = {"benchmark": function.__name__, "date": date, "settings": settings_of(options), "results": plain or tables}
+            words = _words(function)
+            record = {
+                "benchmark": function.__name__,
+                "date": date,
+                "words": [str(word) for name in words for word in options.get(name, ())],
+                "settings": settings_of({name: value for name, value in options.items() if name not in words}),
+                "results": plain or tables,
+            }
             write_record(options["json"], record)
         return status
 
     return command
+
+
+def _words(function: Callable[..., Any]) -> list[str]:
+    """The parameters of a command that stand on its line without their names."""
+    hints = get_type_hints(function, include_extras=True).items()
+    return [name for name, hint in hints if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
 
 
 def check_agreement(name: str, calls: Mapping[str, Callable[[], Any]], tolerance: float | None = None) -> None:
@@ -136,7 +151,8 @@ def samples(timings: Mapping[Any, Timing]) -> dict[str, Any]:
     return {"samples_s": {str(side): list(timing.samples) for side, timing in timings.items()}}
 
 
-def _shown(value: Any, form: str) -> str:
+def shown(value: Any, form: str) -> str:
+    """A cell as text."""
     if value is None or isinstance(value, str):
         return value or ""
     return duration(value) if form == "s" else format(value, form)

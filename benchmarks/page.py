@@ -37,7 +37,8 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
     """A record's page, line by line."""
     about = [f"{word}{record['machine'][key]}" for key, word in _MACHINE.items() if record["machine"].get(key) is not None]
     title = ", ".join(filter(None, (record["benchmark"], record.get("date"))))
-    command = " ".join(["python -m benchmarks", record["benchmark"], *_options(record["settings"])])
+    words = [shlex.quote(word) for word in record.get("words", ())]
+    command = " ".join(["python -m benchmarks", record["benchmark"], *words, *_options(record["settings"])])
     yield from (f"## {title}", "", f"{', '.join(about)}.", "", f"`{command}`", "")
     for found in tables(record["results"]):
         if found.rows:

@@ -75,8 +75,10 @@ def faults_of_steps(function: Written) -> Iterator[Fault]:
     sizes = compiled_in_float64(function.absolute_each, *finite)(*finite)
     # What is joined into one kernel keeps more of narrow floats between its steps than is stored: digits and range.
     widened = _of_narrow(function, known)
-    wide = compiled_in_float64(lambda *known: _joined(function, widened, known), *known)
-    moved = [wide(*known[:start], *_moved(values, seed, only_narrow=True)) for seed in range(3)]
+    wide, *others = (
+        compiled_in_float64(lambda *known, a=alone: _joined(function, widened, known, a), *known) for alone in (None, 0, 1)
+    )
+    moved = [by(*known[:start], *_moved(values, seed, only_narrow=True)) for by in (wide, *others) for seed in range(3)]
     ends = [wide(*known[:start], *_moved_at_ends(values, seed)) for seed in range(3)]
     for number in suspects:
         step, ours, right = function.steps[number], values[number], exact[number]
@@ -120,14 +122,16 @@ def _of_narrow(function: Written, known: Sequence[Any]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _joined(function: Written, widened: frozenset[int], known: Sequence[Any]) -> list[Any]:
-    """The value of each step, of what is given; but the `widened` are computed again."""
+def _joined(function: Written, widened: frozenset[int], known: Sequence[Any], alone: int | None) -> list[Any]:
+    """The value of each step, of what is given; but the `widened` are computed again, or of those one operand `alone`."""
     values = list(known)
     results = []
     for number, step in enumerate(function.steps, len(function.arguments)):
-        results.append(step.compute(*(values[read] for read in step.reads)))
+        again = step.compute(*(values[read] for read in step.reads))
+        mixed = (values[read] if place == alone else known[read] for place, read in enumerate(step.reads))
+        results.append(again if alone is None else step.compute(*mixed))
         if number in widened:
-            values[number] = results[-1]
+            values[number] = again
     return results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import json as jsons
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from aspen_jax.report.machine import machine
 from aspen_jax.targets.cpu.choice import Rates, rates
-from benchmarks import markdown
+from benchmarks.benchmark import Run, Table, benchmark
 from benchmarks.chooser.fit import fitted
 from benchmarks.chooser.parts import generated
 from benchmarks.chooser.timing import Sample, measured
@@ -64,7 +64,10 @@ class Outcome:
         )
 
 
-def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Path | None = None) -> int:
+@benchmark
+def chooser(
+    parts: int = 300, seed: int = 0, record: Path | None = None, fit: Path | None = None, json: Path | None = None
+) -> Run:
     """Time generated parts in XLA and in tiles, and compare with the side that was chosen for each.
 
     Args:
@@ -72,12 +75,13 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
         seed: which ones.
         record: a file of timed parts, a JSON object a line: those in it count too, and new ones are added.
         fit: write the rates that fit all these times, and lie near the known ones, to this file, as this machine's. The package's
-            is rates.json in lowering/.
+            is rates.json in targets/cpu/.
+        json: write the outcomes to this file.
 
-    Returns:
-        0, or 1 where results differ.
+    Yields:
+        The outcomes, then 1 where results differ.
     """
-    samples = [Sample(**json.loads(line)) for line in record.read_text().splitlines()] if record and record.exists() else []
+    samples = [Sample(**jsons.loads(line)) for line in record.read_text().splitlines()] if record and record.exists() else []
     wrong = []
     for number, part in enumerate(tqdm(generated(parts, seed), total=parts, dynamic_ncols=True)):
         sample = measured(part, number)
@@ -88,36 +92,35 @@ def chooser(parts: int = 300, seed: int = 0, record: Path | None = None, fit: Pa
         samples.append(sample)
         if record:
             with record.open("a") as file:
-                print(json.dumps(dataclasses.asdict(sample)), file=file)
+                print(jsons.dumps(dataclasses.asdict(sample)), file=file)
         if number % _BETWEEN_CLEARINGS == 0:
             jax.clear_caches()
     known = rates()
     if fit is not None:
         known = fitted(samples, known)
         _write(fit, known)
-    print(table(samples, known))
+    yield table(samples, known)
     for sample in wrong:
         print(f"WRONG: {sample.kind} {sample.number} of seed {seed} differs by {sample.difference:.1g}", file=sys.stderr)
-    return 1 if wrong else 0
+    yield 1 if wrong else 0
 
 
 def _write(file: Path, known: Rates) -> None:
     """Put rates into a file of several machines', in the place of those of one with the same instructions."""
-    machines = json.loads(file.read_text()) if file.exists() else {}
+    machines = jsons.loads(file.read_text()) if file.exists() else {}
     about = {name: value for name, value in machine().items() if name in ("cpu", "usable cores", "jax")}
     machines[machine()["cpu target in use"]] = {"machine": about, **dataclasses.asdict(known)}
-    file.write_text(json.dumps(machines, indent=1) + "\n")
+    file.write_text(jsons.dumps(machines, indent=1) + "\n")
 
 
-def table(samples: Sequence[Sample], known: Rates) -> str:
-    """A Markdown table, one kind of parts a row."""
-    columns = "kind", "parts", "faster in tiles", "chosen", "of those lose over 10%", "time over best", "all XLA", "all tiles"
-    rows = []
+def table(samples: Sequence[Sample], known: Rates) -> Table:
+    """What choosing makes of each kind of parts."""
+    found = Table("", {"kind": ""})
+    found.columns |= dict.fromkeys(("parts", "faster in tiles", "chosen", "of those lose over 10%"), "d")
+    found.columns |= dict.fromkeys(("time over best", "all XLA", "all tiles"), ".3f")
     kinds = dict.fromkeys(sample.kind for sample in samples)
     groups = {kind: [sample for sample in samples if sample.kind == kind] for kind in kinds}
     for kind, group in {**groups, "all": samples}.items():
         if group:
-            one = Outcome.of(group, known)
-            ratios = (f"{ratio:.3f}" for ratio in (one.total, one.xla, one.tiles))
-            rows.append([*map(str, (kind, one.parts, one.faster, one.chosen, one.losing)), *ratios])
-    return "\n".join(markdown.table(columns, rows))
+            found.add(kind, *dataclasses.astuple(Outcome.of(group, known)))
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
 
@@ -13,12 +14,12 @@ import jax
 import tyro
 
 from aspen_jax import CUSTOM_CALL_TARGET, aspen
-from aspen_jax.cost.timing import Timing, check_rounds, interleaved, speedup
+from aspen_jax.cost.timing import Timing, interleaved, speedup
 from aspen_jax.errors import InputError
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
-from aspen_jax.report.cores import share_cores
 from aspen_jax.report.difference import largest_difference
 from benchmarks import zoo
+from benchmarks.benchmark import Run, Table, benchmark, samples, shown
 from benchmarks.clients import geometry, language, loops, science, vision
 from benchmarks.clients.program import CLIENTS, Client
 
@@ -31,18 +32,12 @@ _LEAST_SHARE = 0.99
 # Rounds that `--seconds` asks for at least and at most.
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 200
 _SHORTEST_SAMPLE_S = 1e-3
-_COLUMNS = (
-    "program",
-    "difference",
-    "custom calls",
-    "flops in tiles",
-    "first call, jit / decorated, s",
-    "jit, ms",
-    "decorated, ms",
-    "jit / decorated",
-)
+_COLUMNS = {"program": "", "difference": ".1e", "custom calls": "d", "flops in tiles": ".0%"}
+_COLUMNS |= dict.fromkeys(("first jit_s", "first decorated_s", "jit_s", "decorated_s"), "s")
+_COLUMNS |= {"jit / decorated": ".2f", "of medians": ".2f"}
 
 
+@benchmark
 def clients(
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     batch: int = 1,
@@ -50,22 +45,23 @@ def clients(
     seconds: float | None = None,
     guard: bool = False,
     workers: int | None = None,
-) -> int:
+    json: Path | None = None,
+) -> Run:
     """Programs of users, written against the libraries that they use: jax.jit(program) against jax.jit(aspen(program)).
 
     Args:
         names: of programs; all by default. Those whose libraries are absent are left out (pip install 'aspen_jax[clients]').
         batch: how many examples, or times as many particles or rays.
-        rounds: how often each side is timed. Times are minima, with medians in brackets.
+        rounds: how often each side is timed. Times are minima.
         seconds: how long a program is timed; chooses `rounds`, 5 to 200.
         guard: fail where a program becomes slower, or XLA runs what tiles are faster at. Without names, this holds of the
             networks of the other benchmarks too.
         workers: cores for both sides; all usable ones by default.
+        json: write all samples to this file.
 
-    Returns:
-        0, or 1 where a program fails or its results differ or, with `guard`, a promise is broken.
+    Yields:
+        Each program as it is timed, then 1 where a program fails or its results differ or, with `guard`, a promise is broken.
     """
-    check_rounds(rounds)
     if batch < 1:
         raise InputError(f"the batch is {batch}; take 1 or more")
     if seconds is not None and not seconds > 0:
@@ -73,28 +69,31 @@ def clients(
     unknown = sorted(set(names) - set(CLIENTS))
     if unknown:
         raise InputError(f"no program is called {', '.join(unknown)}; choose from {', '.join(sorted(CLIENTS))}")
-    share_cores(workers)
     failed: list[str] = []
-    print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
+    rows = Table("", _COLUMNS, printed="")
+    yield f"| {' | '.join(column.removesuffix('_s') for column in _COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
     for name in names or CLIENTS:
         program = CLIENTS[name]
         if program.missing:
             print(f"skipped: {name} needs {', '.join(program.missing)}", file=sys.stderr)
             continue
         try:
-            failed += [f"{name}: {reason}" for reason in _measured(program, batch, rounds, seconds, guard=guard)]
+            failed += [f"{name}: {reason}" for reason in _measured(program, batch, rounds, seconds, rows, guard=guard)]
         except Exception as error:  # libraries raise what they like, and others are still to be measured
             failed.append(f"{name}: {type(error).__name__}: {error}")
+        if rows.rows and rows.rows[-1]["program"] == name:
+            yield f"| {' | '.join(shown(rows.rows[-1][column], form) for column, form in _COLUMNS.items())} |"
         jax.clear_caches()
     if guard and not names:
         failed += _networks_left()
     for line in failed:
         print(f"FAILED: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    yield rows
+    yield 1 if failed else 0
 
 
-def _measured(program: Client, batch: int, rounds: int, seconds: float | None, *, guard: bool) -> Iterator[str]:
-    """Prints the row of a program, and says what is wrong with it."""
+def _measured(program: Client, batch: int, rounds: int, seconds: float | None, rows: Table, *, guard: bool) -> Iterator[str]:
+    """Adds the row of a program, and says what is wrong with it."""
     try:
         function, arguments = program.make(batch)
     except ImportError as error:
@@ -105,28 +104,23 @@ def _measured(program: Client, batch: int, rounds: int, seconds: float | None, *
     first = _first_calls(plain, decorated, arguments)
     apart = largest_difference(decorated(*arguments), plain(*arguments))
     share = _share(function, arguments)
-    row = [program.name, f"{apart:.1e}", str(_custom_calls(decorated, arguments)), f"{share:.0%}", first]
+    known = program.name, apart, _custom_calls(decorated, arguments), share, *first
     if not apart <= program.tolerance:
-        _print_row(row)
+        rows.add(*known, *[None] * (len(_COLUMNS) - len(known)))
         yield f"results differ by {apart:.1e} of the largest number"
         return
     rounds = rounds if seconds is None else _rounds_of(seconds, _times(plain, decorated, arguments, 1))
     times = _times(plain, decorated, arguments, rounds)
     if guard and _ratio(times) < _LEAST_RATIO:  # once more, for a neighbour's sake
         times = _times(plain, decorated, arguments, rounds)
-    row += [f"{1e3 * item.minimum:.3g} ({1e3 * item.median:.3g})" for item in times.values()]
-    _print_row([*row, f"{_ratio(times):.2f} ({speedup(times['jit'], times['decorated']):.2f})"])
+    minima = [item.minimum for item in times.values()]
+    rows.add(*known, *minima, _ratio(times), speedup(times["jit"], times["decorated"]), **samples(times))
     if guard and _ratio(times) < _LEAST_RATIO:
         yield f"decorated it is slower, jit / decorated {_ratio(times):.2f}"
     if guard and program.is_faster:
         possible = _share_without_choice(function, arguments)
         if share < _LEAST_SHARE * possible:
             yield f"{share:.0%} of its flops run in tiles, of {possible:.0%} that could"
-
-
-def _print_row(cells: Sequence[str]) -> None:
-    padded = [*cells, *[""] * (len(_COLUMNS) - len(cells))]
-    print(f"| {' | '.join(padded)} |", flush=True)
 
 
 def _custom_calls(decorated: Any, arguments: Any) -> int:
@@ -145,14 +139,14 @@ def _ratio(times: Mapping[str, Timing]) -> float:
     return times["jit"].minimum / times["decorated"].minimum
 
 
-def _first_calls(plain: Any, decorated: Any, arguments: Any) -> str:
+def _first_calls(plain: Any, decorated: Any, arguments: Any) -> list[float]:
     """Seconds of the first calls, which compile."""
     taken = []
     for side in (plain, decorated):
         start = time.perf_counter()
         jax.block_until_ready(side(*arguments))
-        taken.append(f"{time.perf_counter() - start:.2f}")
-    return " / ".join(taken)
+        taken.append(time.perf_counter() - start)
+    return taken
 
 
 def _times(plain: Any, decorated: Any, arguments: Any, rounds: int) -> dict[str, Timing]:

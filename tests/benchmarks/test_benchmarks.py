@@ -36,7 +36,7 @@ def test_overhead(record, capsys):
     assert by_call["empty custom call"]["us beside an empty custom call"] == 0
     assert by_call["x + 1, aspen"]["min"] == min(by_call["x + 1, aspen"]["samples_s"]) > 0
     content = json.loads(record.read_text())
-    assert content.keys() == {"machine", "benchmark", "date", "settings", "results"}
+    assert content.keys() == {"machine", "benchmark", "date", "words", "settings", "results"}
     assert content["settings"] == {"rounds": 3, "workers": content["machine"]["workers"]}
     assert "us beside an empty custom call" in capsys.readouterr().out
 

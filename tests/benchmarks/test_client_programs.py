@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -172,6 +173,9 @@ def test_the_choosers_figures(tmp_path, capsys):
     assert all(sample["xla_ns"] > 0 and sample["tiles_ns"] > 0 and sample["difference"] < 1e-2 for sample in samples)
     (fitted,) = json.loads(rates.read_text()).values()
     assert all(np.isfinite(rate) and rate >= 0 for side in ("xla", "tiles") for rate in fitted[side].values())
-    assert f"| all | {len(samples)} |" in capsys.readouterr().out
-    assert main(["chooser", "--parts", "0", "--record", str(record)]) == 0
+    assert re.search(rf"^all +{len(samples)} ", capsys.readouterr().out, re.MULTILINE)
+    page = tmp_path / "chooser.json"
+    assert main(["chooser", "--parts", "0", "--record", str(record), "--json", str(page)]) == 0
+    assert re.search(rf"^all +{len(samples)} ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["page", str(page)]) == 0
     assert f"| all | {len(samples)} |" in capsys.readouterr().out

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import pytest
+import tyro
 
 from benchmarks.__main__ import main
 from benchmarks.benchmark import Disagreement, Run, Table, benchmark, check_agreement
@@ -12,9 +14,11 @@ from benchmarks.options import File, Sizes
 from benchmarks.page import lines, tables
 from benchmarks.zoo.model import Size
 
+Names = Annotated[tuple[str, ...], tyro.conf.Positional]
+
 
 @benchmark
-def races(names: tuple[str, ...] = ("a", "b"), size: Sizes = Size(2), rounds: int = 1, json: File = None) -> Run:  # noqa: B008 - immutable
+def races(names: Names = ("a", "b"), size: Sizes = Size(2), rounds: int = 1, json: File = None) -> Run:  # noqa: B008 - immutable
     table = Table("Races", {"": "", "min": "s", "spread": ".0%", "times as fast": ".2f", "tiles": "d"})
     table.add("a", 0.5, 0.25, 1.5, 7, samples_s=(0.5, 1.0))
     table.add("b", 0.01234, None, 2, None)
@@ -35,7 +39,8 @@ def test_tables_are_printed_and_recorded(tmp_path, capsys):
     ]
     assert out.endswith("a line\n")
     record = json.loads(file.read_text())
-    assert record["settings"] == {"names": ["a"], "size": {"batch": 2, "image_size": None, "tokens": None}, "rounds": 1}
+    assert record["words"] == ["a"]
+    assert record["settings"] == {"size": {"batch": 2, "image_size": None, "tokens": None}, "rounds": 1}
     assert record["results"][0]["rows"][0]["samples_s"] == [0.5, 1.0]
 
 
@@ -47,7 +52,7 @@ def test_a_page_has_a_number_a_cell_and_units_in_the_header(tmp_path, capsys):
     page = capsys.readouterr().out.splitlines()
     assert page[0].startswith("## races, 20")
     assert "jax 0." in page[2]
-    assert page[4] == "`python -m benchmarks races --names a b --batch 2 --rounds 1`"
+    assert page[4] == "`python -m benchmarks races a b --batch 2 --rounds 1`"
     assert page[6:] == [
         "Races",
         "",
