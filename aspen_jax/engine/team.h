@@ -5,8 +5,10 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 
 #include "arena.h"
 #include "parking.h"
@@ -98,13 +100,19 @@ class Team {
     const uint64_t opened = seats >> kMost;
     Seat& seat = seats_of_[static_cast<size_t>(number)];
     Backoff backoff;
+    int rounds = 0;  // since the last share
     while ((seats_.load(std::memory_order_relaxed) >> kMost) == opened && may_stay()) {
       const uint64_t task = task_.load(std::memory_order_acquire);  // (a)
       const auto num_shares = static_cast<int>(task & ((1 << kShareBits) - 1));
       if (number >= num_shares || !seat.claims(task >> kShareBits)) {  // (b)
-        backoff.wait();
+        if (++rounds > kPatience) {
+          std::this_thread::sleep_for(kNap);
+        } else {
+          backoff.wait();
+        }
         continue;
       }
+      rounds = 0;
       backoff = {};
       const size_t bytes = scratch_bytes_.load(std::memory_order_relaxed);
       const bool has_scratch = bytes <= scratch.size() || scratch.grow(bytes);
@@ -125,6 +133,10 @@ class Team {
 
  private:
   static constexpr int kShareBits = 8;
+  // Rounds of waiting for a task, a tenth of a millisecond together. Then the tile does for long what nobody shares: a worker
+  // naps between looks, each no longer than a thread takes to wake up.
+  static constexpr int kPatience = 256;
+  static constexpr std::chrono::microseconds kNap{50};
   static constexpr char kNoScratch[] = "out of memory: a worker that helps needs more scratch; free some memory";
 
   struct alignas(64) Seat {
