@@ -58,9 +58,12 @@ const char* run_shared(const TileArgs& args) noexcept {
   Team* const team = args.team != nullptr && args.team->open(kMostShares, work.scratch) ? args.team : nullptr;
   if (team != nullptr) work.has_led = true;
   const char* error = nullptr;
-  int64_t task = 0;
+  int64_t task = work.ended;  // before it paused
   for (; task < work.tasks && !work.stops.load() && error == nullptr; ++task) {
-    if ((*args.pulse)() == Beat::kEnd) error = "over";
+    if (const Beat beat = (*args.pulse)(); beat != Beat::kGoOn) {
+      error = beat == Beat::kEnd ? "over" : args.pulse->paused;
+      break;
+    }
     work.task.store(task, std::memory_order_relaxed);
     const int shares = team == nullptr ? 1 : team->size();
     if (shares > 1) {
@@ -76,6 +79,7 @@ const char* run_shared(const TileArgs& args) noexcept {
 
 PreparedOp prepare_shared(const OpSpec& spec) {
   PreparedOp op = prepare_task<run_shared>(spec);
+  op.kept_bytes = sizeof(int64_t);
   op.may_not_end = true;
   return op;
 }
