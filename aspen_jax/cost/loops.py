@@ -20,7 +20,7 @@ _SHARING_NS, _LEAST_SHARE_NS = 800.0, 3_000.0
 # Tiles read longer parts in pieces that fit in caches; a share is one piece. Products of 512 rows of 512 numbers take a tenth
 # less time in shares, those of 1024 rows of 1024 half as much again.
 _LONGEST_TURN_NS = 1_000_000.0
-# A worker's own cache gives so many times the bytes of what lies beyond it.
+# A worker's own cache gives so many times the bytes of what lies beyond it. A part that moves more than fits there leaves it.
 _CACHE_RATE = 4
 
 
@@ -46,7 +46,12 @@ def shared(attrs: LoopAttrs, machine: Machine) -> LoopAttrs:
 
 
 def _cut(op: Op, nanoseconds: float) -> tuple[int, int]:
-    """Along the innermost axis that has two shares, so that each worker reads weights of its own."""
+    """The innermost axis that has two shares, so that each worker reads weights of its own, and the unit; -1 and 0 for none.
+
+    An op that changes a part of an array copies the rest in each turn. XLA's loops do not, so this is not made cheaper.
+    """
+    if op.family.rewrites is not None:
+        return -1, 0
     grains = op.family.grain(op)
     for axis in reversed(range(len(grains))):
         pieces = -(-op.output.shape[axis] // max(1, grains[axis]))
@@ -80,4 +85,5 @@ def of_turn(attrs: LoopAttrs, machine: Machine, num_workers: int) -> float:
 def _of_part(op: Op, machine: Machine) -> float:
     whole = np.array([(0, extent) for extent in op.output.shape], np.int64).reshape(1, -1, 2)
     work = op.family.work(op, whole)
-    return max(work.flops[0] / machine.flops_per_ns, work.bytes[0] / (_CACHE_RATE * machine.bytes_per_ns), 1.0)
+    rate = machine.bytes_per_ns * (_CACHE_RATE if work.bytes[0] <= machine.cache_bytes else 1)
+    return max(work.flops[0] / machine.flops_per_ns, work.bytes[0] / rate, 1.0)
