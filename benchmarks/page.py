@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import tyro
 
 from aspen_jax.errors import InputError
-from benchmarks.benchmark import Table
 from benchmarks.markdown import table
+from benchmarks.table import Table
 
 # What is said of a machine, and the word before it.
 _MACHINE = {"gpu": "", "cpu": "", "usable cores": "cores: ", "workers": "workers: ", "cpu target in use": "", "driver": "driver "}
@@ -29,7 +29,7 @@ def page(records: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.ar
         records: files that `--json` named.
     """
     for path in records:
-        print("\n".join(lines(_read(path))))
+        print("\n".join(lines(read(path))))
     return 0
 
 
@@ -48,7 +48,7 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
 def tables(results: Any, title: str = "") -> Iterator[Table]:
     """The tables of results: those that a benchmark gave, and one for each group of other plain data, without samples."""
     if isinstance(results, dict) and {"title", "columns", "rows"} <= results.keys():
-        yield Table(results["title"], results["columns"], results["rows"])
+        yield Table(", ".join(filter(None, (title, results["title"]))), results["columns"], results["rows"])
         return
     named = results if isinstance(results, dict) else dict(enumerate(results))
     rows = {name: dict(_cells(item)) for name, item in named.items() if isinstance(item, dict) and "columns" not in item}
@@ -96,20 +96,25 @@ def _three_digits(number: float) -> str:
     return f"{number:.{max(0, 2 - int(math.log10(abs(number))))}f}"
 
 
-def _options(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The words of a command line that has these settings."""
+def _options(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
+    """The words of a command line that has these settings; those of a group follow its name and a dot."""
     for name, value in settings.items():
-        option = f"--{name.replace('_', '-')}"
+        option = f"--{group}{name.replace('_', '-')}"
         if isinstance(value, dict):
-            yield from _options(value)
+            yield from _options(value, f"{name.replace('_', '-')}.")
         elif isinstance(value, bool):
-            yield option if value else f"--no-{name.replace('_', '-')}"
+            yield option if value else f"--{group}no-{name.replace('_', '-')}"
         elif value is not None and value != []:
             values: Sequence[Any] = value if isinstance(value, list) else [value]
             yield from (option, *(shlex.quote(str(item)) for item in values))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """A record.
+
+    Raises:
+        InputError: the file is none.
+    """
     try:
         content = json.loads(path.read_text())
         return {**content, **{key: content[key] for key in ("benchmark", "machine", "settings", "results")}}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
 from benchmarks import zoo
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.options import Folder, Models, Names, Sizes
+from benchmarks.page import read
 from benchmarks.peers.case import read_case
 from benchmarks.peers.sides import SIDES
 from benchmarks.record import Record, of_this_build
@@ -64,7 +64,6 @@ EXPERIMENTS = {
     "tiles": Experiment("Tiles a layer", "4.4, figure 10 (a)", "tiles"),
     "layers": Experiment("Number of layers, image size and channels", "4.4, figure 10 (b) to (d)", "layers", of_models=False),
 }
-_PEERS_FILES = {"json": "peers.json", "md": "peers.md", "png": "speedups.png"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +83,21 @@ class Step:
         """All that says what is measured."""
         return " ".join((self.name, *self.cases))
 
-    def files(self, folder: Path) -> dict[str, Path]:
-        """Where its figures, table and picture go, by their endings."""
-        if self.experiment == "latency":  # a folder of its own, from which it goes on
-            return {ending: folder / self.name / file for ending, file in _PEERS_FILES.items()}
-        return {ending: folder / f"{self.name}.{ending}" for ending in ("json", "md", "png")}
+    def record(self, folder: Path) -> Path:
+        """Where its figures go; latencies have a folder of their own, from which they go on."""
+        return folder / (f"{self.name}/peers.json" if self.experiment == "latency" else f"{self.name}.json")
+
+    def picture(self, folder: Path) -> Path:
+        """Where its picture goes."""
+        return folder / (f"{self.name}/speedups.png" if self.experiment == "latency" else f"{self.name}.png")
+
+    @property
+    def title(self) -> str:
+        experiment = EXPERIMENTS[self.experiment]
+        return f"{experiment.title} (section {experiment.section})" + (f": {self.model}" if self.model else "")
 
 
+@benchmark
 def paper(
     models: Models = MODELS,
     experiments: Names = tuple(EXPERIMENTS),
@@ -99,7 +106,7 @@ def paper(
     peers: Names = tuple(SIDES),
     rounds: int | None = None,
     output: Folder = None,
-) -> int:
+) -> Run:
     """ASPEN's section 4 on this machine: latency, scaling, unequal cores, tiles a layer, and layers, size and channels.
 
     More cores than there are, and cores of two speeds, are simulated.
@@ -118,8 +125,7 @@ def paper(
         output: folder for paper.md, which shows all tables and pictures, and for the figures of each; a new one by default. Where
             it has a record of the same settings, what is in it is not measured again.
     """
-    if rounds is not None:
-        check_rounds(rounds)
+    assert output is not None  # the skeleton names one
     for name in experiments:
         if name not in EXPERIMENTS:
             raise InputError(f"no experiment is called {name!r}; take {', '.join(EXPERIMENTS)}")
@@ -128,22 +134,23 @@ def paper(
     cases = tuple(latency if latency is not None else figure_6(models))
     for name in cases:
         read_case(name, size)
-    folder = output or Path(time.strftime("paper-%Y%m%d-%H%M%S"))
-    record = _Steps(folder, {"size": dataclasses.asdict(size), "peers": peers, "rounds": rounds})
-    steps = list(_steps(experiments, models, cases))
-    try:
-        with tqdm([step for step in steps if not record.has(step)], unit="experiment", dynamic_ncols=True) as bar:
-            for step in bar:
-                bar.set_description(step.name)
-                record.add(step, _measure(step, folder, size, peers, rounds))
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
-        return 130
-    page = folder / "paper.md"
-    page.write_text(record.page(steps))
-    print(page.read_text())
-    print(f"all of it is in {folder}")
-    return 0 if all(map(record.has, steps)) else 1
+    settings = {"size": dataclasses.asdict(size), "peers": peers, "rounds": rounds}
+    found = Record(output / "steps.json", "paper", {**settings, **of_this_build()})
+    status = 0
+    for step in tqdm(list(_steps(experiments, models, cases)), unit="experiment", dynamic_ncols=True):
+        results = found.results.get(step.key)
+        if results is None:  # what failed is tried again
+            results, ended = _measure(step, output, size, peers, rounds)
+            if ended == 0:
+                found.add(step.key, results)
+            else:
+                command = EXPERIMENTS[step.experiment].command
+                print(f"FAILED: {step.name}: `python -m benchmarks {command}` ended with status {ended}", file=sys.stderr)
+                status = 1
+        yield {step.title: results}
+        if (picture := step.picture(output)).exists():
+            yield picture
+    yield status
 
 
 def figure_6(models: tuple[str, ...]) -> Iterator[str]:
@@ -162,9 +169,10 @@ def _steps(experiments: tuple[str, ...], models: tuple[str, ...], cases: tuple[s
             yield Step(experiment, None)
 
 
-def _measure(step: Step, folder: Path, size: Size, peers: tuple[str, ...], rounds: int | None) -> int:
-    """Run the benchmark, keep what it prints, and give its exit status."""
-    files = step.files(folder)
+def _measure(step: Step, folder: Path, size: Size, peers: tuple[str, ...], rounds: int | None) -> tuple[Any, int]:
+    """Run the benchmark, and give its results and its exit status."""
+    record, picture = step.record(folder).resolve(), step.picture(folder).resolve()
+    record.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", EXPERIMENTS[step.experiment].command]
     models = step.cases if step.model is None else (step.model,)
     if models:
@@ -175,42 +183,8 @@ def _measure(step: Step, folder: Path, size: Size, peers: tuple[str, ...], round
     if rounds is not None:
         command += ["--rounds", str(rounds)]
     if step.experiment == "latency":
-        return subprocess.run(
-            [*command, "--peers", *peers, "--output", files["json"].parent.resolve()], cwd=_ROOT, stdout=sys.stderr, check=False
-        ).returncode
-    command += ["--json", str(files["json"].resolve()), "--picture", str(files["png"].resolve())]
-    child = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    files["md"].write_text(f"```text\n{child.stdout.strip()}\n```\n")
-    return child.returncode
-
-
-class _Steps:
-    """paper.json: the exit status of each experiment by its key, with which settings, code and machine."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder = folder
-        self._record = Record(folder / "paper.json", "paper", {**settings, **of_this_build()})
-
-    def has(self, step: Step) -> bool:
-        """Whether it has been measured; what failed is tried again."""
-        return self._record.results.get(step.key) == 0
-
-    def add(self, step: Step, status: int) -> None:
-        """Keep that it ended with this status, on disk."""
-        self._record.add(step.key, status)
-
-    def page(self, steps: list[Step]) -> str:
-        """All tables and pictures, one below the other."""
-        lines = ["# ASPEN, section 4, on this machine", "", f"{self._record.settings['machine']['cpu']}."]
-        for step in steps:
-            experiment, files = EXPERIMENTS[step.experiment], step.files(self._folder)
-            title = experiment.title if step.model is None else f"{experiment.title}: {step.model}"
-            lines += ["", f"## {title}", "", f"Section {experiment.section}.", ""]
-            if not self.has(step):
-                status = self._record.results.get(step.key)
-                lines += [f"Failed: `python -m benchmarks {experiment.command}` ended with status {status}.", ""]
-            if files["md"].exists():
-                lines += [files["md"].read_text().strip(), ""]
-            if files["png"].exists():
-                lines += [f"![{title}]({files['png'].relative_to(self._folder)})"]
-        return "\n".join(lines) + "\n"
+        command += ["--peers", *peers, "--output", str(record.parent)]
+    else:
+        command += ["--json", str(record), "--picture", str(picture)]
+    status = subprocess.run(command, cwd=_ROOT, check=False).returncode
+    return read(record)["results"] if record.exists() else [], status

@@ -19,9 +19,10 @@ from aspen_jax.errors import InputError
 from aspen_jax.passes import CHOICE, DISABLE_VARIABLE
 from aspen_jax.report.difference import largest_difference
 from benchmarks import zoo
-from benchmarks.benchmark import Run, Table, benchmark, samples, shown
+from benchmarks.benchmark import Run, Table, benchmark, samples
 from benchmarks.clients import geometry, language, loops, science, vision
 from benchmarks.clients.program import CLIENTS, Client
+from benchmarks.table import shown
 
 MODULES = (geometry, language, loops, science, vision)  # importing one registers its programs
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import InputError
-from aspen_jax.report.cores import share_cores
-from aspen_jax.report.record import write_file, write_record
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.codesign.design import VARIANTS, Recipe
 from benchmarks.codesign.images import IMAGES, Images
 from benchmarks.codesign.page import accuracy_table, draw, speed_table
-from benchmarks.codesign.speed import Speed, speeds
+from benchmarks.codesign.speed import speeds
 from benchmarks.options import Folder, Names
 from benchmarks.record import Record
 from benchmarks.zoo import repvgg
@@ -29,6 +24,7 @@ from benchmarks.zoo.network.network import Network
 _LARGEST_DIFFERENCE = 1e-5  # that folding may make, as a share of the largest output: rounding alone makes a tenth of it
 
 
+@benchmark
 def codesign(
     images: str = "mnist",
     variants: Names = tuple(VARIANTS),
@@ -39,7 +35,7 @@ def codesign(
     rounds: int = 20,
     workers: int | None = None,
     output: Folder = None,
-) -> int:
+) -> Run:
     """RepVGG designed for its compiler (Bolt, section 4.3): accuracy after training, over seeds, beside the speed when folded.
 
     Args:
@@ -51,43 +47,32 @@ def codesign(
         batch: images a timed call.
         rounds: how often each side is timed.
         workers: cores for training and both sides; all usable ones by default.
-        output: folder for trainings.json, speeds.json, codesign.md and codesign.png; a new one by default. Trainings of the same
-            options that it has are not repeated.
+        output: folder for trainings.json, codesign.json, codesign.md and codesign.png; a new one by default. Trainings of the
+            same options that it has are not repeated.
     """
-    check_rounds(rounds)
+    assert output is not None  # the skeleton names one
     if images not in IMAGES:
         raise InputError(f"there are no images {images!r}; take {', '.join(IMAGES)}")
     _check("variant", variants, VARIANTS)
     _check("network", networks, repvgg.VARIANTS)
     if seeds < 1:
         raise InputError(f"{seeds} trainings of each variant are asked for; take 1 or more")
-    share_cores(workers)
-    folder = output or Path(time.strftime("codesign-%Y%m%d-%H%M%S"))
-    folder.mkdir(parents=True, exist_ok=True)
     found = IMAGES[images]()
     if not (1 <= recipe.step_images <= found.trained and recipe.epochs >= 1):
         raise InputError(
             f"{recipe.epochs} epochs of steps of {recipe.step_images} images are asked for; take 1 or more, and steps of up to "
             f"{found.trained} images"
         )
-    trainings = Record(folder / "trainings.json", "codesign", {"images": images, **dataclasses.asdict(recipe)})
-    try:
-        trained = _train(found, variants, seeds, recipe, trainings)
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
-        return 130
-    page = accuracy_table(trained, f"{images}, {found.trained} images to train on, {len(found.x) - found.trained} others")
-    timed: dict[str, dict[str, Speed]] = {}
-    for title, described in _describe(found, variants, recipe, networks, batch).items():
-        timed[title] = speeds(described, rounds)
-        page += speed_table(timed[title], title)
-    print("\n".join(page))
-    write_file(folder / "codesign.md", "\n".join([*page, ""]).encode())
-    plain = {title: {name: speed.to_json() for name, speed in of.items()} for title, of in timed.items()}
-    write_record(folder / "speeds.json", {"benchmark": "codesign", "results": plain})
-    draw(folder / "codesign.png", trained, next(iter(timed.values())))
-    print(f"\nall of it is in {folder}")
-    return 0 if all(one["difference"] <= _LARGEST_DIFFERENCE for results in trained.values() for one in results) else 1
+    trainings = Record(output / "trainings.json", "codesign", {"images": images, **dataclasses.asdict(recipe)})
+    trained = _train(found, variants, seeds, recipe, trainings)
+    yield accuracy_table(trained, f"{images}, {found.trained} images to train on, {len(found.x) - found.trained} others")
+    for number, (title, described) in enumerate(_describe(found, variants, recipe, networks, batch).items()):
+        timed = speeds(described, rounds)
+        yield speed_table(timed, title)
+        if not number:
+            draw(output / "codesign.png", trained, timed)
+            yield output / "codesign.png"
+    yield 0 if all(one["difference"] <= _LARGEST_DIFFERENCE for results in trained.values() for one in results) else 1
 
 
 def _check(what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> None:

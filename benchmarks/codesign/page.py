@@ -1,4 +1,4 @@
-"""What the trainings and times say, as Markdown and as a picture."""
+"""What the trainings and times say, as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -12,47 +12,44 @@ from scipy import stats
 
 from aspen_jax.cost.timing import speedup
 from aspen_jax.report.comparison import PLAIN, TILED
+from benchmarks.benchmark import samples
 from benchmarks.codesign.design import BASE
 from benchmarks.codesign.speed import Speed
-from benchmarks.markdown import table
 from benchmarks.picture import save_points
+from benchmarks.table import Table
 
 Trained = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def accuracy_table(trained: Trained, about: str) -> list[str]:
+def accuracy_table(trained: Trained, about: str) -> Table:
     """Accuracies in percent of the folded networks, beside the base's of the same seeds."""
     seeds = len(next(iter(trained.values())))
-    rows = []
+    forms = {"accuracy, %": ".2f", "standard deviation": ".2f", f"more than {BASE}, points": ""}
+    table = Table(
+        f"Accuracy: {about}, {seeds} seeds.", {"design": "", **forms, "folding differs by": ".0e", "changes accuracies": "d"}
+    )
     for name, results in trained.items():
-        mean, deviation = _accuracy(results)
         difference = _beside(results, trained[BASE]) if name != BASE and BASE in trained else ""
         folding = max(one["difference"] for one in results)
         changed = sum(one["accuracy"] != one["folded_accuracy"] for one in results)
-        rows.append([name, f"{mean:.2f}", f"{deviation:.2f}", difference, f"{folding:.0e}", str(changed)])
-    header = [
-        "design",
-        "accuracy, %",
-        "standard deviation",
-        f"more than {BASE}, points",
-        "folding differs by",
-        "changes accuracies",
-    ]
-    return [f"Accuracy: {about}, {seeds} seeds.", "", *table(header, rows)]
+        table.add(name, *_accuracy(results), difference, folding, changed, trainings=list(results))
+    return table
 
 
-def speed_table(timed: Mapping[str, Speed], title: str) -> list[str]:
+def speed_table(timed: Mapping[str, Speed], title: str) -> Table:
     """Images a second in the median round; quotients are medians of the rounds'."""
-    rows = []
+    sides = {
+        column: form for side in (TILED, PLAIN) for column, form in ((f"{side}, images/s", ".1f"), (f"{side}, of {BASE}", ".2f"))
+    }
+    table = Table(f"Speed: {title}.", {"design": "", "parameters, M": ".3g", **sides, f"{TILED} ahead of {PLAIN}": ".2f"})
     for name, speed in timed.items():
-        beside = [
-            f"{speedup(timed[BASE].timings[side], speed.timings[side]):.2f}" if BASE in timed else "" for side in (TILED, PLAIN)
-        ]
-        rates = [f"{rate:.{0 if rate >= 100 else 1}f}" for rate in map(speed.rate, (TILED, PLAIN))]
-        ahead = f"{speedup(speed.timings[PLAIN], speed.timings[TILED]):.2f}"
-        rows.append([name, f"{speed.parameters / 1e6:.3g}", rates[0], beside[0], rates[1], beside[1], ahead])
-    sides = [cell for side in (TILED, PLAIN) for cell in (f"{side}, images/s", f"of {BASE}")]
-    return ["", f"Speed: {title}.", "", *table(["design", "parameters, M", *sides, f"{TILED} ahead of {PLAIN}"], rows)]
+        cells = []
+        for side in (TILED, PLAIN):
+            beside = speedup(timed[BASE].timings[side], speed.timings[side]) if BASE in timed else None
+            cells += [speed.rate(side), beside]
+        ahead = speedup(speed.timings[PLAIN], speed.timings[TILED])
+        table.add(name, speed.parameters / 1e6, *cells, ahead, **samples(speed.timings))
+    return table
 
 
 def draw(path: Path, trained: Trained, timed: Mapping[str, Speed]) -> None:

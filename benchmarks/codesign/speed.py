@@ -35,11 +35,6 @@ class Speed:
         """Images a second, in the median round."""
         return self.batch / self.timings[side].median
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        timings = {side: timing.to_json() for side, timing in self.timings.items()}
-        return {"batch": self.batch, "parameters": self.parameters, "timings": timings}
-
 
 def speeds(networks: Mapping[str, Network], rounds: int) -> dict[str, Speed]:
     """Time networks in turns, all of them and both sides in each round. Weights are drawn: times do not depend on them.

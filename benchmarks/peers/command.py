@@ -6,24 +6,24 @@ import dataclasses
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tqdm import tqdm
 
-from aspen_jax.cost.timing import check_rounds
 from aspen_jax.errors import AspenError, InputError
 from benchmarks import zoo
+from benchmarks.benchmark import Run, benchmark
 from benchmarks.options import Folder, Models, Names, Sizes
 from benchmarks.peers.case import read_case
 from benchmarks.peers.match import Match
 from benchmarks.peers.picture import draw_speedups, draw_times
 from benchmarks.peers.prepared import Prepared
-from benchmarks.peers.record import DISAGREES, Answers
+from benchmarks.peers.record import DISAGREES, Answers, of_all, of_model
 from benchmarks.peers.sides import ASPEN, SIDES
 from benchmarks.zoo.model import Size
 
 
+@benchmark
 def peers(
     models: Models = tuple(zoo.NETWORKS),
     size: Sizes = Size(),  # noqa: B008 - immutable
@@ -33,7 +33,7 @@ def peers(
     timeout: float = 900,
     neighbour: bool = False,
     output: Folder = None,
-) -> int:
+) -> Run:
     """This package beside other runtimes, on networks with the same weights: first the results, then the times, in turns.
 
     Args:
@@ -45,37 +45,34 @@ def peers(
         rounds: how often each side is timed.
         timeout: seconds that a side may take to answer, compilation included.
         neighbour: whether another process takes half of one of the cores in the rounds.
-        output: folder for peers.json, peers.md, peers.png and speedups.png; a new one by default. Where it has a record of the
+        output: folder for peers.json, peers.md, peers.png and speedups.png; a new one by default. Where its answers.json has the
             same settings, models that are in it are not measured again.
     """
-    check_rounds(rounds)
+    assert output is not None  # the skeleton names one
     threads = _check_threads(threads)
     sides = _check_sides(peers)
     cases = [read_case(name, size) for name in models]  # what cannot be built is refused before anything is measured
-    folder = output or Path(time.strftime("peers-%Y%m%d-%H%M%S"))
     settings = {"size": dataclasses.asdict(size), "threads": threads, "peers": sides, "rounds": rounds, "neighbour": neighbour}
-    record = Answers(folder, settings)
+    answers = Answers(output, settings)
     # The sides take the first of the usable cores.
     shared = sorted(os.sched_getaffinity(0))[threads - 1] if neighbour else None
-    left = [case for case in cases if case.name not in record.results]
-    try:
-        with tqdm(total=len(left) * Match.steps(sides, rounds), unit="step", smoothing=0.05, dynamic_ncols=True) as bar:
-            for case in left:
+    left = sum(case.name not in answers.models for case in cases)
+    with tqdm(total=left * Match.steps(sides, rounds), unit="step", smoothing=0.05, dynamic_ncols=True) as bar:
+        for case in cases:
+            if case.name not in answers.models:
                 with tempfile.TemporaryDirectory() as directory:
                     prepared = Prepared(Path(directory), case.network, case.size)
-                    record.add(case.name, Match(prepared, sides, threads, rounds, timeout, shared, bar).play())
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the same options and --output {folder} go on from here", file=sys.stderr)
-        return 130
-    results = [record.results[case.name] for case in cases]
-    print(record.markdown.read_text())
+                    answers.keep(case.name, Match(prepared, sides, threads, rounds, timeout, shared, bar).play())
+            yield of_model(answers.models[case.name])
+    results = [answers.models[case.name] for case in cases]
+    yield from of_all(results)
     try:
-        draw_times(results, record.times)
-        draw_speedups(results, record.speedups)
+        for draw, picture in ((draw_times, output / "peers.png"), (draw_speedups, output / "speedups.png")):
+            draw(results, picture)
+            yield picture
     except AspenError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
-    print(f"all of it is in {folder}")
-    return 1 if any(side.state == DISAGREES for result in results for side in result.sides.values()) else 0
+    yield 1 if any(side.state == DISAGREES for result in results for side in result.sides.values()) else 0
 
 
 def _check_threads(threads: int | None) -> int:

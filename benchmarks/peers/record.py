@@ -1,19 +1,20 @@
-"""What was measured: as JSON, from which an interrupted run goes on, and as Markdown tables."""
+"""What was measured: as JSON, from which an interrupted run goes on, and as tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aspen_jax.cost.timing import Timing, duration, speedup
+from aspen_jax.cost.timing import Timing, speedup
 from aspen_jax.errors import InputError
-from benchmarks.markdown import table
+from benchmarks.benchmark import TIMES, times
 from benchmarks.peers.sides import ASPEN, JIT, TENSORFLOW
 from benchmarks.record import Record, of_this_build
+from benchmarks.table import Table
 
 TIMED, DISAGREES, FAILED, ABSENT = "timed", "disagrees", "failed", "absent"
 
@@ -87,71 +88,60 @@ class ModelResult:
         return cls(**{**content, "peak_flops": tuple(content["peak_flops"]), "sides": sides})
 
 
-class Answers:
-    """A folder with peers.json, peers.md and two pictures."""
+class Answers(Record):
+    """What an interrupted run has measured: answers.json in a folder."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Open a folder, and read what an interrupted run has measured.
+        """Read it.
 
         Raises:
             InputError: it cannot be written, or what is there was measured with other settings, code or machine.
         """
-        self._record = Record(folder / "peers.json", "peers", {**settings, **of_this_build()})
-        self.markdown, self.times, self.speedups = (folder / name for name in ("peers.md", "peers.png", "speedups.png"))
+        super().__init__(folder / "answers.json", "peers", {**settings, **of_this_build()})
         try:
-            self.results = {name: ModelResult.from_json(item) for name, item in self._record.results.items()}
+            self.models = {name: ModelResult.from_json(item) for name, item in self.results.items()}
         except (KeyError, TypeError) as error:
-            message = f"{str(self._record.path)!r} is no record of this benchmark ({error}); name another folder"
-            raise InputError(message) from error
+            raise InputError(f"{str(self.path)!r} is no record of this benchmark ({error}); name another folder") from error
 
-    def add(self, name: str, result: ModelResult) -> None:
+    def keep(self, name: str, result: ModelResult) -> None:
         """Keep one more result, on disk, under a name."""
-        self.results[name] = dataclasses.replace(result, name=name)
-        self._record.add(name, dataclasses.asdict(self.results[name]))
-        self.markdown.write_text(to_markdown(list(self.results.values()), self._record.settings))
+        self.models[name] = dataclasses.replace(result, name=name)
+        self.add(name, dataclasses.asdict(self.models[name]))
 
 
-def to_markdown(results: list[ModelResult], settings: dict[str, Any]) -> str:
-    """A table of all models, and one for each."""
+def of_model(result: ModelResult) -> Table:
+    """How all sides did with one model."""
+    peak = f"{max(result.peak_flops) / 1e9:.0f} GFLOP/s" if result.peak_flops else "not measured"
+    about = f"{result.flops / 1e9:.3g} GFLOP; multiply-add peak of the same run {peak}; ONNX model {result.onnx}"
+    forms = {**TIMES, "of peak": ".0%", "difference": ".1e", "first answer": "s", "about": ""}
+    table = Table(f"{result.name}: {about}", {"": "", **forms})
+    for name, side in result.sides.items():
+        cells = (None, None, None, None)
+        if timing := side.timing:
+            cells = (*times(timing), result.share_of_peak(name))
+        state = "" if timing else f"{side.state}: {side.message}" if side.message else side.state
+        table.add(f"{name} {side.version}".strip(), *cells, side.difference, side.start_s, state, samples_s=list(side.samples_s))
+    return table
+
+
+def of_all(results: Sequence[ModelResult]) -> Iterator[Table]:
+    """All sides' minima on all models, how far ahead aspen is, and how many times as fast as one side the others are."""
     names = list(dict.fromkeys(name for result in results for name in result.sides))
-    about = f"Batch {settings['size']['batch']}, {settings['threads']} threads, {settings['rounds']} rounds"
-    if any(":" in result.name for result in results):
-        about += ", B names another batch and S the tokens of a text"
-    if settings["neighbour"]:
-        about += ", half of one core taken by another process"
-    lines = [
-        f"{about}, {settings['machine']['cpu']}. Milliseconds, minimum / median of the rounds; *ahead* is how many times",
-        "as fast as the fastest peer, and as jax.jit, aspen is (the median of the rounds' quotients).",
-        "",
-        *table(["model", *names, "fastest peer", "ahead", "ahead of jax.jit"], [_summary(result, names) for result in results]),
-        "",
-        f"Geometric mean: {_mean([_ahead_of_best(result) for result in results])} times as fast as the fastest peer, "
-        f"{_mean([result.ahead(JIT) for result in results])} times as fast as jax.jit.",
-        *_speedups(results, names),
-    ]
+    ahead = Table(
+        "Minima of the rounds. Ahead: how many times as fast aspen is, the median of the rounds' quotients",
+        {"model": "", **dict.fromkeys(names, "s"), "fastest peer": "", "ahead": ".2f", "ahead of jax.jit": ".2f"},
+    )
     for result in results:
-        peak = f"{max(result.peak_flops) / 1e9:.0f} GFLOP/s" if result.peak_flops else "not measured"
-        lines += [
-            "",
-            f"## {result.name}",
-            "",
-            f"{result.flops / 1e9:.3g} GFLOP; multiply-add peak of the same run {peak}; ONNX model {result.onnx}.",
-            "",
-            *table(
-                ["", "min", "median", "spread", "of peak", "difference", "first answer", ""],
-                [_detail(result, name) for name in result.sides],
-            ),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _summary(result: ModelResult, names: list[str]) -> list[str]:
-    cells = []
-    for name in names:
-        side = result.sides.get(name)
-        timing = side.timing if side else None
-        cells.append(f"{timing.minimum * 1e3:.3g} / {timing.median * 1e3:.3g}" if timing else side.state if side else "")
-    return [result.name, *cells, result.best_peer() or "", _times(_ahead_of_best(result)), _times(result.ahead(JIT))]
+        cells = [_minimum(result.sides.get(name)) for name in names]
+        best = result.best_peer()
+        ahead.add(result.name, *cells, best, result.ahead(best) if best else math.nan, result.ahead(JIT))
+    other = reference(results)
+    beside = Table(f"Times as fast as {other}", {"model": "", **dict.fromkeys(names, ".2f")})
+    for result in results:
+        beside.add(result.name, *(result.times_as_fast(name, other) for name in names))
+    for table in (ahead, beside):
+        _add_means(table)
+        yield table
 
 
 def reference(results: Sequence[ModelResult]) -> str:
@@ -159,34 +149,16 @@ def reference(results: Sequence[ModelResult]) -> str:
     return TENSORFLOW if any(not math.isnan(result.times_as_fast(TENSORFLOW, TENSORFLOW)) for result in results) else JIT
 
 
-def _speedups(results: Sequence[ModelResult], names: list[str]) -> list[str]:
-    other = reference(results)
-    quotients = {name: [result.times_as_fast(name, other) for result in results] for name in names}
-    rows = [[result.name, *(_times(quotients[name][row]) for name in names)] for row, result in enumerate(results)]
-    means = ["geometric mean", *(_mean(quotients[name]) for name in names)]
-    return ["", f"Times as fast as {other}:", "", *table(["model", *names], [*rows, means])]
+def _minimum(side: SideResult | None) -> float | str | None:
+    timing = side.timing if side else None
+    return timing.minimum if timing else side.state if side else None
 
 
-def _detail(result: ModelResult, name: str) -> list[str]:
-    side, timing = result.sides[name], result.sides[name].timing
-    label = f"{name} {side.version}".strip()
-    difference = "" if side.difference is None else f"{side.difference:.1e}"
-    start = "" if side.start_s is None else duration(side.start_s)
-    if timing is None:
-        return [label, "", "", "", "", difference, start, f"{side.state}: {side.message}" if side.message else side.state]
-    times = [duration(timing.minimum), duration(timing.median), f"{timing.spread:.0%}"]
-    return [label, *times, f"{result.share_of_peak(name):.0%}", difference, start, side.message]
-
-
-def _ahead_of_best(result: ModelResult) -> float:
-    best = result.best_peer()
-    return result.ahead(best) if best else math.nan
-
-
-def _mean(quotients: list[float]) -> str:
-    known = [quotient for quotient in quotients if not math.isnan(quotient)]
-    return f"{statistics.geometric_mean(known):.2f}" if known else "unknown"
-
-
-def _times(quotient: float) -> str:
-    return "" if math.isnan(quotient) else f"{quotient:.2f}"
+def _add_means(table: Table) -> None:
+    """A last row with geometric means of the quotients; those that are unknown become empty cells."""
+    quotients = [column for column, form in table.columns.items() if form == ".2f"]
+    known = {column: [row[column] for row in table.rows if not math.isnan(row[column])] for column in quotients}
+    for row in table.rows:
+        row |= {column: None for column in quotients if math.isnan(row[column])}
+    means = {column: statistics.geometric_mean(numbers) if numbers else None for column, numbers in known.items()}
+    table.rows.append({**dict.fromkeys(table.columns), "model": "geometric mean", **means})

@@ -53,10 +53,10 @@ def test_differences_are_those_of_the_same_seed():
     def results(*accuracies):
         return [{"accuracy": item, "folded_accuracy": item, "difference": 0.0} for item in accuracies]
 
-    *_, line = accuracy_table({"ReLU": results(0.80, 0.90), "GELU": results(0.81, 0.93)}, "images")
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["GELU", "87.00", "8.49"]
-    assert cells[3] == "+2.00 ± 12.71"  # one degree of freedom: 12.706 standard errors of 1
+    _, row = accuracy_table({"ReLU": results(0.80, 0.90), "GELU": results(0.81, 0.93)}, "images").rows
+    assert (row["design"], row["accuracy, %"]) == ("GELU", pytest.approx(87))
+    assert row["standard deviation"] == pytest.approx(8.49, abs=0.01)
+    assert row["more than ReLU, points"] == "+2.00 ± 12.71"  # one degree of freedom: 12.706 standard errors of 1
 
 
 def test_trainings_are_kept_and_gone_on_with(tmp_path, capsys, monkeypatch):
@@ -79,9 +79,12 @@ def test_trainings_are_kept_and_gone_on_with(tmp_path, capsys, monkeypatch):
     kept = json.loads((tmp_path / "trainings.json").read_text())["results"]
     assert set(kept) == {"ReLU, seed 0", "ReLU and 1x1, seed 0"}
     assert all(0 < one["accuracy"] == one["folded_accuracy"] and one["difference"] < 1e-5 for one in kept.values())
-    timed = json.loads((tmp_path / "speeds.json").read_text())["results"]
-    assert all(speed["timings"]["aspen"]["min_s"] > 0 for of in timed.values() for speed in of.values())
-    assert "ReLU and 1x1" in (tmp_path / "codesign.md").read_text()
+    record = json.loads((tmp_path / "codesign.json").read_text())
+    assert record["settings"]["epochs"] == 2
+    accuracies, speeds = (table["rows"] for table in record["results"])
+    assert [row["trainings"] for row in accuracies] == [[kept["ReLU, seed 0"]], [kept["ReLU and 1x1, seed 0"]]]
+    assert all(min(row["samples_s"]["aspen"]) > 0 for row in speeds)
+    assert "| ReLU and 1x1 |" in (tmp_path / "codesign.md").read_text()
     assert (tmp_path / "codesign.png").stat().st_size > 0
     assert main([*arguments, "--epochs", "3"]) == 2
     assert "was measured with another epochs" in capsys.readouterr().err

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import shlex
 from typing import Annotated
 
 import pytest
 import tyro
 
-from benchmarks.__main__ import main
-from benchmarks.benchmark import Disagreement, Run, Table, benchmark, check_agreement
+from benchmarks.__main__ import COMMANDS, main
+from benchmarks.benchmark import Disagreement, Run, Table, benchmark, check_agreement, settings_of
 from benchmarks.options import File, Sizes
-from benchmarks.page import lines, tables
+from benchmarks.page import lines, read, tables
 from benchmarks.zoo.model import Size
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -40,7 +43,7 @@ def test_tables_are_printed_and_recorded(tmp_path, capsys):
     assert out.endswith("a line\n")
     record = json.loads(file.read_text())
     assert record["words"] == ["a"]
-    assert record["settings"] == {"size": {"batch": 2, "image_size": None, "tokens": None}, "rounds": 1}
+    assert record["settings"] == {"batch": 2, "image_size": None, "tokens": None, "rounds": 1}
     assert record["results"][0]["rows"][0]["samples_s"] == [0.5, 1.0]
 
 
@@ -69,6 +72,25 @@ def test_a_page_has_a_number_a_cell_and_units_in_the_header(tmp_path, capsys):
         "| 0.000123 |",
         "",
     ]
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if hasattr(command, "__wrapped__")])
+def test_the_line_of_a_page_gives_the_same_options(name, tmp_path):
+    given = []
+    signature = inspect.signature(COMMANDS[name])
+
+    @functools.wraps(COMMANDS[name].__wrapped__)
+    def command(*args, **options):
+        given.append(settings_of(signature.bind(*args, **options).arguments))
+        yield "nothing"
+
+    file = tmp_path / f"{name}.json"
+    place = ("--json", str(file)) if "json" in signature.parameters else ("--output", str(tmp_path))
+    tyro.cli(benchmark(command), args=place)
+    line = next(line for line in lines(read(file)) if line.startswith("`"))
+    words = shlex.split(line.strip("`"))[len(["python", "-m", "benchmarks", name]) :]
+    tyro.cli(benchmark(command), args=[*words, *place])
+    assert given[0] == given[1]
 
 
 def test_plain_results_make_a_table_for_each_group():

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.peers.case import read_case
-from benchmarks.peers.record import ModelResult, SideResult, reference, to_markdown
+from benchmarks.peers.record import ModelResult, SideResult, of_all, reference
 from benchmarks.zoo.model import Size
 
 pytest.importorskip("onnxruntime")
@@ -55,7 +55,7 @@ def run(folder: Path, *options: str, rounds: int = 2) -> int:
 
 
 def only_result(folder: Path) -> ModelResult:
-    (result,) = json.loads((folder / "peers.json").read_text())["results"].values()
+    (result,) = json.loads((folder / "answers.json").read_text())["results"].values()
     return ModelResult.from_json(result)
 
 
@@ -88,19 +88,21 @@ def test_sides_are_checked_timed_and_resumed_or_reported(tmp_path, installed, ca
         assert (folder / picture).stat().st_size > 10_000
     table = (folder / "peers.md").read_text()
     assert "| disagrees | failed |" in table
-    assert "Times as fast as jax.jit:" in table  # for want of TensorFlow
-    assert "failed: RuntimeError: no kernels for this machine" in table
-    assert table in capsys.readouterr().out
+    assert "Times as fast as jax.jit" in table  # for want of TensorFlow
+    assert "`python -m benchmarks peers --models squeezenet1_1 --batch 1 --image-size 32 --threads 1 --peers jax.jit" in table
+    assert "(peers.png)" in table
+    for text in (table, capsys.readouterr().out):
+        assert "failed: RuntimeError: no kernels for this machine" in text
 
-    before = (folder / "peers.json").read_bytes()
+    before = (folder / "answers.json").read_bytes()
     assert run(folder) == 1  # nothing is left to do
-    assert (folder / "peers.json").read_bytes() == before
+    assert (folder / "answers.json").read_bytes() == before
     assert run(folder, rounds=3) == 2
     assert "was measured with another rounds" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path, capsys):
-    (tmp_path / "peers.json").write_text("{}")
+    (tmp_path / "answers.json").write_text("{}")
     assert run(tmp_path) == 2
     assert "is no record of this benchmark" in capsys.readouterr().err
 
@@ -124,14 +126,14 @@ def test_tensorflow_runs_a_network_as_a_graph_and_by_xla(tmp_path):
     for name in sides:
         assert (result.sides[name].state, len(result.sides[name].samples_s)) == ("timed", 2)
         assert result.sides[name].version.startswith("2.")
-    assert "Times as fast as TensorFlow:" in (tmp_path / "peers.md").read_text()
+    assert "Times as fast as TensorFlow" in (tmp_path / "peers.md").read_text()
 
 
 @pytest.mark.sweep
 def test_a_name_may_end_in_a_size(tmp_path):
     options = ["--image-size", "32", "--threads", "1", "--rounds", "1", "--peers", "jax.jit", "--output", str(tmp_path)]
     assert main(["peers", "--models", "squeezenet1_1:B2", "squeezenet1_1", *options]) == 0
-    two, one = map(ModelResult.from_json, json.loads((tmp_path / "peers.json").read_text())["results"].values())
+    two, one = map(ModelResult.from_json, json.loads((tmp_path / "answers.json").read_text())["results"].values())
     assert (two.name, one.name) == ("squeezenet1_1:B2", "squeezenet1_1")
     assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
     assert read_case("bert-base:S480B8", Size(image_size=64)).size == Size(batch=8, image_size=64, tokens=480)
@@ -145,12 +147,12 @@ def test_speedups_are_beside_tensorflow_where_it_was_timed():
     timed = ModelResult("a:B8", 1e9, (1e9,), "", sides(aspen=1.0, TensorFlow=3.0, **{"jax.jit": 2.0}))
     failed = ModelResult("b", 1e9, (1e9,), "", sides(aspen=1.0, **{"jax.jit": 2.0}) | {"TensorFlow": SideResult("failed")})
     assert (reference([failed]), reference([failed, timed])) == ("jax.jit", "TensorFlow")
-    settings = {"size": {"batch": 1}, "threads": 1, "rounds": 2, "neighbour": False, "machine": {"cpu": "a processor"}}
-    table = to_markdown([timed, failed], settings).partition("Times as fast as TensorFlow:")[2]
-    assert [line for line in table.splitlines() if line.startswith(("| a:B8", "| b", "| geo"))][:3] == [
-        "| a:B8 | 3.00 | 1.00 | 1.50 |",
-        "| b |  |  |  |",
-        "| geometric mean | 3.00 | 1.00 | 1.50 |",
+    _, table = of_all([timed, failed])
+    assert table.title == "Times as fast as TensorFlow"
+    assert [[row[column] for column in table.columns] for row in table.rows] == [
+        ["a:B8", 3, 1, 1.5],
+        ["b", None, None, None],
+        ["geometric mean", pytest.approx(3), 1, pytest.approx(1.5)],
     ]
 
 
@@ -160,4 +162,4 @@ def test_a_neighbour_takes_half_of_a_core(tmp_path):
     for extra in ([], ["--neighbour"]):
         folder = tmp_path / str(len(extra))
         assert main(["peers", *options, *extra, "--output", str(folder)]) == 0
-        assert ("half of one core taken" in (folder / "peers.md").read_text()) == bool(extra)
+        assert (" --neighbour" in (folder / "peers.md").read_text()) == bool(extra)
